@@ -1,0 +1,196 @@
+"""The shape file: one row (T, U) per utterance, an integer tensor (utterances, 2) saved by torch, provenance beside it.
+
+T is the number of encoder output frames (after subsampling), U the number of target tokens.  Loading checks every row,
+so that nothing after it has to.  torch is imported only to read and write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import numpy as np
+
+from common.errors import UserError
+
+MAKE_ONE = "make one with generate_shape_info.py"
+LARGEST = np.iinfo(np.int32).max
+FACTORS = (1, 2, 4, 6, 8)
+
+
+def load(path: Path) -> np.ndarray:
+    """Rows of the shape file: int32 (utterances, 2), columns T and U.
+
+    Nothing that a file says is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load
+    all the same).  Raises UserError with one line that names the file, and the row (counted from 0) and value at fault.
+    """
+    path = Path(path)
+    rows = _load_tensor(path).numpy()
+    if rows.ndim != 2 or rows.shape[1] != 2:
+        raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
+    if not len(rows):
+        raise UserError(f"{path}: no utterances, a tensor of shape {rows.shape}; {MAKE_ONE}")
+    for column, name, least in ((0, "T", 1), (1, "U", 0)):
+        wrong = np.flatnonzero((rows[:, column] < least) | (rows[:, column] > LARGEST))
+        if len(wrong):
+            row, value = wrong[0], rows[wrong[0], column]
+            bound = f"at least {least}" if value < least else f"at most {LARGEST}"
+            raise UserError(
+                f"{path}: row {row} (counted from 0) has {name} = {value}, {name} must be {bound}; "
+                f"{len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}"
+            )
+    return np.ascontiguousarray(rows, dtype=np.int32)
+
+
+def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any]) -> None:
+    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.
+
+    The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  Each file is replaced in one
+    step, and the tensor only after the provenance could be written too.  The same rows and torch version give the same
+    bytes.  Raises UserError where either cannot be written; what was there before stays.
+    """
+    import torch
+
+    path = Path(path)
+    check_output(path)
+    rows = np.ascontiguousarray(rows, dtype=np.int32)
+    buffer = io.BytesIO()  # a path would put its own name into the archive
+    torch.save(torch.from_numpy(rows), buffer)
+    described = {
+        "shape_file": {
+            "name": path.name,
+            "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
+            "utterances": len(rows),
+            "T": [int(rows[:, 0].min()), int(rows[:, 0].max())],
+            "U": [int(rows[:, 1].min()), int(rows[:, 1].max())],
+        },
+        **provenance,
+    }
+    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    write_atomically((path, buffer.getvalue()), (provenance_path(path), text.encode("utf-8")))
+
+
+def provenance_path(path: Path) -> Path:
+    """Where the provenance of the shape file `path` is."""
+    return Path(path).with_suffix(".json")
+
+
+def check_output(path: Path) -> None:
+    """Raise UserError unless a shape file and its provenance can be written at `path` without harm to another file."""
+    path, beside = Path(path), provenance_path(path)
+    if path == beside:
+        raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
+    if path.is_dir():
+        raise UserError(f"--output {path}: a folder; name a .pt file in it")
+    if not path.parent.is_dir():
+        raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"--output {path}: the folder {path.parent} cannot be written; name a file in another one")
+    if beside.exists():
+        try:
+            ours = "shape_file" in json.loads(beside.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError, RecursionError):
+            ours = False
+        if not ours:
+            raise UserError(
+                f"--output {path}: its provenance would replace {beside}, which is no provenance of a shape file; "
+                "choose another name"
+            )
+
+
+def write_atomically(*contents: Tuple[Path, bytes]) -> None:
+    """Write each (path, content) to a temporary file beside it, then put all in place: a full disk changes none of them.
+
+    Raises UserError where one cannot be written.
+    """
+    waiting = []
+    path = Path()
+    try:
+        for path, content in contents:
+            temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
+            with open(temporary, "wb") as stream:
+                waiting.append((temporary, path))
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        while waiting:
+            temporary, path = waiting[0]
+            os.replace(temporary, path)
+            waiting.pop(0)
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; free some space or name another file with --output"
+        ) from error
+    finally:
+        for temporary, _ in waiting:
+            os.unlink(temporary)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as stream:
+            for block in iter(lambda: stream.read(1 << 20), b""):
+                digest.update(block)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return digest.hexdigest()
+
+
+def subsampled(frames: Any, factor: int = 4) -> Any:
+    """Encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the front end.
+
+    2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the front end of
+    icefall's conformer: 1411 -> 352.  6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 - 2) // 3, as
+    ESPnet's.  1 changes nothing.  Raises UserError for another factor: there is no one front end it would stand for.
+    """
+    if factor not in FACTORS:
+        raise UserError(f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}")
+    if factor == 6:
+        return ((frames - 1) // 2 - 2) // 3
+    while factor > 1:
+        frames, factor = (frames - 1) // 2, factor // 2
+    return frames
+
+
+def _load_tensor(path: Path) -> Any:
+    """The tensor in `path`: on the CPU, dense, of an integer dtype; or UserError."""
+    import torch
+
+    if not path.is_file():
+        problem = "not a file" if path.exists() else "no such file"
+        raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
+    try:
+        content = io.BytesIO(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        if zipfile.is_zipfile(content):
+            with zipfile.ZipFile(content) as archive:
+                if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                    raise ValueError("TorchScript")
+        content.seek(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about old formats; what matters of them is checked
+            loaded = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise UserError(
+            f"{path}: not a shape file: damaged, cut short, or more than a tensor (nothing in it was run); {MAKE_ONE}"
+        ) from error
+    if not isinstance(loaded, torch.Tensor):
+        raise UserError(f"{path}: holds a {type(loaded).__name__}, not a tensor (utterances, 2); {MAKE_ONE}")
+    if loaded.layout != torch.strided or loaded.device.type != "cpu" or loaded.is_quantized:
+        raise UserError(f"{path}: not a plain dense tensor; {MAKE_ONE}")
+    try:
+        torch.iinfo(loaded.dtype)
+    except TypeError:  # floating point, complex, bool
+        dtype = str(loaded.dtype).replace("torch.", "")
+        raise UserError(f"{path}: a tensor of dtype {dtype}, not of an integer one; {MAKE_ONE}") from None
+    return loaded
