@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Benchmark optimized_transducer.transducer_loss.
+
+Takes packed logits, each utterance's own cells and no padding, and writes the gradient over them in place: of all exact
+losses it needs the least memory.  Without an installed package it is built once from its own source package.
+"""
+
+from types import SimpleNamespace
+
+from common import extensions
+from common.adapter import Adapter
+from common.cli import script_main
+
+
+class OptimizedTransducer(Adapter):
+    name = "optimized_transducer"
+    package = "optimized_transducer"
+    hint = "pip install optimized_transducer, or run `make setup`, which builds it"
+    layout = "packed"
+
+    def import_module(self, device):
+        return extensions.load(self.package, device)
+
+    def prepare(self, batch):
+        return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+
+    def loss(self, logits, prepared):
+        return self.module.transducer_loss(
+            logits, blank=0, reduction="sum", from_log_softmax=False, one_sym_per_frame=False, **vars(prepared)
+        )
+
+
+ADAPTER = OptimizedTransducer
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

@@ -1,0 +1,29 @@
+"""The errors a user can cause, and the exit codes of every command.
+
+Leaves out programming errors: those keep their traceback.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1  # a row that could run did not
+EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
+EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
+
+
+class UserError(Exception):
+    """Bad input: one line that says what, where and what to do next.  Commands print it and exit with EXIT_USAGE."""
+
+
+class NotRunnable(Exception):
+    """An implementation cannot run here.
+
+    status: "missing" (the package is not there) or "unsupported" (it is, but not for this device, dtype or shape).
+    The message is the reason shown in its row.
+    """
+
+    def __init__(self, status: str, reason: str):
+        super().__init__(reason)
+        if status not in ("missing", "unsupported"):
+            raise ValueError(f"not a status of NotRunnable: {status}")
+        self.status = status

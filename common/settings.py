@@ -1,0 +1,138 @@
+"""Every choice of a run as plain data: the presets, the settings they resolve to, and their JSON form for worker processes.
+
+No torch here: the parent process, which only plans and waits, reads this too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PASSES = ("correctness", "timing", "memory", "trace")
+SCOPES = ("loss", "step")
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+
+#: What is specific to a preset; everything else has one default, in DEFAULTS.
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "seed": {
+        "batch_size": 30,
+        "max_frames": 10000,
+        "num_batches": 80,
+        "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
+        "max_seconds": 60.0,
+    },
+    "cpu": {
+        "batch_size": 2,
+        "max_frames": 700,
+        "num_batches": 2,
+        "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
+        "max_seconds": 3.0,
+    },
+    "quick": {
+        "batch_size": 2,
+        "max_frames": 700,
+        "num_batches": 2,
+        "vocab_size": 50,
+        "encoder_dim": 32,
+        "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
+        "rounds": 1,
+        "max_seconds": 0.5,
+    },
+}
+
+PRESET_NOTES = {
+    "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
+    "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 700 frames when sorted); "
+    "four implementations take about 5 minutes of measuring on two cores.  --preset seed is the full size",
+    "quick": "a smoke run of seconds: small joiner and vocabulary, one round.  Its numbers compare nothing",
+}
+
+DEFAULTS: Dict[str, Any] = {
+    "dtype": "float32",
+    "sort_utterance": False,
+    "batches": None,
+    "vocab_size": 500,
+    "encoder_dim": 512,
+    "passes": PASSES,
+    "scopes": SCOPES,
+    "rounds": 3,
+    "threads": None,
+    "seed": 20220227,
+    "denormals": "flush",
+    "pruned_recipe": "icefall",
+    "prune_range": 5,
+    "spread": 0.02,
+    "max_samples": 400,
+    "record_shapes": True,
+    "with_stack": True,
+    "profile_memory": True,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The flags of a run as resolved.  `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
+    `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps."""
+
+    shape_file: str
+    device: str
+    preset: str
+    dtype: str
+    batch_size: int
+    max_frames: int
+    num_batches: int
+    sort_utterance: bool
+    batches: str
+    vocab_size: int
+    encoder_dim: int
+    schedule: Mapping[str, int]
+    passes: Tuple[str, ...]
+    scopes: Tuple[str, ...]
+    rounds: int
+    threads: Optional[int]
+    seed: int
+    denormals: str
+    pruned_recipe: str
+    prune_range: int
+    spread: float
+    max_samples: int
+    max_seconds: float
+    record_shapes: bool
+    with_stack: bool
+    profile_memory: bool
+
+    @property
+    def suffix(self) -> str:
+        """The part of the log folder's name that tells the batches: "30" or "max-frames-10000"."""
+        return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
+
+    @property
+    def trace_steps(self) -> int:
+        """Steps of the trace pass: every one is followed by ``prof.step()``, none is left over."""
+        schedule = self.schedule
+        return (schedule["wait"] + schedule["warmup"] + schedule["active"]) * schedule["repeat"]
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "Settings":
+        known = {field.name for field in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        return cls(**{**values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
+
+
+def resolve(given: Mapping[str, Any], device: str) -> Settings:
+    """Settings from the flags that were `given` (absent or None: not given), the preset and the defaults, in this order.
+
+    `device` is "cpu", "cuda" or "cuda:N", already found; the preset is "seed" on CUDA and "cpu" on a CPU unless given.
+    """
+    preset = given.get("preset") or ("cpu" if device == "cpu" else "seed")
+    values = {**DEFAULTS, **PRESETS[preset], "shape_file": str(ROOT / "shape_info.pt")}
+    values.update({key: value for key, value in given.items() if value is not None})
+    values.update(device=device, preset=preset)
+    if values["batches"] is None:
+        values["batches"] = "spread" if values["sort_utterance"] else "first"
+    return Settings.from_json(values)
