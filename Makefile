@@ -1,0 +1,51 @@
+# Two commands matter: `make bench` and `make test`.  Both create what they need first, and reuse it while it is current.
+
+PYTHON ?= $(shell for python in python3.11 python3; do $$python -c "" 2>/dev/null && echo $$python && break; done)
+MAIN := .venv/main/bin/python
+PORT ?= 6006
+LOGDIR ?= log
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup bench test summary tensorboard lock clean
+
+help:
+	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
+	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
+	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
+	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
+	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
+	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew (needs uv)'
+	@echo 'make clean        remove .venv, .build and caches; log/ stays'
+
+setup: needs-python
+	@$(PYTHON) -m common.environments setup
+	@$(MAIN) -m common.extensions build || echo 'set-up goes on without it' >&2
+
+bench: setup
+	@$(MAIN) benchmark_all.py $(ARGS)
+
+# The environment_contract tests run in k2's environment too, whose torch is the oldest one supported.
+test: setup
+	@$(MAIN) -m pytest $(ARGS)
+	@if k2="$$($(PYTHON) -m common.environments path k2)"; then "$$k2" -m pytest -m environment_contract $(ARGS); \
+	else echo 'the environment_contract tests did not run in the k2 environment'; fi
+
+summary: setup
+	@$(MAIN) summarize.py $(ARGS)
+
+tensorboard: needs-python
+	@$(PYTHON) -m common.environments setup viewer
+	@viewer="$$($(PYTHON) -m common.environments path viewer)" && \
+	"$$viewer" -m tensorboard.main --logdir $(LOGDIR) --host 127.0.0.1 --port $(PORT)
+
+lock: needs-python
+	@$(PYTHON) requirements/lock.py
+
+clean: needs-python
+	@$(PYTHON) -m common.environments clean
+	@rm -rf .build .pytest_cache .ruff_cache
+
+.PHONY: needs-python
+needs-python:
+	@$(if $(PYTHON),:,$(error no Python on PATH: install Python 3.11, or name one with PYTHON=...))
