@@ -1,0 +1,72 @@
+"""The table of losses that are compiled from their sdists: what of the sdist is compiled, how, and how to tell it works.
+
+Versions and hashes are in requirements/sources.txt.  Adding one = one entry here and one line there.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Callable, Tuple
+
+
+@dataclass(frozen=True)
+class SourcePackage:
+    """Paths and globs are relative to the top of the sdist, which is also the include folder.
+
+    package: import name, and name in the package index; python: folder of the Python package; templates: files of it
+    from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; module: the name under which the package imports its
+    compiled part; sources, flags: for every device; cuda_sources, cuda_define, nvcc_flags: added for CUDA (no
+    cuda_sources: it has none); needs_moderngpu: its CUDA sources include moderngpu's headers; probe(module, device):
+    raises RuntimeError when the loaded package does not run there; without_device: what to do then.
+    """
+
+    package: str
+    python: str
+    module: str
+    sources: Tuple[str, ...]
+    probe: Callable[[ModuleType, str], None]
+    without_device: str
+    templates: Tuple[str, ...] = ()
+    flags: Tuple[str, ...] = ("-O3", "-DNDEBUG")  # no -std: torch's headers decide, and torch passes what they need
+    cuda_sources: Tuple[str, ...] = ()
+    cuda_define: str = ""
+    nvcc_flags: Tuple[str, ...] = ()
+    needs_moderngpu: bool = False
+
+
+def _probe_optimized_transducer(module: ModuleType, device: str) -> None:
+    """N = T = U = 1, V = 2 at zero logits: one token and one blank, each with probability 1/2, so the loss is 2 ln 2."""
+    import torch
+
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    loss = module.transducer_loss(
+        torch.zeros(2, 2, device=device), one.view(1, 1), one, one, blank=0, from_log_softmax=False, reduction="sum"
+    ).item()
+    if not math.isclose(loss, 2 * math.log(2), rel_tol=1e-5):
+        raise RuntimeError(f"a loss that must be 2 ln 2 is {loss}")
+
+
+SOURCE_PACKAGES = {
+    source.package: source
+    for source in (
+        SourcePackage(
+            package="optimized_transducer",
+            python="optimized_transducer/python/optimized_transducer",
+            templates=("torch_version.py",),
+            module="_optimized_transducer",
+            sources=(
+                "optimized_transducer/csrc/cpu.cc",
+                "optimized_transducer/csrc/transducer-loss.cc",
+                "optimized_transducer/python/csrc/*.cc",
+            ),
+            cuda_sources=("optimized_transducer/csrc/*.cu",),
+            cuda_define="-DOT_WITH_CUDA",
+            nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),  # as its cmake has
+            needs_moderngpu=True,
+            probe=_probe_optimized_transducer,
+            without_device="uninstall it, and `make setup` compiles it for CUDA where MODERNGPU_HOME is set",
+        ),
+    )
+}
