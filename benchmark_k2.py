@@ -13,7 +13,6 @@ from common.cli import script_main
 
 class K2(Adapter):
     name = "k2"
-    package = "k2"
     hint = common.k2_package.HINT
     dtypes = ("float32", "float64")
 

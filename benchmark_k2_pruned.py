@@ -12,7 +12,6 @@ from common.pruned import Pruned
 
 class K2Pruned(Pruned):
     name = "k2-pruned"
-    package = "k2"
     hint = common.k2_package.HINT
     dtypes = ("float32", "float64")
 

@@ -14,7 +14,6 @@ from common.cli import script_main
 
 class OptimizedTransducer(Adapter):
     name = "optimized_transducer"
-    package = "optimized_transducer"
     hint = "pip install optimized_transducer, or run `make setup`, which builds it"
     layout = "packed"
 

@@ -13,7 +13,6 @@ from common.cli import script_main
 
 class Torchaudio(Adapter):
     name = "torchaudio"
-    package = "torchaudio"
     hint = "pip install torchaudio"
     dtypes = ("float32", "float16")
 

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Dict, Tuple
 
 from common.errors import NotRunnable
+from common.implementations import BY_NAME
 from common.stages import stage
 
 if TYPE_CHECKING:
@@ -39,20 +40,21 @@ def import_package(package: str, hint: str) -> "ModuleType":
 class Adapter:
     """One implementation under the run's settings.
 
-    layout: "padded" (logits (N, T, U+1, V)) or "packed" (logits of every utterance's own cells, (sum T_i (U_i+1), V));
-    devices, dtypes: what it takes; exact: False for a loss that approximates; hint: how a user installs it.
+    name: its line in common.implementations, which also says its package and whether it is exact; hint: how a user installs
+    it; layout: "padded" (logits (N, T, U+1, V)) or "packed" (logits of every utterance's own cells, (sum T_i (U_i+1), V));
+    devices, dtypes: what it takes.
     """
 
     name: str
-    package: str
     hint: str
     layout = "padded"
-    exact = True
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
 
     def __init__(self, settings: "Settings"):
         self.settings = settings
+        self.package = BY_NAME[self.name].package
+        self.exact = BY_NAME[self.name].exact
 
     def load(self, device: str) -> None:
         """Import the package; raise NotRunnable when it cannot run on `device` ("cpu" or "cuda") or in the dtype."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional
@@ -55,12 +54,18 @@ def process_peak(prepared: work.Work) -> Optional[int]:
 
 def torch_cpu_peak(prepared: work.Work) -> Optional[int]:
     """Bytes: the peak of what torch's CPU allocator handed out during the work and had not got back."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        prepared.run()
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "step.pt.trace.json")
-        profiler.export_chrome_trace(path)
-        return trace_reader.memory_peaks(Path(path)).get((0, -1))
+        path = Path(folder) / "step.pt.trace.json"
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU],
+            schedule=torch.profiler.schedule(wait=0, warmup=0, active=1, repeat=1),
+            on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+            profile_memory=True,
+        ) as profiler:
+            prepared.run()
+            profiler.step()
+        peaks = trace_reader.read(path).peak_bytes
+    return max((peak for (kind, _), peak in peaks.items() if kind == trace_reader.CPU), default=None)
 
 
 def cuda_peaks(prepared: work.Work, device: torch.device) -> Dict[str, int]:

@@ -31,7 +31,6 @@ class Pruned(Adapter):
     """`prune_range`: symbols kept per frame; with all U+1 of them the pruned loss is the exact one."""
 
     layout = "pruned"
-    exact = False
 
     def __init__(self, settings):
         super().__init__(settings)

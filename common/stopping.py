@@ -6,6 +6,7 @@ No clock is read here: callers pass durations, tests pass made-up ones.
 from __future__ import annotations
 
 import math
+from statistics import stdev
 from typing import Dict, List, Sequence, Tuple
 
 from common import statistics
@@ -36,8 +37,8 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     """Half-width of the 95% interval of the median, as a fraction, over samples grouped by batch.
 
     Each sample is divided by the median of its batch, so that batches of different sizes do not count as spread.  The
-    deviation is taken from p20 and p80, which 40% of outliers cannot move; for normal samples p80 - p20 = 1.683 sigma, and
-    the standard error of a median is 1.253 sigma / sqrt(n).  Infinite while no batch was measured twice.
+    standard error of a median of normal samples is 1.253 sigma / sqrt(n); sigma is the standard deviation, which outliers
+    raise: noisy samples make for more of them, up to the caps.  Infinite while no batch was measured twice.
     """
     relative = []
     for durations in samples.values():
@@ -46,8 +47,7 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
             relative += [duration / middle for duration in durations]
     if not relative:
         return math.inf
-    sigma = (statistics.quantile(relative, 0.8) - statistics.quantile(relative, 0.2)) / 1.683
-    return 1.96 * 1.253 * sigma / math.sqrt(len(relative))
+    return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative))
 
 
 #: Sweeps over all batches before the spread is believed: fewer samples can agree by chance.

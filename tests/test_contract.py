@@ -1,0 +1,159 @@
+"""What every implementation must do, taken from the table alone: a new line there is tested here by itself.
+
+Run in every environment; those that this Python does not have are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+from common import correctness, inputs, settings, work
+from common.errors import NotRunnable
+from common.implementations import IMPLEMENTATIONS
+from common.joiner import Joiner
+from common.stages import observed_by
+
+pytestmark = pytest.mark.environment_contract
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+V, D = 13, 16
+BATCHES = {
+    "ragged": [(9, 4), (6, 5), (8, 1)],
+    "one frame, one target": [(1, 1)],
+    "one frame in a batch": [(7, 3), (1, 1)],
+    "no target in a batch": [(7, 3), (4, 0)],
+    "one utterance": [(6, 3)],
+}
+
+
+def adapter_of(implementation, device, **flags):
+    chosen = settings.resolve({"preset": "quick", "vocab_size": V, "encoder_dim": D, **flags}, device)
+    adapter = importlib.import_module(implementation.script).ADAPTER(chosen)
+    try:
+        adapter.load(device)
+    except NotRunnable as reason:
+        pytest.skip(f"{implementation.name}: {reason}")
+    return adapter
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    return request.param
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.name)
+def adapter(request, device):
+    return adapter_of(request.param, device)
+
+
+def setting_of(adapter, shapes, device, key=0):
+    """(model, batch, the adapter under which its result must be exact)"""
+    where = torch.device(device)
+    model = Joiner.of(adapter.settings, adapter.weights(where, torch.float32), where, torch.float32)
+    batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=D, device=where, dtype=torch.float32, key=(3, key))
+    return model, batch, adapter.widened(max(U for _, U in shapes))
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_loss_and_gradient_given_logits(adapter, device, case):
+    model, batch, wide = setting_of(adapter, BATCHES[case], device)
+    loss_error, grad_error = correctness.loss_scope_errors(wide, model, batch)
+    assert loss_error < 1e-5 and grad_error < 1e-4
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_loss_and_gradients_of_the_step(adapter, device, case):
+    model, batch, wide = setting_of(adapter, BATCHES[case], device)
+    loss_error, grad_error = correctness.step_scope_errors(wide, model, batch)
+    assert loss_error < 1e-5 and grad_error < 1e-4
+
+
+def test_a_wrong_target_is_noticed(adapter, device):
+    """The judge itself: targets changed behind the loss's back must show as an error."""
+    model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
+    changed = replace(batch, targets=batch.targets % (V - 1) + 1)
+    prepared = work.prepare(wide, model, changed, "loss")
+    given = prepared.logits.detach().cpu().double()
+    cells = correctness.unpack(given, batch.shapes) if wide.layout == "packed" else given
+    from common import reference
+
+    expected = reference.losses(cells, batch.targets, batch.shapes).sum()
+    assert correctness.relative_error(prepared.run(), expected) > 1e-3
+
+
+def test_padding_of_the_inputs_does_not_matter(adapter, device):
+    shapes = BATCHES["ragged"]
+    model, batch, wide = setting_of(adapter, shapes, device)
+    loss = work.prepare(wide, model, batch, "step").run()
+    _, other, _ = setting_of(adapter, shapes, device)
+    with torch.no_grad():
+        for n, (T, U) in enumerate(shapes):
+            other.encoder_out[n, T:] = 1e3
+            other.decoder_out[n, U + 1 :] = -1e3
+            other.targets[n, U:] = 1
+    assert work.prepare(wide, model, other, "step").run().item() == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_inputs_are_left_as_they_were(adapter, device):
+    model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
+    tensors = [batch.encoder_out, batch.decoder_out, batch.targets, batch.T_lengths, batch.U_lengths, *model.parameters()]
+    before = [tensor.detach().clone() for tensor in tensors]
+    work.prepare(wide, model, batch, "step").run()
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, before))
+
+
+def test_the_step_names_its_stages(adapter, device):
+    model, batch, _ = setting_of(adapter, BATCHES["ragged"], device)
+    seen = []
+
+    class Note:
+        def __init__(self, name):
+            seen.append(name)
+
+        def __enter__(self):
+            pass
+
+        def __exit__(self, *_):
+            pass
+
+    with observed_by(Note):
+        work.prepare(adapter, model, batch, "step").run()
+    assert "joiner" in seen and seen[-1] == "backward" and any("loss" in name for name in seen)
+
+
+@pytest.mark.parametrize("implementation", [i for i in IMPLEMENTATIONS if not i.exact], ids=lambda i: i.name)
+def test_pruned_gap_is_zero_at_full_range_and_positive_below(implementation, device):
+    from common import pruned
+
+    shapes = [(30, 12)]
+    adapter = adapter_of(implementation, device)
+    model, batch, wide = setting_of(adapter, shapes, device)
+    assert abs(pruned.approximation_gap(wide, model, batch)) < 1e-5
+    narrow = adapter_of(implementation, device, prune_range=3)
+    assert pruned.approximation_gap(narrow, model, batch) > 1e-4
+
+
+@pytest.mark.parametrize("implementation", [i for i in IMPLEMENTATIONS if not i.exact], ids=lambda i: i.name)
+def test_the_recipe_of_2022_differentiates_the_pruned_loss_alone(implementation, device):
+    adapter = adapter_of(implementation, device, pruned_recipe="benchmark-2022")
+    model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
+    assert list(model.extra) == []
+    loss_error, grad_error = correctness.step_scope_errors(wide, model, batch)
+    assert loss_error < 1e-5 and grad_error < 1e-4
+
+
+def test_available_somewhere():
+    """This Python has at least one implementation: a contract that is skipped everywhere proves nothing."""
+    loaded = 0
+    for implementation in IMPLEMENTATIONS:
+        chosen = settings.resolve({"preset": "quick"}, "cpu")
+        try:
+            importlib.import_module(implementation.script).ADAPTER(chosen).load("cpu")
+            loaded += 1
+        except NotRunnable:
+            pass
+    assert loaded >= 1

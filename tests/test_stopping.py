@@ -1,0 +1,58 @@
+"""Stopping rules on made-up durations, with answers by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from common import stopping
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize(
+    "milliseconds, expected",
+    [
+        ([], (False, "")),
+        ([900], (False, "")),
+        ([900, 100], (False, "")),
+        ([900, 100, 105], (True, "stable")),
+        ([100, 111], (False, "")),
+        ([100, 110], (True, "stable")),
+        ([100, 200] * 5, (True, "sample cap")),
+        ([2500], (True, "time cap")),  # a quarter of 10 s
+    ],
+)
+def test_warm_up(milliseconds, expected):
+    assert stopping.warmed_up([value * MS for value in milliseconds], max_seconds=10) == expected
+
+
+def test_spread_is_taken_within_each_batch():
+    """Two batches of very different size, each without spread: nothing left to measure."""
+    assert stopping.relative_half_width({0: [10, 10, 10], 1: [1000, 1000]}) == 0
+    assert stopping.relative_half_width({0: [10], 1: [1000]}) == math.inf
+
+
+def test_half_width_by_hand():
+    """0.9, 1.0, 1.1 of the median: standard deviation 0.1; 1.96 * 1.253 * 0.1 / sqrt(3)."""
+    expected = 1.96 * 1.253 * 0.1 / math.sqrt(3)
+    assert stopping.relative_half_width({0: [90, 100, 110]}) == pytest.approx(expected, rel=1e-9)
+
+
+def enough(samples, **limits):
+    values = {"batches": 2, "spread": 0.02, "max_samples": 100, "max_seconds": 10, **limits}
+    return stopping.enough(samples, **values)
+
+
+def test_every_batch_is_measured_before_any_cap():
+    assert enough({0: [60_000 * MS], 1: []}, max_samples=1, max_seconds=1) == (False, "")
+    assert enough({0: [60_000 * MS], 1: [1 * MS]}, max_seconds=1) == (True, "time cap")
+    assert enough({0: [1 * MS], 1: [1 * MS]}, max_samples=2) == (True, "sample cap")
+
+
+def test_spread_needs_three_whole_sweeps():
+    assert enough({0: [MS, MS], 1: [MS, MS]}) == (False, "")
+    assert enough({0: [MS, MS, MS], 1: [MS, MS]}) == (False, "")
+    assert enough({0: [MS, MS, MS], 1: [MS, MS, MS]}) == (True, "spread")
+    assert enough({0: [MS, 2 * MS, 3 * MS], 1: [MS, MS, MS]}) == (False, "")
