@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from common.statistics import describe, geometric_mean, interval, interval_of_rounds, median, paired_ratio, quantile, verdict
+
+
+def test_quantile_is_linear_between_samples():
+    assert quantile([40, 10, 20, 30], 0.5) == 25
+    assert quantile([40, 10, 20, 30], 0.2) == 16  # place 0.6: 10 + 0.6 * 10
+    assert quantile([10, 20, 30, 40], 0.8) == 34  # place 2.4: 30 + 0.4 * 10
+    assert (quantile([5], 0.2), quantile([5, 7], 0), quantile([5, 7], 1)) == (5, 5, 7)
+    assert median([3, 1, 2]) == 2
+
+
+@pytest.mark.parametrize("values, fraction", [([], 0.5), ([1], 1.5), ([1], -0.1)])
+def test_quantile_refuses_what_has_no_answer(values, fraction):
+    with pytest.raises(ValueError):
+        quantile(values, fraction)
+
+
+def test_describe():
+    assert describe([1, 2, 3, 4, 5, 6]) == {"median": 3.5, "p20": 2.0, "p80": 5.0, "n": 6}
+    assert describe([]) is None
+
+
+def test_geometric_mean():
+    assert geometric_mean([2, 8]) == pytest.approx(4)
+    for values in ([], [1, 0], [1, -2]):
+        with pytest.raises(ValueError):
+            geometric_mean(values)
+
+
+def test_interval_of_two_rounds_by_hand():
+    # logs are 0 and 2 (values 1 and e^2): mean 1, deviation sqrt(2), standard error 1, t(1) = 12.706.
+    low, high = interval([1, math.e**2])
+    assert (math.log(low), math.log(high)) == pytest.approx((1 - 12.706, 1 + 12.706))
+
+
+def test_interval_of_three_rounds_by_hand():
+    # logs -1, 0, 1: mean 0, variance 1, standard error 1/sqrt(3), t(2) = 4.303.
+    low, high = interval([math.exp(-1), 1, math.e])
+    assert math.log(high) == pytest.approx(4.303 / math.sqrt(3))
+    assert low == pytest.approx(1 / high)
+
+
+def test_interval_needs_two_rounds_and_grows_no_narrower_than_known():
+    assert interval([]) is None and interval([5.0]) is None
+    assert interval([5.0, 5.0, 5.0]) == pytest.approx((5, 5))
+    many = interval([math.exp(-1), math.e] * 20)  # 40 values, variance 40/39, the row of 30 degrees of freedom
+    assert math.log(many[1]) == pytest.approx(2.042 * math.sqrt(40 / 39 / 40))
+
+
+def test_interval_is_over_rounds_not_over_samples():
+    rounds = {1: [1.0] * 1000, 2: [math.e**2] * 1000, 3: []}
+    assert interval_of_rounds(rounds) == interval([1.0, math.e**2])
+
+
+def test_paired_ratio_by_hand():
+    baseline = {1: {0: [10, 10, 90], 1: [100]}, 2: {0: [20], 1: [100]}}
+    new = {1: {0: [20], 1: [200]}, 2: {0: [40, 40], 1: [200]}}
+    found = paired_ratio(baseline, new)
+    assert found["ratio"] == pytest.approx(2) and (found["low"], found["high"]) == pytest.approx((2, 2))
+    assert (found["rounds"], found["batches"]) == (2, 2)
+
+
+def test_paired_ratio_uses_only_what_both_have():
+    baseline = {1: {0: [10], 1: [1]}, 2: {0: [10], 1: [1]}, 3: {0: [1]}}
+    new = {1: {0: [10]}, 2: {0: [10], 1: [1000]}}  # died on batch 1 in round 1
+    found = paired_ratio(baseline, new)
+    assert (found["ratio"], found["rounds"], found["batches"]) == (pytest.approx(1), 2, 1)
+    assert paired_ratio({1: {0: [1]}}, {2: {0: [1]}}) is None
+    assert paired_ratio({1: {0: [1]}}, {1: {1: [1]}}) is None
+    assert paired_ratio({1: {0: [1]}}, {1: {0: [3]}})["low"] is None
+
+
+@pytest.mark.parametrize("low, high, tolerance, expected", [
+    (0.90, 0.95, 0.02, "faster"), (1.05, 1.10, 0.02, "slower"), (0.99, 1.01, 0.02, "same"), (0.97, 1.01, 0.02, "unclear"),
+    (1.01, 1.05, 0.02, "unclear"), (0.5, 2.0, 0.02, "unclear"), (0.98, 0.999, 0.0, "faster"), (0.98, 1.0, 0.0, "unclear"),
+    (1.0, 1.0, 0.0, "same"), (None, None, 0.02, "unclear"),
+])
+def test_verdict(low, high, tolerance, expected):
+    assert verdict(low, high, tolerance) == expected
+
+
+def test_verdict_refuses_a_negative_tolerance():
+    with pytest.raises(ValueError):
+        verdict(1, 1, -0.1)
