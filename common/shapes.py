@@ -48,12 +48,12 @@ def load(path: Path) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
-def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any]) -> None:
+def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tuple[Path, bytes]) -> None:
     """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.
 
-    The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  Each file is replaced in one
-    step, and the tensor only after the provenance could be written too.  The same rows and torch version give the same
-    bytes.  Raises UserError where either cannot be written; what was there before stays.
+    The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of
+    more files.  Each file is replaced in one step, and none before all could be written.  The same rows and torch
+    version give the same bytes.  Raises UserError where one cannot be written; what was there before stays.
     """
     import torch
 
@@ -67,13 +67,13 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any]) -> None:
             "name": path.name,
             "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
             "utterances": len(rows),
-            "T": [int(rows[:, 0].min()), int(rows[:, 0].max())],
-            "U": [int(rows[:, 1].min()), int(rows[:, 1].max())],
+            **{f"{name}_min": int(rows[:, column].min()) for column, name in enumerate("TU")},
+            **{f"{name}_max": int(rows[:, column].max()) for column, name in enumerate("TU")},
         },
         **provenance,
     }
     text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
-    write_atomically((path, buffer.getvalue()), (provenance_path(path), text.encode("utf-8")))
+    write_atomically((path, buffer.getvalue()), (provenance_path(path), text.encode("utf-8")), *beside)
 
 
 def provenance_path(path: Path) -> Path:

@@ -1,0 +1,94 @@
+"""Counting the tokens of a text with a SentencePiece model, and training one.
+
+sentencepiece is imported only when used; its C++ log is kept off the screen, its errors become one line.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any, Callable, List, Sequence
+
+from common.errors import UserError
+
+MODEL_TYPES = ("bpe", "unigram")
+_LOG_NOTHING_BELOW_FATAL = 3
+
+
+def load(path: Path) -> bytes:
+    """The SentencePiece model in `path`, checked.  Raises UserError for a missing file and for one that is no model."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model (bpe.model)") from error
+    try:
+        if not content:  # parses as a model with nothing in it
+            raise RuntimeError("empty")
+        _processor(content)
+    except RuntimeError as error:
+        raise UserError(f"--bpe-model {path}: not a SentencePiece model; name one (bpe.model) or train one with --bpe-vocab-size") from error
+    return content
+
+
+def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
+    """A SentencePiece model of `texts`, one utterance each, with icefall's settings but for the type.
+
+    Ids: 0 <blk>, 1 <sos/eos>, 2 <unk>; every character is covered.  icefall's own lang_bpe_500 is, for all its name, of
+    type ``unigram``.  The same texts give the same model.  Raises UserError where `texts` cannot have that many tokens,
+    with the largest or smallest number that they can.
+    """
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            character_coverage=1.0,
+            input_sentence_size=100_000_000,
+            user_defined_symbols=["<blk>", "<sos/eos>"],
+            unk_id=2,
+            bos_id=-1,
+            eos_id=-1,
+            minloglevel=_LOG_NOTHING_BELOW_FATAL,
+        )
+    except RuntimeError as error:
+        raise UserError(f"--bpe-vocab-size {vocab_size}: {_advice(str(error), len(texts))}") from error
+    return model.getvalue()
+
+
+def counter(model: bytes) -> Callable[[List[str]], List[int]]:
+    """A function from texts to the number of tokens of each."""
+    processor = _processor(model)
+
+    def count(texts: List[str]) -> List[int]:
+        return [len(tokens) for tokens in processor.encode(texts, out_type=int)]
+
+    return count
+
+
+def vocab_size(model: bytes) -> int:
+    return _processor(model).vocab_size()
+
+
+def _processor(model: bytes) -> Any:
+    import sentencepiece
+
+    sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
+    processor = sentencepiece.SentencePieceProcessor()
+    processor.LoadFromSerializedProto(model)
+    return processor
+
+
+def _advice(problem: str, texts: int) -> str:
+    largest = re.search(r"value <= (\d+)", problem)
+    if largest:
+        return f"the text of {texts} utterances has no more than {largest[1]} tokens; ask for at most {largest[1]}"
+    smallest = re.search(r"required_chars\. \d+ vs (\d+)", problem)
+    if smallest:
+        return f"the text has so many characters that it takes {smallest[1]} tokens; ask for at least {smallest[1]}"
+    return f"no model could be trained on the text of {texts} utterances ({' '.join(problem.split())})"

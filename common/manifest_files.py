@@ -1,0 +1,85 @@
+"""Entries of a lhotse manifest file, one by one, with a progress bar over its bytes.
+
+lhotse's own loaders would do, but: they try to open a path as a command or a URL first, keep a .json manifest under
+whatever kind parses, and raise whatever they meet in a wrong file.  Here the file is a file, and an error names the line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, BinaryIO, Iterator, Tuple, Type
+
+from common.errors import UserError
+
+WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
+
+
+def read(path: Path) -> Iterator[Tuple[int, Any]]:
+    """(entry, counted from 1; lhotse object) of the manifest `path`; the format is told by its content, not its name.
+
+    A .jsonl manifest is read line by line and an entry is a line; a .json one is a single value and is read whole.
+    Raises UserError with the number of the entry for what is no such manifest.
+    """
+    from lhotse.serialization import deserialize_item
+
+    try:
+        for number, value in _values(path):
+            try:
+                item = deserialize_item(json.loads(value) if isinstance(value, str) else value)
+            except Exception as error:  # lhotse checks nothing: a wrong entry raises whatever it runs into
+                raise UserError(f"{path}: entry {number} is not of {WANTED} ({one_line(error)})") from error
+            yield number, item
+    except OSError as error:  # a damaged gzip header is one too
+        raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
+    except (EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
+
+
+def read_only(kind: Type, path: Path) -> Iterator[Tuple[int, Any]]:
+    """`read`, but an entry that is not a `kind` is a UserError."""
+    return of_kind(kind, path, read(path))
+
+
+def of_kind(kind: Type, path: Path, entries: Iterator[Tuple[int, Any]]) -> Iterator[Tuple[int, Any]]:
+    """`entries` of `path` as they are; UserError at the first that is not a `kind`."""
+    for number, entry in entries:
+        if not isinstance(entry, kind):
+            raise UserError(f"{path}: entry {number} is a {type(entry).__name__}, not a {kind.__name__}")
+        yield number, entry
+
+
+def one_line(error: Exception) -> str:
+    """The error's kind and message, cut to what fits a line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def progress(**options: Any) -> Any:
+    """A tqdm bar on stderr, shown only where that is a terminal."""
+    from tqdm import tqdm
+
+    return tqdm(disable=not sys.stderr.isatty(), **options)
+
+
+def _values(path: Path) -> Iterator[Tuple[int, Any]]:
+    """(number, line) of a file of lines, (number, decoded value) of a JSON array."""
+    size = path.stat().st_size
+    with open(path, "rb") as raw, progress(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
+        lines = enumerate(io.TextIOWrapper(_decompressed(raw), encoding="utf-8"), start=1)
+        for number, line in lines:
+            if line.startswith("["):
+                yield from enumerate(json.loads("".join([line, *(rest for _, rest in lines)])), start=1)
+            elif line.strip():
+                yield number, line
+            bar.update(raw.tell() - bar.n)
+
+
+def _decompressed(raw: BinaryIO) -> BinaryIO:
+    compressed = raw.read(2) == b"\x1f\x8b"
+    raw.seek(0)
+    return gzip.GzipFile(fileobj=raw) if compressed else raw  # type: ignore[return-value]

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Make a shape file: (T, U) of every utterance of a corpus, for the benchmarks to make their batches of.
+
+From a lhotse manifest, straight from LibriSpeech or a Kaldi data folder (no features are computed), or drawn from the
+published figures of train-clean-100.  T is encoder frames after subsampling, U the number of BPE tokens of the text.
+Provenance (source, hashes, counts, versions) goes to a JSON file beside it; the same input gives the same files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Optional, Sequence
+
+from common.cli import Parser, positive, whole
+from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+
+PROG = "generate_shape_info.py"
+SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
+# flags that go with some sources only; those of DEFAULTS go with all but --from-figures
+GOES_WITH = {
+    "recordings": "manifest",
+    "features": "manifest",
+    "part": "corpus_dir",
+    "sampling_rate": "kaldi_dir",
+    "seed": "from_figures",
+}
+DEFAULTS = {
+    "bpe_model": None,
+    "bpe_vocab_size": None,
+    "bpe_model_type": "bpe",
+    "subsampling_factor": 4,
+    "speed_perturbation": [1.0],
+    "frame_shift": 0.01,
+    "keep_empty": False,
+    "limit": None,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    top = Parser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
+    source("--manifest", type=Path, metavar="FILE", help="lhotse cuts or supervisions, .json or .jsonl, .gz or not")
+    source("--corpus-dir", type=Path, metavar="DIR", help="LibriSpeech; needs --part")
+    source("--kaldi-dir", type=Path, metavar="DIR", help="Kaldi data folder: wav.scp, text, and segments or utt2spk")
+    source("--from-figures", action="store_true", default=None, help="the published figures of train-clean-100")
+
+    about = top.add_argument_group("about the source").add_argument
+    about(
+        "--recordings",
+        type=Path,
+        metavar="FILE",
+        help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
+    )
+    about("--features", type=Path, metavar="FILE", help="manifest of features of supervisions: frames are taken from it")
+    about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
+    about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
+    about("--seed", type=whole(0), help="of --from-figures (default: that of the repository's shape_info.pt)")
+
+    tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
+    tokens("--bpe-model", type=Path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")
+    tokens("--bpe-vocab-size", type=whole(1), metavar="V", help="train a model of V tokens, written beside the output")
+    tokens("--bpe-model-type", choices=("bpe", "unigram"), help="to train (default: bpe; icefall's bpe.model is unigram)")
+
+    frames = top.add_argument_group("frames").add_argument
+    frames("--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), help="of the encoder (default: 4)")
+    frames(
+        "--speed-perturbation",
+        type=positive,
+        nargs="+",
+        metavar="X",
+        help="speeds, every utterance once at each (default: 1.0; icefall: 0.9 1.0 1.1); at another than 1.0 the frames "
+        "are counted from the duration even where there are features, as lhotse does",
+    )
+    frames("--frame-shift", type=positive, metavar="S", help="seconds, where there are no features (default: 0.01)")
+
+    out = top.add_argument_group("output").add_argument
+    out("--keep-empty", action="store_true", default=None, help="keep utterances without text, with U = 0")
+    out("--limit", type=whole(1), metavar="N", help="read the first N utterances only (default: all)")
+    out("--output", type=Path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
+    return top
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    flags = parser().parse_args(arguments)
+    try:
+        check(flags)
+        require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
+        from common import shape_generation
+
+        for line in shape_generation.generate(flags):
+            print(line)
+    except UserError as error:
+        print(f"{PROG}: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"\n{PROG}: interrupted, nothing was written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_OK
+
+
+def check(flags: argparse.Namespace) -> None:
+    """UserError for flags that do not go together; then fill in the defaults of those not given."""
+    source = next(name for name in SOURCES if getattr(flags, name) is not None)
+    for name, other in [*GOES_WITH.items(), *((name, None) for name in DEFAULTS)]:
+        fits = source == other if other else source != "from_figures"
+        if getattr(flags, name) is not None and not fits:
+            raise UserError(f"{_flag(name)} does not go with {_flag(source)}; leave one of them out")
+    if source != "from_figures":
+        if (flags.bpe_model is None) == (flags.bpe_vocab_size is None):
+            raise UserError("give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with")
+        if flags.bpe_model_type and flags.bpe_model:
+            raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
+    if source == "corpus_dir" and not flags.part:
+        raise UserError("--corpus-dir needs --part, e.g. --part train-clean-100")
+    for name, value in DEFAULTS.items():
+        if getattr(flags, name) is None:
+            setattr(flags, name, value)
+
+
+def require(*packages: str) -> None:
+    """UserError where one of `packages` does not import, unless the main environment can take over."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # lhotse's own bars
+    try:
+        for package in packages:
+            importlib.import_module(package)
+    except ImportError as error:
+        from common import cli
+
+        if hasattr(cli, "use_main_environment"):
+            cli.use_main_environment()
+        raise UserError(
+            f"needs {', '.join(packages)} ({error}): run `make setup`, then .venv/main/bin/python {PROG} ..."
+        ) from error
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
