@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
 from pathlib import Path
 from typing import Optional, Sequence
@@ -55,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
     )
-    about("--features", type=Path, metavar="FILE", help="manifest of features of supervisions: frames are taken from it")
+    about("--features", type=Path, metavar="FILE", help="manifest of features of supervisions, for their frames")
     about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
     about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
     about("--seed", type=whole(0), help="of --from-figures (default: that of the repository's shape_info.pt)")
@@ -63,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
     tokens("--bpe-model", type=Path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")
     tokens("--bpe-vocab-size", type=whole(1), metavar="V", help="train a model of V tokens, written beside the output")
-    tokens("--bpe-model-type", choices=("bpe", "unigram"), help="to train (default: bpe; icefall's bpe.model is unigram)")
+    tokens("--bpe-model-type", choices=("bpe", "unigram"), help="to train (default: bpe; icefall trains unigram)")
 
     frames = top.add_argument_group("frames").add_argument
     frames("--subsampling-factor", type=int, choices=(1, 2, 4, 6, 8), help="of the encoder (default: 4)")
@@ -72,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
         type=positive,
         nargs="+",
         metavar="X",
-        help="speeds, every utterance once at each (default: 1.0; icefall: 0.9 1.0 1.1); at another than 1.0 the frames "
+        help="speeds, every utterance once at each (default: 1.0; icefall: 0.9 1.0 1.1); at another than 1.0 frames "
         "are counted from the duration even where there are features, as lhotse does",
     )
     frames("--frame-shift", type=positive, metavar="S", help="seconds, where there are no features (default: 0.01)")
@@ -123,8 +122,6 @@ def check(flags: argparse.Namespace) -> None:
 
 def require(*packages: str) -> None:
     """UserError where one of `packages` does not import, unless the main environment can take over."""
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # lhotse's own bars
     try:
         for package in packages:
             importlib.import_module(package)

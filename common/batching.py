@@ -23,7 +23,7 @@ class Batches:
     """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch.
 
     shapes: (utterances, 2), the shape file; order: rows of it, batch after batch; bounds: batch i is
-    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that alone pass the limit on frames, longest first.
+    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that alone pass the limit, longest first.
     """
 
     def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
@@ -129,8 +129,8 @@ def select(batches: Batches, mode: str, count: int, seed: int) -> List[int]:
     """Indices of the batches to measure: `count` of them, or all where there are no more.
 
     mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded, in the order
-    drawn), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one of each).
-    The same seed picks the same batches with every numpy version.  Raises UserError for another mode or a count below 1.
+    drawn), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).
+    The same seed picks the same batches with every numpy version.  Raises UserError for another mode or a count < 1.
     """
     if mode not in MODES:
         raise UserError(f"--batches {mode}: choose one of {', '.join(MODES)}")

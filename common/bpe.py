@@ -21,13 +21,15 @@ def load(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model (bpe.model)") from error
+        raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
     try:
         if not content:  # parses as a model with nothing in it
             raise RuntimeError("empty")
         _processor(content)
     except RuntimeError as error:
-        raise UserError(f"--bpe-model {path}: not a SentencePiece model; name one (bpe.model) or train one with --bpe-vocab-size") from error
+        raise UserError(
+            f"--bpe-model {path}: not a SentencePiece model; name one, or train one with --bpe-vocab-size"
+        ) from error
     return content
 
 

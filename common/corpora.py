@@ -1,4 +1,4 @@
-"""Utterances straight from a corpus on disk, through lhotse's own recipes.  Audio headers are read, features never made.
+"""Utterances straight from a corpus on disk, through lhotse's own recipes: audio headers are read, no features made.
 
 Nothing that a corpus says is run.  lhotse would: a Kaldi wav.scp can hold shell commands, and it reads .sph and .opus
 files through a shell, by their names.  Those are refused unless reco2dur makes opening them unnecessary.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Sequence
@@ -99,7 +101,7 @@ def _check_kaldi(folder: Path) -> None:
         source = line.strip().partition(" ")[2].strip()
         if source.endswith("|") or Path(source).suffix.lower() in READ_THROUGH_A_SHELL:
             raise UserError(
-                f"{folder / 'wav.scp'}, line {number}: a shell would have to run to read this recording, and none is run; "
+                f"{folder / 'wav.scp'}, line {number}: only a shell could read this recording, and none is run; "
                 "add a reco2dur (Kaldi's utils/data/get_reco2dur.sh makes it)"
             )
         if not Path(source).is_file():
@@ -108,11 +110,15 @@ def _check_kaldi(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _lhotse(source: str, counts: Counter) -> Iterator[None]:
-    """What lhotse warns about is counted, not shown; what it raises becomes one line that starts with `source`."""
+    """What lhotse warns about is counted, not shown; what it raises becomes one line that starts with `source`.
+
+    Its progress bars show only on a terminal.
+    """
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [_Count(counts)]
     try:
-        yield
+        with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+            yield
     except Exception as error:  # recipes check little: a wrong corpus raises whatever they run into
         raise UserError(f"{source}: lhotse cannot read it ({one_line(error)})") from error
     finally:

@@ -10,6 +10,6 @@ import numpy as np
 
 
 def uniform(seed: int, count: int) -> np.ndarray:
-    """`count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64 seeded with `seed` (>= 0)."""
+    """`count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64 with `seed` (>= 0)."""
     raw = np.random.PCG64(seed).random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,8 +1,8 @@
 """Utterance shapes drawn from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1.
 
-The figures (train_clean_100_shapes.json, beside this file) are the joint distribution of T and U; their "about" says how
-to draw from them.  A draw has the real marginal of T and the real spread of U given T; it is not the corpus, and says
-nothing about its order.  generate_shape_info.py makes the exact shapes from the corpus.
+The figures (train_clean_100_shapes.json, beside this file) are the joint distribution of T and U; their "about" says
+how to draw from them.  A draw has the real marginal of T and the real spread of U given T; it is not the corpus, and
+says nothing about its order.  generate_shape_info.py makes the exact shapes from the corpus.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
     """As many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
 
     T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
-    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; then both are rounded.
+    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.
     U is kept within the published minimum and maximum, which products of a T and a U per T from the two ends of a bin
     can miss by a token or two.  The same seed gives the same rows on every machine.
     """

@@ -1,7 +1,7 @@
 """Entries of a lhotse manifest file, one by one, with a progress bar over its bytes.
 
 lhotse's own loaders would do, but: they try to open a path as a command or a URL first, keep a .json manifest under
-whatever kind parses, and raise whatever they meet in a wrong file.  Here the file is a file, and an error names the line.
+whatever kind parses, and raise whatever they meet in a wrong file.  Here a path is a file, and an error names the line.
 """
 
 from __future__ import annotations

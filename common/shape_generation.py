@@ -56,7 +56,8 @@ def generate(flags: argparse.Namespace) -> List[str]:
 def _from_figures(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
     seed = figures.SEED if flags.seed is None else flags.seed
     provenance = {
-        "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, not the corpus",
+        "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
+        "not the corpus",
         "source": {"kind": "figures", "files": [_described(figures.FIGURES)]},
         "options": {"seed": seed},
         "versions": _versions("torch"),
@@ -77,7 +78,8 @@ def _from_corpus(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any],
     beside = []
     if model is None:
         read = list(utterances)  # twice: to train on, and to count
-        model = bpe.train([utterance.text for utterance in read if utterance.text], flags.bpe_vocab_size, flags.bpe_model_type)
+        texts = [utterance.text for utterance in read if utterance.text]
+        model = bpe.train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
         beside.append((trained_at, model))
         utterances = iter(read)
     rows = table(utterances, bpe.counter(model), flags.subsampling_factor, flags.keep_empty, counts)
@@ -119,7 +121,7 @@ def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:
     for output in outputs:
         for path in inputs:
             if output.exists() and path.exists() and output.samefile(path):
-                raise UserError(f"--output {outputs[0]}: {output} is read as input and would be replaced; name another file")
+                raise UserError(f"--output {outputs[0]}: the input {output} would be replaced; name another file")
 
 
 def _described(path: Path) -> Dict[str, str]:

@@ -105,7 +105,7 @@ def check_output(path: Path) -> None:
 
 
 def write_atomically(*contents: Tuple[Path, bytes]) -> None:
-    """Write each (path, content) to a temporary file beside it, then put all in place: a full disk changes none of them.
+    """Write each (path, content) to a temporary file beside it, then put all in place: a full disk changes none.
 
     Raises UserError where one cannot be written.
     """

@@ -23,10 +23,10 @@ def table(
     keep_empty: bool,
     counts: Counter,
 ) -> np.ndarray:
-    """Rows int32 (utterances * speeds, 2): all utterances at the first speed, then all at the next, as icefall has them.
+    """Rows int32 (utterances * speeds, 2): all utterances at the first speed, then all at the next, as in icefall.
 
-    Left out, and counted: utterances without text (unless `keep_empty`: then U = 0), and rows of utterances too short to
-    have a frame after subsampling by `factor`.  Raises UserError where no row is left.
+    Left out, and counted: utterances without text (unless `keep_empty`: then U = 0), and rows of utterances too short
+    to have a frame after subsampling by `factor`.  Raises UserError where no row is left.
     """
     frames_at: List[array] = []
     tokens = array("q")
@@ -52,7 +52,7 @@ def table(
     counts["rows"] = len(rows)
     if not len(rows):
         read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
-        raise UserError(f"no utterance is left: of {read} read, {empty} have no text; {short} rows are too short for a frame")
+        raise UserError(f"no utterance is left: of {read} read, {empty} have no text, {short} rows are too short")
     if rows.max() > LARGEST:
         raise UserError(f"an utterance has {rows[:, 0].max()} frames, more than a shape file can hold ({LARGEST})")
     return rows.astype(np.int32)

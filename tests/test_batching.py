@@ -60,7 +60,8 @@ def test_an_utterance_over_the_limit_is_alone_and_warned_about():
     assert frames(batches) == [[30], [11], [10], [7, 3]]
     assert batches.over_limit == [1, 3]
     assert batches.warning() == (
-        "2 utterances longer than --max-frames, each a batch of its own; the longest has 30 frames (row 1, counted from 0)"
+        "2 utterances longer than --max-frames, each a batch of its own; "
+        "the longest has 30 frames (row 1, counted from 0)"
     )
     assert batching.max_frames(rows((10, 1)), 10).warning() is None
 
