@@ -1,0 +1,244 @@
+"""Set-up, for real but small: environments that hold one wheel made here, in a checkout of their own, without network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DRIVER = """\
+import sys
+from common import environments
+Environment = environments.Environment
+environments.ENVIRONMENTS = {e.name: e for e in (
+    Environment("main", None, "main.txt", "a wheel", required=True),
+    Environment("other", None, "other.txt", "a wheel"),
+    Environment("old", ("3.2",), "other.txt", "a wheel"),
+)}
+sys.exit(environments.main())
+"""
+RUNNING = "{}.{}".format(*sys.version_info)
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] not in ((3, 10), (3, 11), (3, 12), (3, 13)), reason="the environments have Python 3.10 to 3.13"
+)
+
+
+def make_wheel(folder: Path, version: str) -> str:
+    """A wheel of package ``tiny`` whose VERSION is `version`; returns its line for a lock file."""
+    folder.mkdir(exist_ok=True)
+    files = {
+        "tiny.py": f"VERSION = {version!r}\n",
+        f"tiny-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
+        f"tiny-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"tiny-{version}.dist-info/RECORD"
+    rows = []
+    for name, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        rows.append(f"{name},sha256={digest},{len(text)}")
+    files[record] = "\n".join([*rows, f"{record},,"]) + "\n"
+    wheel = folder / f"tiny-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return f"tiny=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+
+
+class Checkout:
+    """A folder with the set-up code, two tiny lock files and a command line like the real one."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "common").mkdir(parents=True)
+        for name in ("__init__", "errors", "locks", "pythons", "environments"):
+            shutil.copy(ROOT / "common" / f"{name}.py", folder / "common")
+        (folder / "drive.py").write_text(DRIVER)
+        self.wheels = folder / "wheels"
+        self.lock("main", make_wheel(self.wheels, "1"))
+        self.lock("other", make_wheel(self.wheels, "1"))
+        keep = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+        self.environment = {**keep, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+
+    def lock(self, name: str, text: str) -> None:
+        (self.folder / "requirements").mkdir(exist_ok=True)
+        (self.folder / "requirements" / f"{name}.txt").write_text(text)
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "drive.py", *arguments],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str, **variables: str) -> tuple[int, str, str]:
+        """(exit code, stdout, stderr)"""
+        process = self.start(*arguments, **variables)
+        stdout, stderr = process.communicate(timeout=300)
+        assert "Traceback" not in stderr
+        return process.returncode, stdout, stderr
+
+    def installed(self, name: str) -> str:
+        """VERSION of the tiny package that the environment's Python imports."""
+        code, stdout, stderr = self.run("path", name)
+        assert code == 0, stderr
+        command = [stdout.strip(), "-c", "import tiny; print(tiny.VERSION)"]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+    def venv(self, *parts: str) -> Path:
+        return self.folder.joinpath(".venv", *parts)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path / "checkout")
+
+
+def wait_for(condition, what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)
+
+
+def test_created_reused_and_created_anew_when_the_pin_changes(checkout):
+    assert checkout.run("path", "main")[0] == 1
+    code, _, stderr = checkout.run("setup", "main")
+    assert code == 0 and "main: ready" in stderr
+    assert checkout.installed("main") == "1"
+
+    made = checkout.venv("main", "stamp").stat().st_mtime_ns
+    assert checkout.run("setup", "main") == (0, "", "")  # nothing to do, nothing said
+    assert checkout.venv("main", "stamp").stat().st_mtime_ns == made
+
+    checkout.lock("main", make_wheel(checkout.wheels, "2"))
+    code, stdout, _ = checkout.run("status", "main")
+    assert "out of date" in stdout and "make setup" in stdout
+    assert checkout.run("setup", "main")[0] == 0
+    assert checkout.installed("main") == "2"
+
+    checkout.venv("main", "stamp").unlink()  # what a set-up that was killed leaves: all files but the last
+    code, _, stderr = checkout.run("path", "main")
+    assert code == 1 and "is not there" in stderr
+
+    assert checkout.run("clean")[0] == 0
+    assert not checkout.venv().exists()
+
+
+def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(checkout):
+    checkout.lock("other", "tiny==1 --hash=sha256:" + 64 * "0" + "\n")
+    code, _, stderr = checkout.run("setup")
+    assert code == 0
+    assert checkout.installed("main") == "1"
+    assert "other: left out" in stderr and "old: left out" in stderr
+
+    for name, expected in (("old", f"needs Python 3.2, found none on PATH (this is Python {RUNNING})"), ("other", "HASHES")):
+        note = checkout.venv(f"{name}.reason").read_text()
+        assert expected in note and "make setup" in note and note.count("\n") == 1
+        assert checkout.run("path", name) == (1, "", note)
+    assert not checkout.venv("other").exists()
+    assert "THESE PACKAGES DO NOT MATCH THE HASHES" in checkout.venv("other.log").read_text()
+
+    checkout.lock("other", make_wheel(checkout.wheels, "1"))  # the cause is gone: so is the reason
+    assert checkout.run("setup", "other")[0] == 0
+    assert not checkout.venv("other.reason").exists()
+
+
+def test_no_main_environment_is_an_error(checkout):
+    checkout.lock("main", "no-such-package==1 --hash=sha256:" + 64 * "0" + "\n")
+    code, _, stderr = checkout.run("setup")
+    assert code == 1
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith("environments: error: main cannot be set up: No matching distribution found for no-such-package")
+    assert not checkout.venv("other").exists()  # no two minutes for the others first
+
+
+def test_a_python_without_ensurepip_is_told_what_to_install(checkout, tmp_path):
+    (tmp_path / "ensurepip.py").write_text("raise ImportError\n")  # as on Debian without python3-venv
+    code, _, stderr = checkout.run("setup", "main", PYTHONPATH=str(tmp_path))
+    assert code == 1
+    assert stderr.count("\n") == 1 and f"apt install python{RUNNING}-venv" in stderr
+
+
+def test_killed_half_way_its_children_keep_the_lock_and_the_next_one_starts_over(checkout):
+    with socket.create_server(("127.0.0.1", 0)) as silent_index:  # takes connections and never answers
+        url = f"http://127.0.0.1:{silent_index.getsockname()[1]}/"
+        first = checkout.start("setup", "main", PIP_NO_INDEX="0", PIP_INDEX_URL=url, PIP_RETRIES="0")
+        silent_index.settimeout(120)
+        connection, _ = silent_index.accept()  # pip is at work
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate(timeout=60)
+        assert checkout.venv("main", "bin", "python").exists()
+        assert checkout.run("path", "main")[0] == 1  # half-made is not there
+
+        second = checkout.start("setup", "main")
+        assert "waiting" in second.stderr.readline()  # for the pip that the first one left
+        connection.close()
+    _, stderr = second.communicate(timeout=300)
+    assert second.returncode == 0, stderr
+    assert checkout.installed("main") == "1"
+
+
+def test_two_at_once_install_once(checkout):
+    both = [checkout.start("setup", "main"), checkout.start("setup", "main")]
+    said = "".join(process.communicate(timeout=300)[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert said.count("main: installing") == 1
+
+
+def test_ctrl_c_is_one_line(checkout):
+    process = checkout.start("setup", "main")
+    assert "installing" in process.stderr.readline()
+    wait_for(checkout.venv("main.log").exists, "the installation")
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert stderr.strip() == "environments: interrupted; `make setup` starts the unfinished environment again"
+
+
+def test_an_unknown_name_is_a_usage_error(checkout):
+    code, _, stderr = checkout.run("setup", "nope")
+    assert code == 2
+    assert stderr == "environments: error: no environment is named 'nope'; there are main, other, old\n"
+
+
+@pytest.mark.parametrize("name", ["main", "k2", "viewer", "sources"])
+def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
+    text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "--only-binary"))]
+    assert lines
+    for line in lines:
+        assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+    assert "://" not in text and "--index" not in text and "--find-links" not in text
+
+
+def test_k2_is_pinned_to_one_wheel():
+    entry = re.search(r"^k2==1\.23\.4 \\\n((?:    --hash=\S+(?: \\)?\n)+)", (ROOT / "requirements/k2.txt").read_text(), re.M)
+    assert entry[1].split() == ["--hash=sha256:5b5f709b12b9cd092b583984d0b7d940c9f898101259c998d68d1f4adefa48d4"]
+
+
+def test_a_lock_keeps_only_the_chosen_hash():
+    specification = importlib.util.spec_from_file_location("lock", ROOT / "requirements" / "lock.py")
+    lock = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(lock)
+    text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
+    assert lock.keep_one_hash(text, "a", "sha256:bb") == "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    with pytest.raises(ValueError, match="no file with hash sha256:dd"):
+        lock.keep_one_hash(text, "a", "sha256:dd")
