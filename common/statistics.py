@@ -1,8 +1,8 @@
 """Numbers from samples: quantiles, intervals over rounds, paired ratios, verdicts.  Values in, plain data out.
 
-Samples of one process share its luck (memory layout, clock, neighbours), so they are not independent: an interval is over
-rounds, each a fresh process, and never over the samples of one.  Times are positive and skewed, ratios multiply; both
-are averaged and bounded on the logarithm.
+Samples of one process share its luck (memory layout, clock, neighbours), so they are not independent: an interval is
+over rounds, each a fresh process, and never over the samples of one.  Times are positive and skewed, ratios multiply;
+both are averaged and bounded on the logarithm.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
 
-# Two-sided 95% points of Student's t for 1 to 30 degrees of freedom; beyond, the next lower row is used (wider, so safe).
-_T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-         2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
+# Two-sided 95% points of Student's t for 1 to 30 degrees of freedom; beyond, the last is used (wider, so safe).
+_T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -53,8 +55,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 def interval(values: Sequence[float]) -> Optional[Tuple[float, float]]:
     """95% interval (low, high) of the geometric mean of independent positive values, one per round (its median, say).
 
-    Student's t on the logarithms: right for few rounds, and wide for two or three, as it should be.  None for fewer than
-    two values, which tell nothing about their spread.
+    Student's t on the logarithms: right for few rounds, and wide for two or three, as it should be.  None for fewer
+    than two values, which tell nothing about their spread.
     """
     if len(values) < 2:
         return None
@@ -76,10 +78,10 @@ Rounds = Mapping[Hashable, Mapping[Hashable, Sequence[float]]]  # round -> batch
 def paired_ratio(baseline: Rounds, new: Rounds) -> Optional[Dict[str, Any]]:
     """How many times the baseline's time the new one takes, batch by batch: below 1 is faster.
 
-    Per round, the geometric mean over batches of the ratio of the two medians; over rounds, the geometric mean of these
-    with its 95% interval.  Only rounds both have and only batches that both have in every such round are used, since a mean
-    that skips the batches one of them died on flatters it.  Returns {ratio, low, high, rounds, batches}, low and high None
-    with fewer than two rounds; None when nothing pairs.
+    Per round, the geometric mean over batches of the ratio of the two medians; over rounds, the geometric mean of
+    these with its 95% interval.  Only rounds both have and only batches that both have in every such round are used,
+    since a mean that skips the batches one of them died on flatters it.  Returns {ratio, low, high, rounds, batches},
+    low and high None with fewer than two rounds; None when nothing pairs.
     """
     rounds = [name for name in baseline if name in new]
     if not rounds:
@@ -87,17 +89,19 @@ def paired_ratio(baseline: Rounds, new: Rounds) -> Optional[Dict[str, Any]]:
     batches = set.intersection(*(set(side[name]) for name in rounds for side in (baseline, new)))
     if not batches:
         return None
-    ratios = [geometric_mean([median(new[name][batch]) / median(baseline[name][batch]) for batch in batches])
-              for name in rounds]
+    ratios = [
+        geometric_mean([median(new[name][batch]) / median(baseline[name][batch]) for batch in batches])
+        for name in rounds
+    ]
     low, high = interval(ratios) or (None, None)
     return {"ratio": geometric_mean(ratios), "low": low, "high": high, "rounds": len(rounds), "batches": len(batches)}
 
 
 def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0) -> str:
-    """"faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
+    """ "faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
 
-    tolerance: the change that does not matter, 0.02 for 2%.  Same means the whole interval is within it, faster and slower
-    that the whole interval is beyond it; whatever straddles a border, or has no interval, is unclear.
+    tolerance: the change that does not matter, 0.02 for 2%.  Same means the whole interval is within it, faster and
+    slower that the whole interval is beyond it; whatever straddles a border, or has no interval, is unclear.
     """
     if tolerance < 0:
         raise ValueError(f"negative tolerance: {tolerance}")

@@ -1,8 +1,9 @@
-"""Streams the events of a chrome trace of any JSON layout in bounded memory.  trace_kineto.py is the faster way for the usual one.
+"""Streams the events of a chrome trace of any JSON layout in bounded memory.  trace_kineto.py is the fast way.
 
 Kineto writes names and stacks without escaping (1.13: always, later: in places), so an event may be no JSON at all:
-https://github.com/pytorch/kineto/pull/1459.  Such an event is read field by field (``salvage``) where Kineto's layout says
-where it ends.  The keys after the events may be broken too (logged messages are copied there); they are optional here.
+https://github.com/pytorch/kineto/pull/1459.  Such an event is read field by field (``salvage``) where Kineto's layout
+says where it ends.  The keys after the events may be broken too (logged messages are copied there); they are optional
+here.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Window:
         data = self._stream.read(CHUNK)
         self._ended = not data
         self._before += self.at
-        self.text = self.text[self.at:] + self._decoder.decode(data, final=self._ended)
+        self.text = self.text[self.at :] + self._decoder.decode(data, final=self._ended)
         self.at = 0
         return not self._ended
 
@@ -166,7 +167,7 @@ class Window:
 
         def broken() -> Optional[Event]:
             end = _EVENT_END.search(self.text, self.at)
-            event = salvage(self.text[self.at:end.end()]) if end else None
+            event = salvage(self.text[self.at : end.end()]) if end else None
             if event is not None:
                 self.at = end.end()
             return event
@@ -220,10 +221,10 @@ def rest_of_events(window: Window, on_event: OnEvent, on_header: OnHeader, closi
         return salvaged
     while len(window.text) - window.at < TAIL and window.more():
         pass
-    tail = window.text[window.at:]
+    tail = window.text[window.at :]
     last = ""
     while True:  # to the end, so that a cut or corrupt archive is noticed
-        last = window.text[window.at:].rstrip()[-1:] or last
+        last = window.text[window.at :].rstrip()[-1:] or last
         window.at = len(window.text)
         if not window.more():
             break

@@ -16,8 +16,19 @@ try:
 except ImportError:  # only slower without it
     msgspec = None
 
-from common.trace_events import (CHUNK, DECODER, HEADER_KEYS, LONGEST, Broken, OnEvent, OnHeader, Window, deliver,
-                                 rest_of_events, salvage)
+from common.trace_events import (
+    CHUNK,
+    DECODER,
+    HEADER_KEYS,
+    LONGEST,
+    Broken,
+    OnEvent,
+    OnHeader,
+    Window,
+    deliver,
+    rest_of_events,
+    salvage,
+)
 
 _BOUNDARY = b"\n  },\n  {"
 _EVENTS_START = re.compile(rb'"traceEvents":\s*\[\s*\n  \{')
@@ -52,22 +63,22 @@ def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Opt
     if start is None:
         return None
     try:  # the keys before it tell that it is a key of the top level
-        keys = json.loads(head[:start.start()] + b'"traceEvents":0}', strict=False)
+        keys = json.loads(head[: start.start()] + b'"traceEvents":0}', strict=False)
     except (ValueError, RecursionError):
         return None
     for key in HEADER_KEYS:
         if key in keys:
             on_header(key, keys[key])
     salvaged = 0
-    pending = head[start.end() - 1:]
+    pending = head[start.end() - 1 :]
     while True:
         cut = pending.rfind(_BOUNDARY)
         if cut >= 0:
-            found = _decode_chunk(pending[:cut + 4], on_event)
+            found = _decode_chunk(pending[: cut + 4], on_event)
             if found is None:
                 return None
             salvaged += found
-            pending = pending[cut + len(_BOUNDARY) - 1:]
+            pending = pending[cut + len(_BOUNDARY) - 1 :]
         elif len(pending) > LONGEST:
             return None
         chunk = stream.read(CHUNK)
@@ -88,8 +99,14 @@ def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
         return _decode_singly(data, on_event)
     for event in events:
         args = event.args
-        on_event(event.ph, event.cat, event.name, event.ts, event.dur,
-                 (args.total, args.device_type, args.device_id) if args is not None else None)
+        on_event(
+            event.ph,
+            event.cat,
+            event.name,
+            event.ts,
+            event.dur,
+            (args.total, args.device_type, args.device_id) if args is not None else None,
+        )
     return 0
 
 

@@ -1,8 +1,9 @@
 """What one chrome trace of torch.profiler says: step times, peak memory, labelled spans.  torch 1.13 to 2.11.
 
-Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); the "gpu_user_annotation" copies of them are
-shorter and are not steps.  Peak memory is the highest "Total Allocated" of the "[memory]" events of each device.  Leaves
-out kernels, stacks and everything else: TensorBoard and Perfetto show those.  Reads in bounded memory, with no torch.
+Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); the "gpu_user_annotation" copies of them
+are shorter and are not steps.  Peak memory is the highest "Total Allocated" of the "[memory]" events of each
+device.  Leaves out kernels, stacks and everything else: TensorBoard and Perfetto show those.  Reads in bounded memory,
+with no torch.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ class TraceError(UserError):
 class TraceSummary:
     """One window (one file).
 
-    steps: (number, duration in microseconds) by start, the stub included; stub: the number of a last step that the end of
-    the loop cut off; missing: step numbers that are not there between the first and the last; peak_bytes: highest
-    "Total Allocated" by (device type, device id), see CPU and CUDA; label_us: total duration by record_function name;
-    on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events that were not valid JSON.
+    steps: (number, duration in microseconds) by start, the stub included; stub: the number of a last step that the
+    end of the loop cut off; missing: step numbers that are not there between the first and the last; peak_bytes:
+    highest "Total Allocated" by (device type, device id), see CPU and CUDA; label_us: total duration by
+    record_function name; on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events that
+    were not valid JSON.
     """
 
     path: str
@@ -71,8 +73,10 @@ class TraceSummary:
         """What a reader of the numbers should know, in words."""
         flags = []
         if self.stub is not None:
-            flags.append(f"stub step: ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us) was cut off by the end of the "
-                         "loop and is left out of the average")
+            flags.append(
+                f"stub step: ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us) was cut off by the end of the "
+                "loop and is left out of the average"
+            )
         if self.missing:
             shown = ", ".join(str(number) for number in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
             flags.append(f"missing steps: {shown}")
@@ -86,21 +90,21 @@ class TraceSummary:
 def read(path: Path, fast: bool = True) -> TraceSummary:
     """Read one trace (.json or .json.gz, told by its content).
 
-    fast: try the way for Kineto's own layout first; the answer is the same.  Raises TraceError for a file that cannot be
-    read, is cut short or broken, or has no step.
+    fast: try the way for Kineto's own layout first; the answer is the same.  Raises TraceError for a file that cannot
+    be read, is cut short or broken, or has no step.
     """
     collector, salvaged = _collect(Path(path), fast)
     return collector.summary(str(path), salvaged)
 
 
 def memory_peaks(path: Path) -> Dict[Device, int]:
-    """Highest "Total Allocated" in bytes by (device type, device id); of a trace that need not have steps.  TraceError as
-    for ``read``."""
+    """Highest "Total Allocated" in bytes by (device type, device id); of a trace that need not have steps.  TraceError
+    as for ``read``."""
     collector, _ = _collect(Path(path), fast=True)
     return collector.peaks
 
 
-def _collect(path: Path, fast: bool) -> Tuple["_Collector", int]:
+def _collect(path: Path, fast: bool) -> Tuple[_Collector, int]:
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
@@ -188,14 +192,16 @@ class _Collector:
             memory_events=self._memory_events,
             label_us=self._labels,
             on_cuda=self._kernels or any(device_type == CUDA for device_type, _ in self.peaks),
-            device_name=str(first_device["name"]) if isinstance(first_device, dict) and "name" in first_device else None,
+            device_name=str(first_device["name"])
+            if isinstance(first_device, dict) and "name" in first_device
+            else None,
             rank=int(rank) if _is_number(rank) else None,
             salvaged=salvaged,
         )
 
     def _stub(self) -> Optional[int]:
-        """The number of the last step when the loop ended in it: it holds few operators (1.13 puts one of its own there)
-        next to the other steps, and is short next to them.  Both, since a true step may be either."""
+        """The number of the last step when the loop ended in it: it holds few operators (1.13 puts one of its own
+        there) next to the other steps, and is short next to them.  Both, since a true step may be either."""
         if len(self._steps) < 2:
             return None
         start, duration, number = self._steps[-1]

@@ -20,7 +20,16 @@ def span(name: str, ts: float, dur: float, cat: str = "user_annotation") -> Even
 
 def memory(ts: float, total: int, change: int = 0, device_type: int = 0, device_id: int = -1) -> Event:
     args = {"Total Allocated": total, "Bytes": change, "Device Id": device_id, "Device Type": device_type}
-    return {"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": 1, "tid": 1, "ts": ts, "args": args}
+    return {
+        "ph": "i",
+        "cat": "cpu_instant_event",
+        "s": "t",
+        "name": "[memory]",
+        "pid": 1,
+        "tid": 1,
+        "ts": ts,
+        "args": args,
+    }
 
 
 def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> List[Event]:
@@ -28,7 +37,9 @@ def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> Lis
     events, now = [], 1000.0
     for number, duration in enumerate(durations, start=first):
         events.append(span(f"ProfilerStep#{number}", now, duration))
-        events += [span("aten::add", now + duration * (place + 0.5) / operators, 0.1, "cpu_op") for place in range(operators)]
+        events += [
+            span("aten::add", now + duration * (place + 0.5) / operators, 0.1, "cpu_op") for place in range(operators)
+        ]
         now += duration + 10
     return events
 
@@ -36,7 +47,13 @@ def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> Lis
 def kineto(events: Sequence[Event], tail: str = '"traceName": "trace.json"', **header: Any) -> str:
     """The text of a trace as Kineto lays it out; an event given as text is put in as it is."""
     lines = "".join(f'  "{key}": {json.dumps(value)},\n' for key, value in header.items())
-    return '{\n  "schemaVersion": 1,\n' + lines + '  "traceEvents": [\n' + ",\n".join(map(_event, events)) + f"\n  ],\n  {tail}\n}}\n"
+    return (
+        '{\n  "schemaVersion": 1,\n'
+        + lines
+        + '  "traceEvents": [\n'
+        + ",\n".join(map(_event, events))
+        + f"\n  ],\n  {tail}\n}}\n"
+    )
 
 
 def _event(event: Any) -> str:
@@ -45,7 +62,9 @@ def _event(event: Any) -> str:
     head = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("ph", "cat", "s", "name") if key in event)
     ids = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("pid", "tid"))
     times = ", ".join(f'"{key}": {json.dumps(event[key])}' for key in ("ts", "dur") if key in event)
-    return f'  {{\n    {head}, {ids},\n    {times},\n    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
+    return (
+        f'  {{\n    {head}, {ids},\n    {times},\n    "args": {{\n      {json.dumps(event["args"])[1:-1]}\n    }}\n  }}'
+    )
 
 
 def write(path: Path, text: str) -> Path:

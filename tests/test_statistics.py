@@ -4,7 +4,16 @@ import math
 
 import pytest
 
-from common.statistics import describe, geometric_mean, interval, interval_of_rounds, median, paired_ratio, quantile, verdict
+from common.statistics import (
+    describe,
+    geometric_mean,
+    interval,
+    interval_of_rounds,
+    median,
+    paired_ratio,
+    quantile,
+    verdict,
+)
 
 
 def test_quantile_is_linear_between_samples():
@@ -76,11 +85,21 @@ def test_paired_ratio_uses_only_what_both_have():
     assert paired_ratio({1: {0: [1]}}, {1: {0: [3]}})["low"] is None
 
 
-@pytest.mark.parametrize("low, high, tolerance, expected", [
-    (0.90, 0.95, 0.02, "faster"), (1.05, 1.10, 0.02, "slower"), (0.99, 1.01, 0.02, "same"), (0.97, 1.01, 0.02, "unclear"),
-    (1.01, 1.05, 0.02, "unclear"), (0.5, 2.0, 0.02, "unclear"), (0.98, 0.999, 0.0, "faster"), (0.98, 1.0, 0.0, "unclear"),
-    (1.0, 1.0, 0.0, "same"), (None, None, 0.02, "unclear"),
-])
+@pytest.mark.parametrize(
+    "low, high, tolerance, expected",
+    [
+        (0.90, 0.95, 0.02, "faster"),
+        (1.05, 1.10, 0.02, "slower"),
+        (0.99, 1.01, 0.02, "same"),
+        (0.97, 1.01, 0.02, "unclear"),
+        (1.01, 1.05, 0.02, "unclear"),
+        (0.5, 2.0, 0.02, "unclear"),
+        (0.98, 0.999, 0.0, "faster"),
+        (0.98, 1.0, 0.0, "unclear"),
+        (1.0, 1.0, 0.0, "same"),
+        (None, None, 0.02, "unclear"),
+    ],
+)
 def test_verdict(low, high, tolerance, expected):
     assert verdict(low, high, tolerance) == expected
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,7 @@ import pytest
 from fixtures_traces import MIB, REAL, REAL_FILES, kineto, memory, span, steps, write
 
 from common import trace_events, trace_kineto, trace_reader
-from common.errors import UserError
-from common.trace_reader import CPU, CUDA, TraceError, read
+from common.trace_reader import CPU, CUDA, read
 
 BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
 needs_msgspec = pytest.mark.skipif(trace_kineto.msgspec is None, reason="msgspec is not installed")
@@ -28,22 +26,33 @@ def test_average_step_is_the_mean_of_the_step_spans(tmp_path, fast):
 
 @BOTH_WAYS
 def test_peak_is_the_highest_total_allocated_of_each_device(tmp_path, fast):
-    events = steps([100]) + [memory(1, 4 * MIB, 4 * MIB), memory(2, 16 * MIB, 12 * MIB), memory(3, 4 * MIB, -12 * MIB),
-                             memory(4, 7 * MIB, device_type=CUDA, device_id=0), memory(5, 9 * MIB, device_type=CUDA, device_id=1)]
+    events = steps([100]) + [
+        memory(1, 4 * MIB, 4 * MIB),
+        memory(2, 16 * MIB, 12 * MIB),
+        memory(3, 4 * MIB, -12 * MIB),
+        memory(4, 7 * MIB, device_type=CUDA, device_id=0),
+        memory(5, 9 * MIB, device_type=CUDA, device_id=1),
+    ]
     found = read(write(tmp_path / "t.json.gz", kineto(events)), fast)
     assert found.peak_bytes == {(CPU, -1): 16 * MIB, (CUDA, 0): 7 * MIB, (CUDA, 1): 9 * MIB}
     assert found.memory_events == 5 and found.on_cuda
 
 
 def test_a_counter_below_zero_is_a_peak_too(tmp_path):
-    assert read(write(tmp_path / "t.json", kineto(steps([100]) + [memory(1, -5), memory(2, -9)]))).peak_bytes == {(CPU, -1): -5}
+    assert read(write(tmp_path / "t.json", kineto(steps([100]) + [memory(1, -5), memory(2, -9)]))).peak_bytes == {
+        (CPU, -1): -5
+    }
 
 
 @BOTH_WAYS
 def test_gpu_copies_of_steps_and_labels_are_not_counted(tmp_path, fast):
-    events = steps([4000, 5000]) + [span("ProfilerStep#1", 1000, 2000, "gpu_user_annotation"), span("loss", 1001, 40),
-                                    span("loss", 5100, 50), span("loss", 1001, 900, "gpu_user_annotation"),
-                                    {**span("ProfilerStep#9", 1, 1), "ph": "i"}]
+    events = steps([4000, 5000]) + [
+        span("ProfilerStep#1", 1000, 2000, "gpu_user_annotation"),
+        span("loss", 1001, 40),
+        span("loss", 5100, 50),
+        span("loss", 1001, 900, "gpu_user_annotation"),
+        {**span("ProfilerStep#9", 1, 1), "ph": "i"},
+    ]
     found = read(write(tmp_path / "t.json", kineto(events)), fast)
     assert found.average_step_us == 4500
     assert found.label_us == {"loss": 90.0}
@@ -58,7 +67,10 @@ def test_missing_and_repeated_steps_are_flagged(tmp_path, fast):
 
 
 def test_rank_and_device_name_come_from_the_header_wherever_it_is(tmp_path):
-    info = {"distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8}, "deviceProperties": [{"id": 0, "name": "NVIDIA X"}]}
+    info = {
+        "distributedInfo": {"backend": "nccl", "rank": 3, "world_size": 8},
+        "deviceProperties": [{"id": 0, "name": "NVIDIA X"}],
+    }
     before = kineto(steps([100]), **info)
     after = json.dumps({"traceEvents": steps([100]), **info})
     for text in (before, after):
@@ -104,7 +116,9 @@ def test_real_traces_give_what_json_says(path):
     except ValueError:
         assert "names" in path.parent.name
         return
-    spans = [event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")]
+    spans = [
+        event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
+    ]
     assert found.steps == tuple((int(event["name"][13:]), float(event["dur"])) for event in spans)
     totals = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
     assert found.peak_bytes == {(CPU, -1): max(totals)} and found.memory_events == len(totals)
@@ -113,7 +127,7 @@ def test_real_traces_give_what_json_says(path):
 
 @BOTH_WAYS
 def test_real_trace_of_torch_1_13_with_invalid_json_is_read_field_by_field(fast):
-    path, = (REAL / "torch-1.13.1-names").iterdir()
+    (path,) = (REAL / "torch-1.13.1-names").iterdir()
     with pytest.raises(ValueError):
         json.loads(gzip.decompress(path.read_bytes()))
     found = read(path, fast)
@@ -128,11 +142,18 @@ LAYOUTS = {
     "indent 1": lambda data: json.dumps(data, indent=1),
     "indent 2": lambda data: json.dumps(data, indent=2),
     "sorted": lambda data: json.dumps(data, indent=4, sort_keys=True),
-    "events last": lambda data: json.dumps({**{key: value for key, value in data.items() if key != "traceEvents"},
-                                            "nested": {"traceEvents": [{"x": ["}", "\\", '"']}]}, "traceEvents": data["traceEvents"]}),
+    "events last": lambda data: json.dumps(
+        {
+            **{key: value for key, value in data.items() if key != "traceEvents"},
+            "nested": {"traceEvents": [{"x": ["}", "\\", '"']}]},
+            "traceEvents": data["traceEvents"],
+        }
+    ),
     "events first": lambda data: json.dumps({"traceEvents": data["traceEvents"], **data}),
     "bare list": lambda data: json.dumps(data["traceEvents"]),
-    "lists of the same look": lambda data: json.dumps({"a": [{"b": 1}, {"b": 2}], **data, "z": [{"b": 1}, {"b": 2}]}, indent=1),
+    "lists of the same look": lambda data: json.dumps(
+        {"a": [{"b": 1}, {"b": 2}], **data, "z": [{"b": 1}, {"b": 2}]}, indent=1
+    ),
     "byte order mark": lambda data: "\ufeff" + json.dumps(data),
 }
 
@@ -148,7 +169,11 @@ def test_any_layout_gives_the_same_answer(tmp_path, monkeypatch, layout, chunk, 
     monkeypatch.setattr(trace_kineto, "CHUNK", max(chunk, 1 << 12))
     found = read(write(tmp_path / "t.json", LAYOUTS[layout](data)), fast)
     assert (found.steps, found.peak_bytes, found.label_us, found.memory_events) == (
-        expected.steps, expected.peak_bytes, expected.label_us, expected.memory_events)
+        expected.steps,
+        expected.peak_bytes,
+        expected.label_us,
+        expected.memory_events,
+    )
 
 
 @needs_msgspec
@@ -164,88 +189,14 @@ def test_fast_way_over_many_small_chunks(tmp_path, monkeypatch):
     events = []
     for number, name in enumerate(names):
         events.append(steps([100 + number], first=number)[0])
-        raw = '  {\n    "ph": "X", "cat": "user_annotation", "name": "%s", "pid": 1, "tid": 1,\n    "ts": 5, "dur": %d,\n    "args": {\n      "a": 1\n    }\n  }'
-        events += [raw % (name, number + 1), memory(number, number * MIB)]
+        raw = kineto([span("NAME", 5, number + 1)]).split('"traceEvents": [\n')[1].split("\n  ],")[0]
+        events += [raw.replace("NAME", name), memory(number, number * MIB)]
     path = write(tmp_path / "t.json", kineto(events))
     slow = read(path, fast=False)
     assert slow.salvaged == 2 and len(slow.steps) == len(names) and len(slow.label_us) == len(names)
     monkeypatch.setattr(trace_reader, "any_events", None)
     monkeypatch.setattr(trace_kineto, "CHUNK", 700)
     assert read(path) == slow
-
-
-# Broken files.
-
-
-@BOTH_WAYS
-def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path, fast):
-    whole = gzip.decompress(REAL_FILES[-1].read_bytes()).rstrip()
-    for length in [*range(0, len(whole), 997), len(whole) - 1]:
-        path = tmp_path / "cut.pt.trace.json"
-        path.write_bytes(whole[:length])
-        with pytest.raises(TraceError, match=r"cut\.pt\.trace\.json: not a whole trace: .*(character|empty)"):
-            read(path, fast)
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:len(data) // 2], lambda data: data[:5],
-                                    lambda data: data[:900] + bytes(50) + data[950:]], ids=["no end", "half", "head", "garbled"])
-def test_damaged_archives_are_errors(tmp_path, damage, fast):
-    path = tmp_path / "t.pt.trace.json.gz"
-    path.write_bytes(damage(REAL_FILES[-1].read_bytes()))
-    with pytest.raises(TraceError, match="t.pt.trace.json.gz: not a whole trace"):
-        read(path, fast)
-
-
-@BOTH_WAYS
-@pytest.mark.parametrize("text, said", [
-    ("", "empty"), ("not json", "expected"), ("{}", "traceEvents"), ('{"traceEvents": 3}', "expected"), ('{"a": 1', "cut short"),
-    ("[" * 100_000, "nested"), ('{"traceEvents": [}', "not JSON"), ('{"traceEvents": [{"a": 1} {"a": 2}]}', "expected"),
-    (kineto([memory(1, 2)]), "no ProfilerStep"), ("[]", "no ProfilerStep"),
-    ('{"traceEvents": []}', "no ProfilerStep"), ("\x00" * 500, "expected"),
-])
-def test_what_is_no_trace_is_one_clear_error(tmp_path, text, said, fast):
-    path = write(tmp_path / "t.json", text)
-    with pytest.raises(UserError, match=said) as error:
-        read(path, fast)
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-
-
-def test_no_file_is_an_error(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(TraceError, match="cannot be read"):
-            read(path)
-
-
-def test_fields_of_odd_types_are_passed_over(tmp_path):
-    odd = [None, 5, [], {"ph": "X", "cat": ["user_annotation"], "name": {}}, {"name": "[memory]", "args": 7},
-           {"name": "[memory]", "args": {"Total Allocated": "9", "Device Type": 0, "Device Id": 0}},
-           {**span("ProfilerStep#1", 5, 5), "dur": "5"}, {**span("ProfilerStep#1", 5, 5), "ts": None},
-           {**span("ProfilerStep#1", 5, 5), "dur": 10**400}, {**span("ProfilerStep#1", 5, 5), "dur": float("nan")},
-           {**span("ProfilerStep#1", 5, 5), "dur": True}, span("ProfilerStep#x", 5, 5)]
-    for text in (json.dumps({"traceEvents": odd + steps([100])}), json.dumps({"traceEvents": odd + steps([100])}, indent=1)):
-        found = read(write(tmp_path / "t.json", text))
-        assert found == read(tmp_path / "t.json", fast=False)
-        assert found.steps == ((1, 100.0),) and found.memory_events == 0
-
-
-def test_garbled_traces_never_crash_and_both_ways_agree(tmp_path):
-    whole = gzip.decompress(REAL_FILES[-1].read_bytes())
-    path = tmp_path / "t.json"
-    for seed in range(150):
-        chance = random.Random(seed)
-        data = bytearray(whole)
-        for _ in range(chance.choice([1, 3, 20])):
-            place, length = chance.randrange(len(data)), chance.randrange(1, 60)
-            data[place:place + length] = chance.choice([b"", b'"', b"\\", b"\x00", b"}", b"]", b"\n  },\n  {", b"\xff\xfe", b"<script>"])
-        path.write_bytes(bytes(data))
-        answers = []
-        for fast in (True, False):
-            try:
-                answers.append(read(path, fast))
-            except TraceError as error:
-                answers.append(str(error))
-        assert answers[0] == answers[1], f"seed {seed}"
 
 
 def test_memory_stays_bounded(tmp_path):
@@ -257,11 +208,18 @@ def test_memory_stays_bounded(tmp_path):
         for _ in range(100):
             stream.write(many + ",\n")
         stream.write(many + '\n  ],\n  "traceName": "x"\n}')
-    code = ("import sys, resource; from common.trace_reader import read; found = read(sys.argv[1], sys.argv[2] == 'fast');"
-            "print(len(found.steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)")
+    code = (
+        "import sys, resource; from common.trace_reader import read; found = read(sys.argv[1], sys.argv[2] == 'fast');"
+        "print(len(found.steps), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
     for way in ("fast", "any"):
-        out = subprocess.run([sys.executable, "-c", code, str(path), way], cwd=Path(__file__).parents[1], check=True,
-                             capture_output=True, text=True).stdout.split()
+        out = subprocess.run(
+            [sys.executable, "-c", code, str(path), way],
+            cwd=Path(__file__).parents[1],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
         assert int(out[0]) == 50_500
         assert int(out[1]) < 100 * 1024
 

@@ -1,0 +1,77 @@
+"""Rows as CSV and JSON, and text made harmless.
+
+Names and reasons come from files anyone may have written: they are shown as plain text, with no control characters, no
+markup, no formulas.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import unicodedata
+from typing import Any, Dict, Sequence
+
+
+def plain(text: Any) -> str:
+    """Text on one line, without what a terminal would obey: control, direction and format characters, surrogates."""
+    spaced = re.sub(r"\s+", " ", str(text))
+    return "".join(character for character in spaced if unicodedata.category(character)[0] != "C")
+
+
+def json_text(rows: Sequence[Dict[str, Any]]) -> str:
+    """A list of objects; in ASCII, so that no control character gets through."""
+    return json.dumps([_finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
+
+
+def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
+    """One line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for cells in flat for name in cells))
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(_cell(name) for name in names)
+    writer.writerows([_cell(cells.get(name)) for name in names] for cells in flat)
+    return stream.getvalue()
+
+
+def _flat(value: Dict[str, Any], prefix: str = "") -> Dict[str, Any]:
+    """One level: {"step_ms": {"p20": 1}} -> {"step_ms_p20": 1}; a list becomes one cell."""
+    result: Dict[str, Any] = {}
+    for key, item in value.items():
+        if isinstance(item, dict):
+            result.update(_flat(item, f"{prefix}{key}_"))
+        elif isinstance(item, list):
+            result[prefix + key] = "; ".join(
+                json.dumps(_finite(part)) if isinstance(part, dict) else str(part) for part in item
+            )
+        else:
+            result[prefix + key] = item
+    return result
+
+
+def _cell(value: Any) -> Any:
+    """A spreadsheet takes text that begins so for a formula, unless it is a number."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = plain(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") and not _reads_as_number(text) else text
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Print one table from log folders: see ``summarize.py --help`` and common/summary.py."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from common.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from common.exports import plain
+from common.summary import rows
+from common.tables import FORMATS, render
+
+DESCRIPTION = """\
+One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
+traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
+
+  step ms, loss ms   median of the unprofiled samples, 20th and 80th percentile, number of samples (n)
+  peak memory MB     highest peak of a step above its baseline, from the memory pass (MB = 2^20 bytes)
+  profiled step us   mean of the ProfilerStep# spans of the active windows: the profiler's own cost is in it
+  profiled peak MB   highest Total Allocated of the [memory] events
+  loss, grad error   largest relative error against the float64 reference
+  useful %           cells of the lattice that are not padding
+"""
+EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(
+        description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    result.add_argument(
+        "log",
+        nargs="*",
+        metavar="LOG",
+        type=Path,
+        help="log folders, searched through; a results.jsonl or a single trace works too (default: log)",
+    )
+    result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects (default: table)")
+    result.add_argument(
+        "--all-runs",
+        action="store_true",
+        help="show earlier runs too, not only the newest of each implementation and configuration",
+    )
+    result.add_argument("--output", metavar="FILE", type=Path, help="write to FILE instead of the screen")
+    return result
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    options = parser().parse_args(arguments)
+    found = rows(options.log, options.all_runs)
+    if not found:
+        where = ", ".join(str(path) for path in options.log) or "log/"
+        raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
+    text = render(found, options.format)
+    if options.output is not None:
+        try:
+            options.output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"cannot write {options.output}: {error.strerror or error}; name another file with --output"
+            ) from error
+    else:
+        sys.stdout.reconfigure(errors="backslashreplace")
+        try:
+            print(text, end="", flush=True)
+        except BrokenPipeError:  # the reader, such as head, has seen enough
+            _drop_stdout()
+        except OSError as error:
+            _drop_stdout()
+            raise UserError(f"cannot write the table: {error.strerror or error}") from error
+    return EXIT_FAILED if all(row["unreadable"] for row in found) else EXIT_OK
+
+
+def _drop_stdout() -> None:
+    """What is still buffered would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"summarize.py: error: {plain(error)}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)

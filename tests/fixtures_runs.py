@@ -1,0 +1,214 @@
+"""Made runs for tests: folders as the runner writes them, and summarize.py run on them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+from fixtures_traces import write
+
+from common import records
+
+MIB = 2**20
+FORMATS = ("table", "markdown", "csv", "json")
+COMMAND = Path(__file__).parents[1] / "summarize.py"
+SETTINGS: Dict[str, Any] = {
+    "shape_file": "shape_info.pt", "device": "cpu", "dtype": "float32", "batch_size": 30, "max_frames": 10000,
+    "sort_utterance": False, "batches": "first", "num_batches": 2, "vocab_size": 500, "encoder_dim": 512,
+    "preset": "cpu", "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
+    "passes": ["correctness", "timing", "memory", "trace"], "scopes": ["loss", "step"], "rounds": 2, "threads": None,
+    "seed": 1, "denormals": "flush", "pruned_recipe": "icefall", "prune_range": 5,
+}  # fmt: skip
+
+Record = Dict[str, Any]
+
+
+def header(name: str, exact: bool = True, started: str = "2026-01-01T00:00:00+00:00", **settings: Any) -> Record:
+    return {
+        "record": "run",
+        "schema": 1,
+        "run_id": f"{name} {started}",
+        "name": name,
+        "suffix": "30",
+        "package": name,
+        "exact": exact,
+        "settings": {**SETTINGS, **settings},
+        "command": [],
+        "started": started,
+        "git_revision": "",
+        "git_dirty": False,
+        "machine": {},
+    }
+
+
+def environment(job: str, **more: Any) -> Record:
+    batches = [
+        {"index": 4, "N": 2, "T_max": 10, "U_max": 4, "useful_cells": 60, "padded_cells": 100},
+        {"index": 9, "N": 2, "T_max": 20, "U_max": 4, "useful_cells": 90, "padded_cells": 200},
+    ]
+    return {
+        "record": "environment",
+        "job": job,
+        "python": "3.11",
+        "torch": "2.11.0+cpu",
+        "implementation_version": "1.4",
+        "device": "cpu",
+        "device_name": "Some CPU",
+        "cuda": None,
+        "threads": 2,
+        "denormals": "flush",
+        "shape_file": "shape_info.pt",
+        "shape_file_sha256": "abc",
+        "batches": batches,
+        **more,
+    }
+
+
+def status(job: str, value: str = "ok", reason: str = "") -> Record:
+    kind, _, number = job.partition("-")
+    return {
+        "record": "status",
+        "job": job,
+        "pass": kind,
+        "round": int(number) if number else None,
+        "status": value,
+        "reason": reason,
+        "wall_ns": 1,
+    }
+
+
+def sample(
+    job: str, scope: str, batch: int, ms: float, warmup: bool = False, flags: Sequence[str] = (), **more: Any
+) -> Record:
+    return {
+        "record": "sample",
+        "job": job,
+        "scope": scope,
+        "round": int(job.split("-")[1]),
+        "batch": batch,
+        "repeat": 0,
+        "warmup": warmup,
+        "forward_wall_ns": int(ms * 4e5),
+        "total_wall_ns": int(ms * 1e6),
+        "forward_event_ns": None,
+        "total_event_ns": None,
+        "stages": {"joiner": int(ms * 1e5), "backward": int(ms * 6e5)},
+        "foreign_cpu": 0.0,
+        "flags": list(flags),
+        **more,
+    }
+
+
+def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **more: Any) -> List[Record]:
+    """One warm-up sample, which must not count, then the samples, on the batches in turn."""
+    lines = [environment(job), sample(job, "step", 4, 99999, warmup=True)]
+    for scope, values in (("step", step_ms), ("loss", loss_ms)):
+        lines += [sample(job, scope, (4, 9)[place % 2], value, **more) for place, value in enumerate(values)]
+    return [*lines, status(job)]
+
+
+def correctness(**more: Any) -> List[Record]:
+    return [
+        environment("correctness"),
+        {
+            "record": "correctness",
+            "job": "correctness",
+            "loss_error": 1e-7,
+            "grad_error": 2e-6,
+            "tolerance": 1e-4,
+            "ok": True,
+            "approximation_gap": None,
+            "note": "",
+            **more,
+        },
+        status("correctness"),
+    ]
+
+
+def memory(*peaks: float) -> List[Record]:
+    return [
+        environment("memory"),
+        *(
+            {
+                "record": "memory",
+                "job": "memory",
+                "scope": "step",
+                "batch": place,
+                "device_allocated_bytes": None,
+                "device_reserved_bytes": None,
+                "torch_allocated_bytes": int(peak * MIB),
+                "process_bytes": int(2 * peak * MIB),
+            }
+            for place, peak in enumerate(peaks)
+        ),
+        status("memory"),
+    ]
+
+
+def trace(files: Sequence[str]) -> List[Record]:
+    return [
+        environment("trace"),
+        {
+            "record": "trace",
+            "job": "trace",
+            "steps": 6,
+            "schedule": SETTINGS["schedule"],
+            "files": list(files),
+            "key_averages": [],
+            "profiler": {},
+        },
+        status("trace"),
+    ]
+
+
+def write_run(
+    folder: Path, name: str = "torchaudio", jobs: Optional[Sequence[List[Record]]] = None, **head: Any
+) -> Path:
+    """A whole run of two rounds; step samples 10, 20 and 30, 40 ms, loss samples 1, 2 and 3, 4 ms."""
+    if jobs is None:
+        no_trace = [line for line in trace([]) if line["record"] != "trace"]
+        jobs = [
+            correctness(),
+            timing("timing-1", [10, 20], [1, 2]),
+            timing("timing-2", [30, 40], [3, 4]),
+            memory(8, 32, 16),
+            no_trace,
+        ]
+    records.write(folder, [header(name, **head), *(line for job in jobs for line in job)])
+    return folder
+
+
+def traced_run(folder, *texts, name="torchaudio", **head):
+    files = [f"w.{place}.pt.trace.json" for place, _ in enumerate(texts, start=9)]
+    for file, text in zip(files, texts):
+        write(folder / file, text)
+    jobs = [
+        correctness(),
+        timing("timing-1", [0.1, 0.2], [1, 2]),
+        timing("timing-2", [0.1, 0.2], [3, 4]),
+        memory(8),
+        trace(files),
+    ]
+    return write_run(folder, name=name, jobs=jobs, **head)
+
+
+def summarize(*arguments, code=0, cwd=None, environment=None):
+    done = subprocess.run(
+        [sys.executable, str(COMMAND), *map(str, arguments)], capture_output=True, cwd=cwd, env=environment
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert done.returncode == code, out + err
+    assert "Traceback" not in err
+    return out if code != 2 else err
+
+
+def read_rows(*arguments, code=0):
+    return json.loads(summarize(*arguments, "--format", "json", code=code))
+
+
+def one_row(*arguments, code=0):
+    (row,) = read_rows(*arguments, code=code)
+    return row

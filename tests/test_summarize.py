@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fixtures_runs import (
+    COMMAND,
+    FORMATS,
+    header,
+    one_row,
+    read_rows,
+    status,
+    summarize,
+    traced_run,
+    write_run,
+)
+from fixtures_traces import kineto, steps, write
+
+from common import records
+from common.summary import rows
+from common.tables import render
+
+# Which runs.
+
+
+def test_newest_of_a_configuration_and_how_many_earlier(tmp_path):
+    for day in (1, 3, 2):
+        write_run(tmp_path / f"t.{day}", started=f"2026-01-0{day}T00:00:00+00:00")
+    write_run(tmp_path / "other-size", batch_size=8, started="2025-01-01T00:00:00+00:00")
+    write_run(tmp_path / "k2", name="k2", started="2025-01-01T00:00:00+00:00")
+    found = {Path(row["log_dir"]).name: row["earlier_runs"] for row in read_rows(tmp_path)}
+    assert found == {"t.3": 2, "other-size": 0, "k2": 0}
+    assert "2 earlier runs of the same configuration not shown" in summarize(tmp_path)
+    assert len(read_rows(tmp_path, "--all-runs")) == 5
+    assert "earlier" not in summarize(tmp_path, "--all-runs")
+
+
+def test_a_run_that_was_missing_gives_way_to_one_that_is_not(tmp_path):
+    write_run(tmp_path / "old", name="k2", jobs=[[status("correctness", "missing", "no k2")]])
+    write_run(tmp_path / "new", name="k2", started="2026-02-01T00:00:00+00:00")
+    assert one_row(tmp_path)["status"] == "ok"
+
+
+def test_default_is_log_here_and_nothing_there_is_one_line(tmp_path):
+    assert summarize(code=2, cwd=tmp_path) == (
+        "summarize.py: error: no runs under log/: run `make bench` first, or name a folder that holds runs or traces\n"
+    )
+    write_run(tmp_path / "log" / "torchaudio-30")
+    assert "torchaudio" in summarize(cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["--format", "xml"], "invalid choice"),
+        (["."], "no runs under ."),
+        (["log", "--output", "nowhere/x"], "cannot write nowhere/x"),
+    ],
+)
+def test_bad_usage_is_one_clear_line(tmp_path, arguments, said):
+    write_run(tmp_path / "log" / "a")
+    (tmp_path / "empty").mkdir()
+    cwd = tmp_path / "empty" if arguments == ["."] else tmp_path
+    assert said in summarize(*arguments, code=2, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"{",
+        b"not json\n{}\n",
+        b"\xff\xfe\n",
+        b"",
+        b'{"record":"run","schema":99}\n',
+        b'{"record":"run","schema":"x"}\n',
+        b'{"record":"status","job":"x"}\n',
+        b'{"record":"run","schema":1,"name":"x","settings":[1]}\n',
+        b'{"record":"run","schema":1}\n',
+        b'{"record":"run","schema":1,"name":"x","settings":{}}\n{"record":"status","job":[]}\n',
+        b'{"record":"run","name":"x"}\n{"record":"sample","job":"a"}\n{"record":"status","job":"a","status":"ok"}\n',
+    ],
+)
+def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path, damage):
+    write_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "results.jsonl").write_bytes(damage)
+    bad, good = read_rows(tmp_path)
+    assert good["status"] == "ok" and bad["status"] == "error" and bad["name"] == "bad"
+    assert "results.jsonl" in bad["reason"]
+    assert one_row(tmp_path / "bad", code=1)["reason"] == bad["reason"]
+    assert "results.jsonl" in summarize(tmp_path / "bad", code=1)
+
+
+def test_garbled_records_never_crash_any_format(tmp_path):
+    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
+    whole = (folder / records.FILE_NAME).read_text().splitlines()
+    values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}']
+    for seed in range(400):
+        chance = random.Random(seed)
+        lines = list(whole)
+        for _ in range(chance.choice([1, 1, 5])):
+            place = chance.randrange(len(lines))
+            fields = list(
+                re.finditer(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])', lines[place])
+            )
+            field = chance.choice(fields)
+            lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
+        (folder / records.FILE_NAME).write_text("\n".join(lines) + "\n")
+        for format in FORMATS:
+            assert render(rows([tmp_path]), format)
+
+
+def test_nothing_readable_is_exit_code_1(tmp_path):
+    write(tmp_path / "a" / "w.1.pt.trace.json", "{")
+    assert "cut short" in summarize(tmp_path, code=1)
+    write(tmp_path / "b" / "w.1.pt.trace.json", kineto(steps([100])))
+    summarize(tmp_path)
+
+
+def test_output_file_and_a_terminal_without_unicode(tmp_path):
+    write_run(tmp_path / "a", name="mödel")
+    assert summarize(tmp_path, "--output", tmp_path / "table.txt") == ""
+    assert "mödel" in (tmp_path / "table.txt").read_text(encoding="utf-8")
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    assert "m\\xf6del" in summarize(tmp_path, environment=ascii_only)
+
+
+def test_help_teaches_and_nothing_imports_torch():
+    assert "profiled step us" in summarize("--help")
+    code = "import sys, summarize; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=COMMAND.parent)
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path):
+    write_run(tmp_path / "a")
+    shown = subprocess.run(
+        f"{sys.executable} {COMMAND} {tmp_path} | head -1", shell=True, capture_output=True, text=True
+    )
+    assert shown.stderr == "" and shown.stdout.startswith("batch size 30")
+
+
+def test_header_alone_in_the_default_table(tmp_path):
+    records.write(tmp_path / "a", [header("k2")])
+    assert re.search(r"k2 .* interrupted", summarize(tmp_path))
+
+
+def test_a_full_disk_is_one_clear_line(tmp_path):
+    write_run(tmp_path / "a")
+    for target in ("> /dev/full", "--output /dev/full"):
+        done = subprocess.run(
+            f"{sys.executable} {COMMAND} {tmp_path} {target}", shell=True, capture_output=True, text=True
+        )
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+from fixtures_runs import (
+    FORMATS,
+    correctness,
+    environment,
+    memory,
+    status,
+    summarize,
+    timing,
+    write_run,
+)
+from fixtures_traces import kineto, steps, write
+
+from common import records
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\r\n\u202ered|`x`\x00\x9b"
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_hostile_names_are_harmless_text(tmp_path, format):
+    write_run(
+        tmp_path / "a", name=HOSTILE, jobs=[[status("correctness", "missing", "=cmd()" + HOSTILE)]], device=HOSTILE
+    )
+    write_run(
+        tmp_path / "b", name='=HYPERLINK("x")', jobs=[[status(HOSTILE, "error", "-2+3 " + HOSTILE)]], device="\ud800"
+    )
+    text = kineto(
+        [
+            *steps([100]),
+            {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": HOSTILE,
+                "pid": 1,
+                "tid": 1,
+                "ts": 1,
+                "dur": 1,
+                "args": {"a": 1},
+            },
+        ]
+    )
+    write(tmp_path / ("@c" + HOSTILE.replace("/", "").replace("\x00", "")) / "w.1.pt.trace.json", text)
+    text = summarize(tmp_path, "--format", format)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    if format == "markdown":
+        assert "<script" not in text and "&lt;script&gt;" in text
+        tables = [line for line in text.splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in tables}) == 1
+    elif format == "csv":
+        table = list(csv.reader(io.StringIO(text)))
+        assert len(table) == 4 and len({len(line) for line in table}) == 1
+        assert not [cell for line in table for cell in line if re.match(r"[=+@-]", cell)]
+        assert any(line[0] == '\'=HYPERLINK("x")' for line in table)
+    elif format == "json":
+        assert {row["name"] for row in json.loads(text)} >= {HOSTILE, '=HYPERLINK("x")'}
+    else:
+        assert "<script>alert(1)</script>[31m red|`x`" in text
+
+
+def test_table_is_grouped_sorted_and_fits(tmp_path):
+    for name, ms in (("optimized_transducer", 1000.5), ("k2", 300.25), ("torchaudio", 12345.6)):
+        jobs = [correctness(), timing("timing-1", [ms, ms * 1.3], [ms / 3]), memory(12345.6)]
+        write_run(tmp_path / name, name=name, jobs=jobs, passes=["correctness", "timing", "memory"], rounds=1)
+    write_run(
+        tmp_path / "k2-pruned",
+        name="k2-pruned",
+        exact=False,
+        jobs=[[status("correctness", "missing", "pip install k2")]],
+    )
+    write_run(tmp_path / "sorted", name="k2", sort_utterance=True, batches="spread")
+    text = summarize(tmp_path)
+    lines = text.splitlines()
+    assert max(map(len, lines[:20])) <= 160
+    assert lines[0] == (
+        "batch size 30 (first 2 batches), V 500, joiner 512, float32, cpu Some CPU, 2 threads, denormals: flush, "
+        "1 round"
+    )
+    names = [line.split()[0] for line in lines if re.match(r"(k2|torchaudio|optimized)\S* .*(ok|missing) ", line)]
+    assert names == ["k2", "optimized_transducer", "torchaudio", "k2-pruned", "k2"]
+    assert any(line.startswith("max frames 10000, sorted (spread 2 batches)") for line in lines)
+    assert "k2-pruned: missing: pip install k2" in lines
+    assert "k2 step: joiner 34.5 ms, backward 207 ms" in lines
+    assert " 345.3 [318-372] 2 " in text
+    assert text.count("profiled") >= 2 and "\x1b" not in text
+
+
+def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
+    write_run(tmp_path / "a")
+    lines = summarize(tmp_path, "--format", "markdown").splitlines()
+    assert lines[0].startswith("**batch size 30") and lines[1] == ""
+    assert lines[2].count("|") == lines[3].count("|") == lines[4].count("|") == 14
+    assert lines[3].startswith("| --- |") and lines[3].endswith("---: |")
+    assert lines[4].startswith("| torchaudio | 1.4 | 2.11.0 | ok | 25.00 [16.0-34.0] 4 |")
+
+
+def test_csv_has_flat_columns(tmp_path):
+    write_run(tmp_path / "a")
+    (row,) = csv.DictReader(io.StringIO(summarize(tmp_path, "--format", "csv")))
+    assert (row["name"], row["step_ms_median"], row["step_ms_n"], row["memory_step_torch_allocated_mb"]) == (
+        "torchaudio",
+        "25.0",
+        "4",
+        "32.0",
+    )
+    assert row["configuration_vocab_size"] == "500"
+
+
+def test_json_has_the_promised_keys_and_no_infinity(tmp_path):
+    jobs = [
+        [
+            environment("correctness"),
+            {"record": "correctness", "job": "correctness", "loss_error": None},
+            status("correctness"),
+        ]
+    ]
+    folder = write_run(tmp_path / "a", jobs=jobs)
+    path = folder / records.FILE_NAME
+    path.write_text(path.read_text().replace('"loss_error":null', '"loss_error":Infinity'))
+    text = summarize(folder, "--format", "json")
+    (row,) = json.loads(text, parse_constant=pytest.fail)
+    assert {
+        "name",
+        "log_dir",
+        "status",
+        "reason",
+        "device",
+        "torch_version",
+        "implementation_version",
+        "windows",
+        "average_step_time_us",
+        "peak_memory_mb",
+        "step_ms",
+        "loss_ms",
+        "loss_error",
+        "grad_error",
+    } <= set(row)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import pytest
+from fixtures_traces import REAL_FILES, kineto, memory, span, steps, write
+
+from common import trace_kineto
+from common.errors import UserError
+from common.trace_reader import TraceError, read
+
+BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
+needs_msgspec = pytest.mark.skipif(trace_kineto.msgspec is None, reason="msgspec is not installed")
+
+
+@BOTH_WAYS
+def test_every_cut_of_a_trace_is_an_error_with_file_and_place(tmp_path, fast):
+    whole = gzip.decompress(REAL_FILES[-1].read_bytes()).rstrip()
+    for length in [*range(0, len(whole), 997), len(whole) - 1]:
+        path = tmp_path / "cut.pt.trace.json"
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match=r"cut\.pt\.trace\.json: not a whole trace: .*(character|empty)"):
+            read(path, fast)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-9],
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:5],
+        lambda data: data[:900] + bytes(50) + data[950:],
+    ],
+    ids=["no end", "half", "head", "garbled"],
+)
+def test_damaged_archives_are_errors(tmp_path, damage, fast):
+    path = tmp_path / "t.pt.trace.json.gz"
+    path.write_bytes(damage(REAL_FILES[-1].read_bytes()))
+    with pytest.raises(TraceError, match="t.pt.trace.json.gz: not a whole trace"):
+        read(path, fast)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("", "empty"),
+        ("not json", "expected"),
+        ("{}", "traceEvents"),
+        ('{"traceEvents": 3}', "expected"),
+        ('{"a": 1', "cut short"),
+        ("[" * 100_000, "nested"),
+        ('{"traceEvents": [}', "not JSON"),
+        ('{"traceEvents": [{"a": 1} {"a": 2}]}', "expected"),
+        (kineto([memory(1, 2)]), "no ProfilerStep"),
+        ("[]", "no ProfilerStep"),
+        ('{"traceEvents": []}', "no ProfilerStep"),
+        ("\x00" * 500, "expected"),
+    ],
+)
+def test_what_is_no_trace_is_one_clear_error(tmp_path, text, said, fast):
+    path = write(tmp_path / "t.json", text)
+    with pytest.raises(UserError, match=said) as error:
+        read(path, fast)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_file_is_an_error(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read(path)
+
+
+def test_fields_of_odd_types_are_passed_over(tmp_path):
+    odd = [
+        None,
+        5,
+        [],
+        {"ph": "X", "cat": ["user_annotation"], "name": {}},
+        {"name": "[memory]", "args": 7},
+        {"name": "[memory]", "args": {"Total Allocated": "9", "Device Type": 0, "Device Id": 0}},
+        {**span("ProfilerStep#1", 5, 5), "dur": "5"},
+        {**span("ProfilerStep#1", 5, 5), "ts": None},
+        {**span("ProfilerStep#1", 5, 5), "dur": 10**400},
+        {**span("ProfilerStep#1", 5, 5), "dur": float("nan")},
+        {**span("ProfilerStep#1", 5, 5), "dur": True},
+        span("ProfilerStep#x", 5, 5),
+    ]
+    for text in (
+        json.dumps({"traceEvents": odd + steps([100])}),
+        json.dumps({"traceEvents": odd + steps([100])}, indent=1),
+    ):
+        found = read(write(tmp_path / "t.json", text))
+        assert found == read(tmp_path / "t.json", fast=False)
+        assert found.steps == ((1, 100.0),) and found.memory_events == 0
+
+
+def test_garbled_traces_never_crash_and_both_ways_agree(tmp_path):
+    whole = gzip.decompress(REAL_FILES[-1].read_bytes())
+    path = tmp_path / "t.json"
+    for seed in range(150):
+        chance = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 3, 20])):
+            place, length = chance.randrange(len(data)), chance.randrange(1, 60)
+            data[place : place + length] = chance.choice(
+                [b"", b'"', b"\\", b"\x00", b"}", b"]", b"\n  },\n  {", b"\xff\xfe", b"<script>"]
+            )
+        path.write_bytes(bytes(data))
+        answers = []
+        for fast in (True, False):
+            try:
+                answers.append(read(path, fast))
+            except TraceError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1], f"seed {seed}"
