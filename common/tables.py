@@ -81,7 +81,7 @@ class Column(NamedTuple):
 
 COLUMNS = (
     Column("implementation", _name, False),
-    Column("version", lambda row: row["implementation_version"] or "-", False),
+    Column("version", lambda row: (row["implementation_version"] or "-").split("+")[0], False),
     Column("torch", lambda row: (row["torch_version"] or "-").split("+")[0], False),
     Column("status", lambda row: row["status"], False),
     Column("step ms median [p20-p80] n", lambda row: _spread(row["step_ms"])),
