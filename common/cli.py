@@ -70,11 +70,11 @@ def device(text: str) -> str:
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """A comma-separated list out of `choices`, in their order; "all" is all of them."""
+    """A comma-separated list out of `choices`, in their order; "all" (or "both") is all of them."""
 
     def parse(text: str) -> Tuple[str, ...]:
         words = [word.strip() for word in text.split(",") if word.strip()]
-        if words == ["all"]:
+        if words in (["all"], ["both"]):
             return tuple(choices)
         unknown = [word for word in words if word not in choices]
         if unknown or not words:

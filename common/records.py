@@ -11,7 +11,8 @@ run             always the first line: schema (1), run_id, name, suffix, package
                 command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores, memory_bytes, os)
 environment     once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
                 threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max,
-                useful_cells, padded_cells}: index into the batches of the shape file; cells are T * (U + 1))
+                useful_cells, padded_cells}: index into the batches of the shape file; cells are T * (U + 1)),
+                warnings (lines for the user)
 correctness     job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss
                 with its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the
                 pruned loss to the exact one at the configured range; null for exact losses), note

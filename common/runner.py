@@ -11,7 +11,7 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Callable, Dict, List, Optional, Sequence, Set
 
 from common import cli, interpreters, processes, records, runs, settings, summary, tables
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
@@ -74,6 +74,7 @@ def run_jobs(jobs: Sequence[Job], run_of: Dict[str, Run], python_of: Dict[str, i
     After a job that is not ok the later ones of that implementation are skipped.  A user error of a worker (a broken shape
     file, say) concerns every row and ends the run.
     """
+    warned: Set[str] = set()
     pending = [job for job in jobs if not run_of[job.implementation].is_done(job.name)]
     with Progress(len(pending), quiet) as progress:
         for job in pending:
@@ -92,8 +93,18 @@ def run_jobs(jobs: Sequence[Job], run_of: Dict[str, Run], python_of: Dict[str, i
                     run.add(interruption.records)
                     return False
                 run.add(produced)
+                warn(produced, warned)
             progress.done(f"{job.implementation} {job.name}", run.last_status)
     return True
+
+
+def warn(produced: Sequence[records.Record], warned: Set[str]) -> None:
+    """Print each warning of the workers once, whatever --quiet says: it is about the results."""
+    for record in produced:
+        for warning in record.get("warnings", []):
+            if warning not in warned:
+                warned.add(warning)
+                print(f"warning: {warning}", file=sys.stderr)
 
 
 def exit_code(statuses: Sequence[str], alone: bool) -> int:

@@ -103,12 +103,6 @@ def environment(context: Context) -> Dict[str, Any]:
     from common import shapes
 
     cuda = context.device.type == "cuda"
-    described = []
-    for index in context.batches:
-        pairs = context.shapes(index)
-        T, U = int(pairs[:, 0].max()), int(pairs[:, 1].max())
-        useful, padded = context.all_batches.cells(index)
-        described.append({"index": index, "N": len(pairs), "T_max": T, "U_max": U, "useful_cells": int(useful), "padded_cells": int(padded)})
     return {
         "record": "environment",
         "python": platform.python_version(),
@@ -121,7 +115,8 @@ def environment(context: Context) -> Dict[str, Any]:
         "denormals": context.settings.denormals,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
-        "batches": described,
+        "batches": [context.all_batches.describe(index) for index in context.batches],
+        "warnings": [warning for warning in [context.all_batches.warning()] if warning],
     }
 
 

@@ -1,0 +1,66 @@
+"""Running the suite's own commands as a user would, for the tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+
+
+def command(script, *arguments):
+    return [sys.executable, str(ROOT / script), *map(str, arguments)]
+
+
+def run(script, *arguments, **options):
+    """Run a script to its end; stdout and stderr as text."""
+    options = {"timeout": 600, "cwd": ROOT, **options}
+    return subprocess.run(command(script, *arguments), capture_output=True, text=True, **options)
+
+
+def start(script, *arguments, **options):
+    return subprocess.Popen(
+        command(script, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **options
+    )
+
+
+def assert_user_error(done, *words):
+    """One clear line on stderr with all `words`, exit code 2, no traceback."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr and len(lines) == 1 and ": error: " in lines[0], done.stderr
+    for word in words:
+        assert str(word) in lines[0]
+
+
+def wait_for_worker(parent, job, seconds=120):
+    """Process id of the worker of `job` ("timing-1") that the process `parent` started."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                ppid = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                if ppid == parent.pid and b"common.worker" in b" ".join(arguments):
+                    if json.loads(Path(os.fsdecode(arguments[-2])).read_text())["job"] == job:
+                        return int(entry.name)
+            except (OSError, ValueError, IndexError):
+                continue
+        if parent.poll() is not None:
+            raise AssertionError(f"ended before {job}: {parent.stderr.read()}")
+        time.sleep(0.05)
+    raise AssertionError(f"no worker of {job} within {seconds} s")
+
+
+def rows_of(log_dir, *arguments):
+    """The rows of summarize.py, by implementation."""
+    done = run("summarize.py", log_dir, "--format", "json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return {row["name"]: row for row in json.loads(done.stdout)}

@@ -1,0 +1,115 @@
+"""Flags: the errors they give, the settings they become, and that asking for help costs nothing."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from commands import ROOT, assert_user_error, run
+from common import cli, settings
+from common.implementations import IMPLEMENTATIONS
+
+SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py", "generate_shape_info.py", "summarize.py"])
+def test_help_needs_no_torch(script, tmp_path):
+    """A torch that refuses to be imported stands in the way: --help must not meet it."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('imported for --help')")
+    import os
+
+    done = run(script, "--help", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout and "--help" in done.stdout
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py"])
+def test_every_script_takes_the_same_flags(script):
+    text = run(script, "--help").stdout
+    flags = "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
+    flags += "passes scope rounds threads seed log-dir quiet denormals pruned-recipe"
+    missing = [flag for flag in flags.split() if f"--{flag}" not in text]
+    assert not missing
+    assert text.count("Default:") >= 20
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--batch-size", "0"], ["--batch-size", "at least 1"]),
+        (["--batch-size", "many"], ["--batch-size", "whole number", "many"]),
+        (["--max-frames", "0"], ["--max-frames", "at least 1"]),
+        (["--max-frames", "-5"], ["--max-frames"]),
+        (["--vocab-size", "1"], ["--vocab-size", "at least 2"]),
+        (["--device", "tpu"], ["--device", "cuda", "tpu"]),
+        (["--device", "cpu:1"], ["--device"]),
+        (["--dtype", "int8"], ["--dtype", "int8"]),
+        (["--sort-utterance", "maybe"], ["--sort-utterance", "true or false", "maybe"]),
+        (["--passes", "timing,heat"], ["--passes", "heat"]),
+        (["--schedule", "wait=1,active=2"], ["--schedule", "warmup"]),
+        (["--schedule", "wait=1,warmup=1,active=0,repeat=1"], ["--schedule", "at least 1"]),
+        (["--rounds", "0"], ["--rounds"]),
+        (["--shape-file", "/nowhere/shape_info.pt"], ["--shape-file", "/nowhere/shape_info.pt", "no such file"]),
+        (["--frobnicate"], ["--frobnicate"]),
+    ],
+)
+def test_bad_flags(arguments, words):
+    assert_user_error(run("benchmark_torchaudio.py", *arguments), *words)
+
+
+def test_unknown_implementation():
+    assert_user_error(run("benchmark_all.py", "--only", "torchaudio,k3"), "--only", "k3")
+    assert_user_error(run("benchmark_all.py", "--only", "k2", "--skip", "k2"), "--skip")
+
+
+@pytest.mark.parametrize("text", ["true", "True", "yes", "T", "y", "1"])
+def test_true(text):
+    assert cli.str2bool(text) is True
+
+
+@pytest.mark.parametrize("text", ["false", "NO", "f", "n", "0"])
+def test_false(text):
+    assert cli.str2bool(text) is False
+
+
+def parsed(*arguments):
+    parser = cli.Parser()
+    cli.add_flags(parser)
+    return cli.given_settings(parser.parse_args(arguments))
+
+
+def test_presets_follow_the_device_and_flags_win():
+    full = settings.resolve(parsed(), "cuda")
+    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("seed", 30, 80, "30")
+    assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
+    small = settings.resolve(parsed(), "cpu")
+    assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512
+    mixed = settings.resolve(parsed("--preset", "seed", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu")
+    assert (mixed.suffix, mixed.trace_steps) == ("7", 9)
+
+
+def test_sorted_batches_are_spread_by_default():
+    chosen = settings.resolve(parsed("--sort-utterance", "true", "--preset", "seed"), "cpu")
+    assert (chosen.batches, chosen.suffix) == ("spread", "max-frames-10000")
+    assert settings.resolve(parsed(), "cpu").batches == "first"
+    assert settings.resolve(parsed("--sort-utterance", "yes", "--batches", "longest"), "cpu").batches == "longest"
+
+
+def test_settings_survive_json():
+    import json
+
+    chosen = settings.resolve(parsed("--scope", "step", "--spread", "5%"), "cpu")
+    assert settings.Settings.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
+    assert chosen.scopes == ("step",) and chosen.spread == pytest.approx(0.05)
+
+
+def test_scripts_are_executable():
+    for script in [*SCRIPTS, "benchmark_all.py", "generate_shape_info.py", "summarize.py"]:
+        path = ROOT / script
+        assert path.stat().st_mode & 0o111 and path.read_text().startswith("#!/usr/bin/env python3\n")
+
+
+def test_wrong_words_are_argparse_errors():
+    with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
+        cli.positive("0")

@@ -1,0 +1,211 @@
+"""The runner, tried with real commands: what a run leaves, and what a crash, a hang, an OOM or Ctrl-C costs."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from commands import ROOT, assert_user_error, rows_of, run, start, wait_for_worker
+from common import records
+
+pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
+
+QUICK = ["--in-place", "--preset", "quick", "--max-seconds", "0.05"]
+PAIR = ["--only", "torchaudio,optimized_transducer"]
+
+
+@pytest.fixture
+def flags(tmp_path, tiny_shapes):
+    return [*QUICK, "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+def test_a_run_from_start_to_end(flags, log):
+    done = run("benchmark_all.py", *PAIR, *flags, "--rounds", "2", "--schedule", "wait=1,warmup=1,active=3,repeat=2")
+    assert done.returncode == 0, done.stderr
+    assert "torchaudio" in done.stdout and "optimized_transducer" in done.stdout
+    assert "preset quick" in done.stderr
+    rows = rows_of(log)
+    assert set(rows) == {"torchaudio", "optimized_transducer"}
+    for name, row in rows.items():
+        assert row["status"] == "ok" and row["device"] == "cpu" and row["torch_version"]
+        assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4
+        assert row["step_ms"]["n"] >= 4 and row["loss_ms"]["p20"] <= row["loss_ms"]["median"] <= row["loss_ms"]["p80"]
+        assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["peak_memory_mb"] > 0
+        folder = log / f"{name}-2"
+        assert len(list(folder.glob("*.pt.trace.json*"))) == 2
+        text = (folder / f"{name}-2.txt").read_text()
+        assert "cycle 1 of 2" in text and "cycle 2 of 2" in text and "joiner" in text
+        kept = records.read(folder)
+        assert [r for r in kept if r["record"] == "trace"][0]["steps"] == 10
+        samples = [r for r in kept if r["record"] == "sample"]
+        assert {(s["scope"], s["round"]) for s in samples} == {("loss", 1), ("loss", 2), ("step", 1), ("step", 2)}
+        assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
+        assert any(s["warmup"] for s in samples)
+        assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
+    one, other = (records.run_header(records.read(log / f"{name}-2")) for name in rows)
+    assert one["run_id"] == other["run_id"] and one["machine"]["cores"] >= 1
+
+
+def test_the_second_run_gets_a_folder_of_its_own(flags, log):
+    arguments = [*flags, "--passes", "correctness,trace"]
+    for _ in range(2):
+        assert run("benchmark_torchaudio.py", *arguments).returncode == 0
+    assert sorted(path.name for path in log.iterdir()) == ["torchaudio-2", "torchaudio-2.2"]
+    assert len(list((log / "torchaudio-2").glob("*.pt.trace.json*"))) == 2
+    assert rows_of(log)["torchaudio"]["log_dir"].endswith("torchaudio-2.2")
+
+
+def test_sorted_utterances(flags, log):
+    done = run("benchmark_torchaudio.py", *flags, "--sort-utterance", "true", "--max-frames", "60", "--passes", "timing")
+    assert done.returncode == 0, done.stderr
+    kept = records.read(log / "torchaudio-max-frames-60")
+    batches = next(r for r in kept if r["record"] == "environment")["batches"]
+    assert all(b["N"] * b["T_max"] <= 2 * 60 for b in batches) and len({b["T_max"] for b in batches}) == 2
+
+
+def test_missing_package_is_a_row(flags):
+    done = run("benchmark_all.py", "--only", "torchaudio,k2", "--passes", "correctness", *flags)
+    try:
+        import k2  # noqa: F401
+    except ImportError:
+        assert done.returncode == 0 and "missing" in done.stdout and "k2 is not installed" in done.stdout
+        assert "Traceback" not in done.stderr
+        alone = run("benchmark_k2.py", "--passes", "correctness", *flags)
+        assert alone.returncode == 1 and "missing" in alone.stdout
+    else:
+        pytest.skip("k2 is installed beside torchaudio here")
+
+
+def test_unsupported_dtype_is_a_row(flags):
+    done = run("benchmark_all.py", *PAIR, "--passes", "correctness", "--dtype", "float16", *flags)
+    assert "unsupported" in done.stdout and "does not take float16" in done.stdout
+
+
+def test_a_killed_worker_costs_only_its_row(flags, log):
+    process = start("benchmark_all.py", *PAIR, *flags, "--passes", "correctness,timing", "--max-seconds", "2", "--spread", "0.0001%")
+    os.kill(wait_for_worker(process, "timing-1"), signal.SIGKILL)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, errors
+    rows = rows_of(log)
+    assert sorted(row["status"] for row in rows.values()) == ["error", "ok"]
+    killed = next(row for row in rows.values() if row["status"] == "error")
+    assert "SIGKILL" in killed["reason"] and "SIGKILL" in output
+    assert killed["loss_error"] < 1e-4  # what was measured before is still there
+
+
+def test_a_hung_worker_times_out(flags, log):
+    process = start("benchmark_all.py", *PAIR, *flags, "--passes", "correctness", "--timeout", "25")
+    worker = wait_for_worker(process, "correctness")
+    os.kill(worker, signal.SIGSTOP)
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 1, errors
+    rows = rows_of(log)
+    assert rows["torchaudio"]["status"] == "timeout" and "--timeout" in rows["torchaudio"]["reason"]
+    assert rows["optimized_transducer"]["status"] == "ok"
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(flags, log):
+    arguments = ["benchmark_torchaudio.py", *flags, "--rounds", "2", "--passes", "correctness,timing"]
+    process = start(*arguments)
+    worker = wait_for_worker(process, "timing-1")
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+    assert "torchaudio" in output and "interrupted" in output
+    assert not os.path.exists(f"/proc/{worker}")
+    before = records.read(log / "torchaudio-2")
+    assert [r["status"] for r in before if r["record"] == "status"] == ["ok", "interrupted"]
+
+    done = run(*arguments, "--resume")
+    assert done.returncode == 0, done.stderr
+    after = records.read(log / "torchaudio-2")
+    assert after[: len(before)] == before
+    assert [r["job"] for r in after[len(before) :] if r["record"] == "status"] == ["timing-1", "timing-2"]
+    assert [path.name for path in log.iterdir()] == ["torchaudio-2"]
+    assert rows_of(log)["torchaudio"]["status"] == "ok"
+
+
+def test_nothing_to_resume(flags):
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--resume"), "--resume", "no run with these settings")
+
+
+def test_out_of_memory_is_a_row(flags, log, tmp_path):
+    """A limit on address space that torch fits in and a batch of 8 GiB of logits does not."""
+    import torch
+
+    shapes = tmp_path / "long.pt"
+    torch.save(torch.full((4, 2), 2000, dtype=torch.int32), shapes)
+    limit = 24 * 2**30
+    done = run(
+        "benchmark_torchaudio.py", *flags, "--shape-file", shapes, "--batch-size", "4", "--vocab-size", "500", "--passes", "timing",
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert rows_of(log)["torchaudio"]["status"] == "oom"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small file system needs root")
+def test_full_disk(flags, tmp_path):
+    """A file system of 64 kB: the traces do not fit, the results written before stay whole."""
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode != 0:
+        pytest.skip("this system does not let root mount a tmpfs")
+    try:
+        done = run("benchmark_torchaudio.py", *flags, "--log-dir", small)
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+        assert "No space left" in done.stdout + done.stderr
+        kept = records.read(small / "torchaudio-2")
+        assert [r["status"] for r in kept if r["record"] == "status"][0] == "ok"
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def test_log_dir_that_cannot_be_made(flags, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", tmp_path / "file"), "--log-dir", "file")
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", tmp_path / "file" / "log"), "--log-dir")
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", "/proc/log"), "--log-dir", "/proc/log")
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is an NVIDIA GPU here")
+def test_cuda_that_is_not_there(flags):
+    assert_user_error(run("benchmark_torchaudio.py", *flags, "--device", "cuda"), "--device cuda", "no CUDA device")
+
+
+class RunsCode:
+    def __reduce__(self):
+        return (os.system, ("touch PICKLE_WAS_RUN",))
+
+
+def bad_shape_files():
+    import torch
+
+    yield "truncated", lambda path: path.write_bytes(open(ROOT / "shape_info.pt", "rb").read()[:1000]), []
+    yield "code", lambda path: torch.save(RunsCode(), path), []
+    yield "floats", lambda path: torch.save(torch.ones(3, 2), path), ["int"]
+    yield "three columns", lambda path: torch.save(torch.ones(3, 3, dtype=torch.int32), path), ["column"]
+    yield "zero T", lambda path: torch.save(torch.tensor([[5, 1], [0, 3]], dtype=torch.int32), path), ["row 1", "0"]
+    yield "negative U", lambda path: torch.save(torch.tensor([[5, -2]], dtype=torch.int32), path), ["row 0", "-2"]
+    yield "empty", lambda path: torch.save(torch.zeros(0, 2, dtype=torch.int32), path), []
+
+
+@pytest.mark.parametrize("make, words", [pytest.param(*rest, id=name) for name, *rest in bad_shape_files()])
+def test_bad_shape_file(make, words, flags, tmp_path):
+    path = tmp_path / "bad.pt"
+    make(path)
+    done = run("benchmark_torchaudio.py", *flags, "--shape-file", path, "--quiet", cwd=tmp_path)
+    assert_user_error(done, path, *words)
+    assert not list(tmp_path.rglob("PICKLE_WAS_RUN")) and not (ROOT / "PICKLE_WAS_RUN").exists()
+    assert not list((tmp_path / "log").glob("*"))
