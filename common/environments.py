@@ -30,8 +30,8 @@ SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.10")  # in the order tried when 
 
 @dataclass(frozen=True)
 class Environment:
-    """name: the folder below .venv; pythons: minor versions it can have (None: SUPPORTED_PYTHONS); requirements: its lock
-    file below requirements/; description: what set-up says while it installs; required: set-up fails without it."""
+    """name: the folder below .venv; pythons: minor versions it can have (None: SUPPORTED_PYTHONS); requirements: its
+    lock file in requirements/; description: what set-up says while it installs; required: set-up fails without it."""
 
     name: str
     pythons: Optional[Tuple[str, ...]]
@@ -43,8 +43,8 @@ class Environment:
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment("main", None, "main.txt", "torch 2.11 and torchaudio, 5 GB on disk, about 2 minutes", required=True),
-        Environment("k2", ("3.11",), "k2.txt", "k2 1.23.4 with its torch 1.13, 4 GB on disk, about 2 minutes"),
+        Environment("main", None, "main.txt", "torch 2.11 and torchaudio, 5 GB, about 2 minutes", required=True),
+        Environment("k2", ("3.11",), "k2.txt", "k2 1.23.4 with its torch 1.13, 4 GB, about 2 minutes"),
         Environment("viewer", None, "viewer.txt", "TensorBoard with the profiler plugin, about half a minute"),
     )
 }

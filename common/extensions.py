@@ -49,16 +49,17 @@ def load(
         try:
             module = importlib.import_module(package)
         except ImportError as error:
-            raise NotRunnable("missing", f"{package} does not import: {error}; delete {folder} to compile it anew") from error
+            advice = f"delete {folder} to compile it anew"
+            raise NotRunnable("missing", f"{package} does not import: {error}; {advice}") from error
         finally:
             sys.path.remove(str(folder))
     try:
         source.probe(module, device)
     except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
         line = str(error).strip().partition("\n")[0]
-        raise NotRunnable(
-            "unsupported", f"{module.__file__} does not run on {device}: {line}; {source.without_device}"
-        ) from error
+        installed = BUILD not in Path(str(module.__file__)).resolve().parents
+        advice = f"; {source.without_device}" if installed else ""
+        raise NotRunnable("unsupported", f"{module.__file__} does not run on {device}: {line}{advice}") from error
     return module
 
 
@@ -72,11 +73,15 @@ def build(package: str, device: str, progress: Callable[[str], None] = say, mode
     folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
     if folder.exists():
         return folder
+    toolchain.check(source, tools)
     waiting = f"{package}: another process is compiling it; waiting for that to end"
-    with locked(BUILD / f"{folder.name}.lock", lambda: progress(waiting)) as lock:
-        if not folder.exists():
-            toolchain.check(source, tools)
-            _compile(source, tools, folder, progress, lock)
+    try:
+        with locked(BUILD / f"{folder.name}.lock", lambda: progress(waiting)) as lock:
+            if not folder.exists():
+                _compile(source, tools, folder, progress, lock)
+    except OSError as error:
+        advice = f"make room in {BUILD} or make it writable"
+        raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
     return folder
 
 
@@ -109,7 +114,7 @@ def _import(package: str) -> Optional[ModuleType]:
     """The installed `package`, or None when there is none or it does not import (built for another torch, say)."""
     try:
         return importlib.import_module(package)
-    except ImportError:
+    except (ImportError, OSError):  # OSError: a shared library that it loads is not there
         for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
             del sys.modules[name]  # submodules imported before the error would be mixed with those of our build
         return None
@@ -118,8 +123,8 @@ def _import(package: str) -> Optional[ModuleType]:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.extensions",
-        description="Compile every source package for this Python, unless it is there.  What cannot be compiled is said, "
-        "with what to do, and the exit code is 1.",
+        description="Compile every source package for this Python, unless it is there.  What cannot be compiled is "
+        "said, with what to do, and the exit code is 1.",
     )
     parser.add_argument("command", choices=["build"])
     parser.add_argument(

@@ -13,8 +13,8 @@ from typing import Callable, Iterator
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
     """Hold the lock file `path` (made when missing); `waiting` is called once when another process has it.
 
-    Yields the descriptor: a child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so that the
-    files it writes stay its own even when its parent was killed.
+    Yields the descriptor: a child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so that
+    the files it writes stay its own even when its parent was killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
@@ -28,7 +28,8 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
             if _is(path, descriptor):
                 yield descriptor
                 return
-            path.parent.mkdir(parents=True, exist_ok=True)  # the holder removed the file (`make clean`): take the new one
+            # The holder removed the file (`make clean`): take the new one.
+            path.parent.mkdir(parents=True, exist_ok=True)
         finally:
             os.close(descriptor)
 

@@ -21,7 +21,7 @@ def find(versions: Sequence[str]) -> Tuple[str, str]:
     without_venv = ""
     for command in _candidates(versions):
         try:
-            done = subprocess.run([command, "-c", _PROBE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run([command, "-c", _PROBE], capture_output=True, text=True)
         except OSError:
             continue
         version = done.stdout.strip()

@@ -53,7 +53,8 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
     lacking = [name for name in ("pip", "setuptools", "wheel") if importlib.util.find_spec(name) is None]
     if lacking:
         raise NotRunnable(
-            "missing", f"{package} is fetched with pip, which needs {' and '.join(lacking)}: pip install {' '.join(lacking)}"
+            "missing",
+            f"{package} is fetched with pip, which needs {' and '.join(lacking)}: pip install {' '.join(lacking)}",
         )
     progress(f"{package}: fetching {pin.file_name}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,11 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         command += ["--require-hashes", "--no-input", "--disable-pip-version-check", "--dest", temporary]
         done = subprocess.run(
-            [*command, "-r", str(requirement)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [*command, "-r", str(requirement)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         downloaded = Path(temporary) / pin.file_name
         if done.returncode != 0 or not downloaded.exists():
@@ -72,7 +77,8 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
             errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
             error = (errors or lines or [f"pip ended with {done.returncode}"])[-1]
             raise NotRunnable(
-                "missing", f"{package} cannot be fetched: {error}; run `make setup` again, or put {pin.file_name} into {folder}"
+                "missing",
+                f"{package} cannot be fetched: {error}; run `make setup` again, or put {pin.file_name} into {folder}",
             )
         os.replace(downloaded, target)
     return target

@@ -1,4 +1,4 @@
-"""The table of losses that are compiled from their sdists: what of the sdist is compiled, how, and how to tell it works.
+"""The table of losses that are compiled from their sdists: what of the sdist, how, and how to tell it works.
 
 Versions and hashes are in requirements/sources.txt.  Adding one = one entry here and one line there.
 """
@@ -37,7 +37,7 @@ class SourcePackage:
 
 
 def _probe_optimized_transducer(module: ModuleType, device: str) -> None:
-    """N = T = U = 1, V = 2 at zero logits: one token and one blank, each with probability 1/2, so the loss is 2 ln 2."""
+    """N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2: the loss is 2 ln 2."""
     import torch
 
     one = torch.ones(1, dtype=torch.int32, device=device)
@@ -63,7 +63,8 @@ SOURCE_PACKAGES = {
             ),
             cuda_sources=("optimized_transducer/csrc/*.cu",),
             cuda_define="-DOT_WITH_CUDA",
-            nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),  # as its cmake has
+            # As its cmake has them.
+            nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
             needs_moderngpu=True,
             probe=_probe_optimized_transducer,
             without_device="uninstall it, and `make setup` compiles it for CUDA where MODERNGPU_HOME is set",

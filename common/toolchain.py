@@ -85,7 +85,9 @@ def check(source: SourcePackage, tools: Toolchain) -> None:
         _check_cuda(source, tools)
     what = f"{source.package} is compiled from source, which needs"
     if not tools.compiler_version:
-        raise NotRunnable("missing", f"{what} a C++ compiler, and `{tools.compiler}` is none: install gcc and g++ (or set CXX)")
+        raise NotRunnable(
+            "missing", f"{what} a C++ compiler; `{tools.compiler}` is none: install gcc and g++ (or set CXX)"
+        )
     if shutil.which("ninja", path=_path()) is None:
         raise NotRunnable("missing", f"{what} ninja: pip install ninja")
     headers = Path(sysconfig.get_path("include"))
@@ -110,7 +112,9 @@ def _check_cuda(source: SourcePackage, tools: Toolchain) -> None:
             "set MODERNGPU_HOME to a checkout of moderngpu",
         )
     if tools.cuda_home is None:
-        raise NotRunnable("unsupported", f"{what} nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME")
+        raise NotRunnable(
+            "unsupported", f"{what} nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
+        )
     if tools.nvcc_version.split(".")[0] != tools.torch_cuda.split(".")[0]:
         raise NotRunnable(
             "unsupported",

@@ -1,4 +1,4 @@
-"""Set-up, for real but small: environments that hold one wheel made here, in a checkout of their own, without network."""
+"""Set-up, for real but small: environments with one wheel made here, in a checkout of their own, no network."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class Checkout:
         self.lock("main", make_wheel(self.wheels, "1"))
         self.lock("other", make_wheel(self.wheels, "1"))
         keep = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
-        self.environment = {**keep, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self.wheels)}
+        self.environment = {**keep, **pip}
 
     def lock(self, name: str, text: str) -> None:
         (self.folder / "requirements").mkdir(exist_ok=True)
@@ -148,7 +149,8 @@ def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(che
     assert checkout.installed("main") == "1"
     assert "other: left out" in stderr and "old: left out" in stderr
 
-    for name, expected in (("old", f"needs Python 3.2, found none on PATH (this is Python {RUNNING})"), ("other", "HASHES")):
+    no_python = f"needs Python 3.2, found none on PATH (this is Python {RUNNING})"
+    for name, expected in (("old", no_python), ("other", "HASHES")):
         note = checkout.venv(f"{name}.reason").read_text()
         assert expected in note and "make setup" in note and note.count("\n") == 1
         assert checkout.run("path", name) == (1, "", note)
@@ -165,7 +167,7 @@ def test_no_main_environment_is_an_error(checkout):
     code, _, stderr = checkout.run("setup")
     assert code == 1
     last = stderr.strip().splitlines()[-1]
-    assert last.startswith("environments: error: main cannot be set up: No matching distribution found for no-such-package")
+    assert last.startswith("environments: error: main cannot be set up: No matching distribution found for no-such")
     assert not checkout.venv("other").exists()  # no two minutes for the others first
 
 
@@ -221,7 +223,7 @@ def test_an_unknown_name_is_a_usage_error(checkout):
 @pytest.mark.parametrize("name", ["main", "k2", "viewer", "sources"])
 def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "--only-binary"))]
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", "--only-binary"))]
     assert lines
     for line in lines:
         assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
@@ -229,7 +231,8 @@ def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
 
 
 def test_k2_is_pinned_to_one_wheel():
-    entry = re.search(r"^k2==1\.23\.4 \\\n((?:    --hash=\S+(?: \\)?\n)+)", (ROOT / "requirements/k2.txt").read_text(), re.M)
+    text = (ROOT / "requirements" / "k2.txt").read_text()
+    entry = re.search(r"^k2==1\.23\.4 \\\n((?:    --hash=\S+(?: \\)?\n)+)", text, re.M)
     assert entry[1].split() == ["--hash=sha256:5b5f709b12b9cd092b583984d0b7d940c9f898101259c998d68d1f4adefa48d4"]
 
 
@@ -239,6 +242,7 @@ def test_a_lock_keeps_only_the_chosen_hash():
     specification.loader.exec_module(lock)
     text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
     assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
-    assert lock.keep_one_hash(text, "a", "sha256:bb") == "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    kept = "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
+    assert lock.keep_one_hash(text, "a", "sha256:bb") == kept
     with pytest.raises(ValueError, match="no file with hash sha256:dd"):
         lock.keep_one_hash(text, "a", "sha256:dd")

@@ -1,0 +1,271 @@
+"""Compiling source packages: optimized_transducer itself from .build, the rest with a stand-in of seconds."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import io
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from common import toolchain
+from common.source_packages import SOURCE_PACKAGES
+
+ROOT = Path(__file__).resolve().parents[1]
+OPTIMIZED_TRANSDUCER = SOURCE_PACKAGES["optimized_transducer"]
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch in this Python"),
+    pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler (c++) on PATH"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("wheel") is None, reason="no wheel package, which pip needs for sdists"
+    ),
+]
+
+# A package with the layout of optimized_transducer's sdist: same names, no torch in its C++, so seconds to compile.
+PYTHON_FOLDER = "optimized_transducer/python/optimized_transducer"
+STAND_IN = {
+    "setup.py": "import setuptools\nsetuptools.setup(name='optimized_transducer', version='1.4')\n",
+    "PKG-INFO": "Metadata-Version: 2.1\nName: optimized_transducer\nVersion: 1.4\n",
+    f"{PYTHON_FOLDER}/__init__.py": (
+        "import math, torch, _optimized_transducer\n"
+        "from .torch_version import built_for\n"
+        "assert built_for == torch.__version__\n"
+        "def transducer_loss(logits, *_, **__):\n"
+        "    return logits.new_tensor(_optimized_transducer.answer() * math.log(2))\n"
+    ),
+    f"{PYTHON_FOLDER}/torch_version.py.in": 'built_for = "@TORCH_VERSION@"\n',
+    "optimized_transducer/csrc/cpu.cc": "int answer() { return ANSWER; }\n",
+    "optimized_transducer/csrc/transducer-loss.cc": "\n",
+    "optimized_transducer/python/csrc/module.cc": (
+        "#define PY_SSIZE_T_CLEAN\n"
+        "#include <Python.h>\n"
+        "int answer();\n"
+        "static PyObject *Answer(PyObject *, PyObject *) { return PyLong_FromLong(answer()); }\n"
+        'static PyMethodDef methods[] = {{"answer", Answer, METH_NOARGS, ""}, {nullptr, nullptr, 0, nullptr}};\n'
+        'static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_optimized_transducer", "", -1, methods};\n'
+        "PyMODINIT_FUNC PyInit__optimized_transducer() { return PyModule_Create(&module); }\n"
+    ),
+}
+LOAD = """\
+import sys
+from common import extensions
+from common.errors import NotRunnable
+try:
+    print(extensions.load("optimized_transducer", sys.argv[1]).__file__)
+except NotRunnable as error:
+    print(error.status, error, sep=": ")
+"""
+
+
+class Checkout:
+    """A folder with the code that compiles, and a stand-in sdist that pip finds in a folder of its own."""
+
+    def __init__(self, folder: Path, answer: str = "2"):
+        self.folder = folder
+        shutil.copytree(ROOT / "common", folder / "common", ignore=shutil.ignore_patterns("__pycache__"))
+        (folder / "index").mkdir()
+        sdist = folder / "index" / "optimized_transducer-1.4.tar.gz"
+        with tarfile.open(sdist, "w:gz") as archive:
+            for name, text in STAND_IN.items():
+                data = text.replace("ANSWER", answer).encode()
+                entry = tarfile.TarInfo(f"optimized_transducer-1.4/{name}")
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        digest = hashlib.sha256(sdist.read_bytes()).hexdigest()
+        (folder / "requirements").mkdir()
+        (folder / "requirements" / "sources.txt").write_text(f"optimized_transducer==1.4 --hash=sha256:{digest}\n")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PIP_") and k not in ("CXX", "MODERNGPU_HOME")}
+        pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "index")}
+        self.environment = {**clean, **pip, "PYTHONPATH": str(folder)}
+        self.build = folder / ".build"
+
+    def start(self, device: str = "cpu", **variables: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", LOAD, device],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # so that it can be killed with the compiler it started
+        )
+
+    def load(self, device: str = "cpu", **variables: str) -> tuple[str, str]:
+        """(what LOAD printed, progress)"""
+        process = self.start(device, **variables)
+        stdout, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stderr
+        return stdout.strip(), stderr
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    return Checkout(tmp_path / "checkout")
+
+
+@pytest.mark.compiles
+def test_optimized_transducer_itself():
+    import torch
+
+    from common import extensions
+
+    module = extensions.load("optimized_transducer", "cpu")
+    assert extensions.load("optimized_transducer", "cpu") is module
+    # T = 2, U = 1, V = 2 at zero logits: two paths of three symbols, each symbol 1/2, so the loss is ln 4.
+    logits = torch.zeros(4, 2, requires_grad=True)
+    targets, T, U = (torch.tensor(value, dtype=torch.int32) for value in ([[1]], [2], [1]))
+    loss = module.transducer_loss(logits * 1, targets, T, U, blank=0, from_log_softmax=False, reduction="sum")
+    loss.backward()
+    assert math.isclose(loss.item(), math.log(4), rel_tol=1e-6)
+    # Each row of the gradient sums to zero: adding a constant to all logits of a cell changes nothing.
+    assert logits.grad.sum(dim=1).abs().max() < 1e-6 and logits.grad.abs().max() > 0.1
+
+
+def test_fetched_compiled_and_then_taken_from_the_cache(checkout):
+    loaded, said = checkout.load()
+    (folder,) = [path for path in checkout.build.glob("optimized_transducer-1.4-cpu-*") if path.is_dir()]
+    assert Path(loaded) == folder / "optimized_transducer" / "__init__.py"
+    assert "fetching" in said and "compiling" in said
+    assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [
+        "_optimized_transducer.so",
+        "optimized_transducer",
+    ]
+    again, said = checkout.load()
+    assert (again, said) == (loaded, "")
+
+    shutil.rmtree(folder)
+    (checkout.build / "sources" / "optimized_transducer-1.4.tar.gz").write_bytes(b"garbled")
+    again, said = checkout.load()
+    assert again == loaded and "fetching" in said  # a file with another hash is not trusted
+
+
+def test_two_at_once_compile_once(checkout):
+    both = [checkout.start(), checkout.start()]
+    outputs = [process.communicate(timeout=300) for process in both]
+    assert outputs[0][0] == outputs[1][0] and outputs[0][0].strip().endswith("__init__.py")
+    assert "".join(stderr for _, stderr in outputs).count("compiling for cpu") == 1
+
+
+def test_killed_half_way_the_next_one_starts_over(checkout, tmp_path):
+    compiler, slow = tmp_path / "slow-c++", tmp_path / "slow"
+    compiler.write_text(f'#!/bin/sh\n[ "$1" = --version ] || [ ! -e {slow} ] || sleep 600\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    slow.touch()
+    process = checkout.start(CXX=str(compiler))
+    deadline = time.monotonic() + 120
+    while not list(checkout.build.glob("*.partial/objects/lock")):  # torch's own lock file, which nobody removes now
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    slow.unlink()
+
+    loaded, said = checkout.load(CXX=str(compiler))
+    assert loaded.endswith("__init__.py") and "compiled" in said
+    assert not list(checkout.build.glob("*.partial"))
+
+
+def test_what_does_not_compile_says_its_first_error_and_where_the_log_is(tmp_path):
+    checkout = Checkout(tmp_path / "checkout", answer="nonsense")
+    outcome, _ = checkout.load()
+    assert outcome.startswith("missing: optimized_transducer does not compile: ")
+    assert "error: 'nonsense' was not declared" in outcome.replace("‘", "'").replace("’", "'")
+    log = Path(outcome.partition("see ")[2].partition(",")[0])
+    assert "nonsense" in log.read_text() and "run `make setup`" in outcome
+
+
+def test_what_computes_nonsense_is_not_used(tmp_path):
+    outcome, _ = Checkout(tmp_path / "checkout", answer="3").load()
+    assert outcome.startswith("unsupported: ") and "must be 2 ln 2" in outcome
+
+
+def test_what_cannot_be_fetched(checkout):
+    shutil.rmtree(checkout.folder / "index")
+    outcome, _ = checkout.load()
+    assert outcome.startswith("missing: optimized_transducer cannot be fetched: No matching distribution found")
+    assert "put optimized_transducer-1.4.tar.gz into" in outcome
+
+
+def test_no_compiler(checkout):
+    outcome, _ = checkout.load(CXX="/nowhere/c++")
+    assert outcome.startswith("missing: ") and "`/nowhere/c++`" in outcome and "install gcc and g++" in outcome
+
+
+def test_no_ninja(checkout, monkeypatch):
+    tools = toolchain.find("cpu")
+    monkeypatch.setattr(toolchain, "_path", lambda: str(checkout.folder))
+    with pytest.raises(toolchain.NotRunnable, match="pip install ninja"):
+        toolchain.check(OPTIMIZED_TRANSDUCER, tools)
+
+
+def test_an_installed_package_is_used_but_must_run_on_the_device(checkout):
+    package = checkout.folder / "optimized_transducer"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "import math\ndef transducer_loss(logits, *_, **__):\n    return logits.new_tensor(2 * math.log(2))\n"
+    )
+    assert checkout.load() == (str(package / "__init__.py"), "")
+
+    (package / "__init__.py").write_text("def transducer_loss(*_, **__): raise RuntimeError('built without CUDA')\n")
+    outcome, said = checkout.load()
+    assert outcome.startswith("unsupported: ") and "built without CUDA; uninstall it" in outcome and said == ""
+
+    (package / "__init__.py").write_text("raise ImportError('built for another torch')\n")
+    outcome, said = checkout.load()
+    assert "compiled" in said  # our own build instead, imported although the broken one comes first on the path
+    assert outcome.startswith(str(checkout.build))
+
+
+def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
+    cpu = toolchain.find("cpu")
+    monkeypatch.delenv("MODERNGPU_HOME", raising=False)
+    if not cpu.torch_cuda:
+        with pytest.raises(toolchain.NotRunnable, match="has no CUDA"):
+            toolchain.find("cuda")
+        return
+
+    def refusal(**variables: Path) -> str:
+        with pytest.raises(toolchain.NotRunnable) as caught:
+            toolchain.check(OPTIMIZED_TRANSDUCER, toolchain.find("cuda", **variables))
+        assert caught.value.status == "unsupported"
+        return str(caught.value)
+
+    assert "set MODERNGPU_HOME to the checkout" in refusal()
+    assert f"{tmp_path} has no src/moderngpu/context.hxx" in refusal(moderngpu=tmp_path)
+
+    (tmp_path / "src" / "moderngpu").mkdir(parents=True)
+    (tmp_path / "src" / "moderngpu" / "context.hxx").touch()
+    for folder in ("bin", "include"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "include" / "cuda_runtime.h").touch()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 5.5, V5.5.0\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert f"{tmp_path} is 5.5: set CUDA_HOME to another" in refusal(moderngpu=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "log, line",
+    [
+        ("[1/2] c++ a.cc\nFAILED: a.o\na.cc:3:1: error: x\nninja: build stopped.", "a.cc:3:1: error: x"),
+        (
+            "a.cc:1:1: fatal error: a.h: No such file\ncompilation terminated.",
+            "a.cc:1:1: fatal error: a.h: No such file",
+        ),
+        ("c++: internal\nKilled\n\n", "Killed"),
+        ("", "no output"),
+    ],
+)
+def test_the_meaningful_line_of_a_log(log, line):
+    assert toolchain.meaningful_line(log) == line
