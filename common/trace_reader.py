@@ -97,11 +97,14 @@ def read(path: Path, fast: bool = True) -> TraceSummary:
     return collector.summary(str(path), salvaged)
 
 
-def memory_peaks(path: Path) -> Dict[Device, int]:
-    """Highest "Total Allocated" in bytes by (device type, device id); of a trace that need not have steps.  TraceError
-    as for ``read``."""
+def memory_rise(path: Path) -> Dict[Device, int]:
+    """Bytes from the lowest to the highest "Total Allocated" by (device type, device id).
+
+    For a trace that need not have steps and whose counter may start above zero: it goes on from one profiled window of a
+    process to the next.  TraceError as for ``read``.
+    """
     collector, _ = _collect(Path(path), fast=True)
-    return collector.peaks
+    return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
 def _collect(path: Path, fast: bool) -> Tuple[_Collector, int]:
@@ -129,6 +132,7 @@ class _Collector:
         self._operators = 0
         self._last_operators: List[float] = []  # heap of the latest starts
         self.peaks: Dict[Device, int] = {}
+        self.lowest: Dict[Device, int] = {}
         self._memory_events = 0
         self._labels: Dict[str, float] = {}
         self._kernels = False
@@ -170,6 +174,7 @@ class _Collector:
         device = (device_type, device_id)
         if device not in self.peaks or total > self.peaks[device]:
             self.peaks[device] = total
+        self.lowest[device] = min(total, self.lowest.get(device, total))
 
     def summary(self, path: str, salvaged: int) -> TraceSummary:
         if not self._steps:

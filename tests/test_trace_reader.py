@@ -224,5 +224,6 @@ def test_memory_stays_bounded(tmp_path):
         assert int(out[1]) < 100 * 1024
 
 
-def test_memory_peaks_needs_no_steps(tmp_path):
-    assert trace_reader.memory_peaks(write(tmp_path / "t.json", kineto([memory(1, 3), memory(2, 8)]))) == {(CPU, -1): 8}
+def test_memory_rise_needs_no_steps_and_starts_at_the_lowest_count(tmp_path):
+    trace = write(tmp_path / "t.json", kineto([memory(1, 30), memory(2, 28), memory(3, 80), memory(4, 50)]))
+    assert trace_reader.memory_rise(trace) == {(CPU, -1): 52}
