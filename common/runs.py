@@ -6,6 +6,7 @@ TensorBoard and the summary never see windows of two runs as one.
 
 from __future__ import annotations
 
+import json
 import sys
 import uuid
 from datetime import datetime, timezone
@@ -101,11 +102,12 @@ def header(name: str, chosen: Settings, run_id: str, started: str, about: Dict[s
 
 def _resumable(names: Sequence[str], chosen: Settings, log_dir: Path) -> Optional[Dict[str, Path]]:
     """Folders of the newest run under `log_dir` with the same settings, by implementation; None when there is none."""
+    as_written = json.loads(json.dumps(chosen.to_json()))
     found: Dict[str, Dict[str, Path]] = {}
     started: Dict[str, str] = {}
     for path in sorted(log_dir.glob(f"*/{records.FILE_NAME}")):
         head = records.run_header(records.read(path))
-        if head.get("settings") == chosen.to_json() and head.get("name") in names:
+        if head.get("name") in names and head.get("settings") == as_written:
             found.setdefault(head["run_id"], {})[head["name"]] = path.parent
             started[head["run_id"]] = head["started"]
     if not found:

@@ -195,7 +195,7 @@ def bad_shape_files():
     yield "truncated", lambda path: path.write_bytes(open(ROOT / "shape_info.pt", "rb").read()[:1000]), []
     yield "code", lambda path: torch.save(RunsCode(), path), []
     yield "floats", lambda path: torch.save(torch.ones(3, 2), path), ["int"]
-    yield "three columns", lambda path: torch.save(torch.ones(3, 3, dtype=torch.int32), path), ["column"]
+    yield "three columns", lambda path: torch.save(torch.ones(3, 3, dtype=torch.int32), path), ["(3, 3)"]
     yield "zero T", lambda path: torch.save(torch.tensor([[5, 1], [0, 3]], dtype=torch.int32), path), ["row 1", "0"]
     yield "negative U", lambda path: torch.save(torch.tensor([[5, -2]], dtype=torch.int32), path), ["row 0", "-2"]
     yield "empty", lambda path: torch.save(torch.zeros(0, 2, dtype=torch.int32), path), []
