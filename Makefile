@@ -19,8 +19,8 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
 setup: needs-python
-	@$(PYTHON) -m common.environments setup
-	@$(MAIN) -m common.extensions build || echo 'set-up goes on without it' >&2
+	@$(PYTHON) -m common.setup.environments setup
+	@$(MAIN) -m common.setup.extensions build || echo 'set-up goes on without it' >&2
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
@@ -29,7 +29,7 @@ bench: setup
 # exit code 5 is pytest's for ARGS that choose none of them.
 test: setup
 	@$(MAIN) -m pytest $(ARGS)
-	@if k2="$$($(PYTHON) -m common.environments path k2)"; then \
+	@if k2="$$($(PYTHON) -m common.setup.environments path k2)"; then \
 	"$$k2" -m pytest -m environment_contract $(ARGS) $(if $(ARGS),|| test $$? -eq 5); \
 	else echo 'the environment_contract tests did not run in the k2 environment'; fi
 
@@ -37,15 +37,15 @@ summary: setup
 	@$(MAIN) summarize.py $(ARGS)
 
 tensorboard: needs-python
-	@$(PYTHON) -m common.environments setup viewer
-	@viewer="$$($(PYTHON) -m common.environments path viewer)" && \
+	@$(PYTHON) -m common.setup.environments setup viewer
+	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
 	"$$viewer" -m tensorboard.main --logdir $(LOGDIR) --host 127.0.0.1 --port $(PORT)
 
 lock: needs-python
 	@$(PYTHON) requirements/lock.py
 
 clean: needs-python
-	@$(PYTHON) -m common.environments clean
+	@$(PYTHON) -m common.setup.environments clean
 	@rm -rf .build .pytest_cache .ruff_cache
 
 .PHONY: needs-python

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Measure every implementation, each pass and round in a process and environment of its own, and print the table.
 
-A crash, a kill, an OOM, a hang or a missing package costs only that implementation's row.  Ctrl-C keeps what is measured.
-Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
+A crash, a kill, an OOM, a hang or a missing package costs only that implementation's row.  Ctrl-C keeps what is
+measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
 """
 
 import sys
 from pathlib import Path
 
-from common import cli, runner
+from common import cli, flag_types
 from common.implementations import BY_NAME, IMPLEMENTATIONS
+from common.running import runner
 
 
 def list_implementations() -> int:
     """Name, environment and script of each, and where it would run."""
-    from common import interpreters
+    from common.running import interpreters
 
     for implementation in IMPLEMENTATIONS:
         choice = interpreters.choose(implementation, in_place=False, prefer_here=False)
@@ -27,8 +28,14 @@ def main() -> int:
     names = tuple(BY_NAME)
     parser = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
     group = parser.add_argument_group("which implementations")
-    group.add_argument("--only", type=cli.some_of(names), metavar="A,B", default=names, help=f"these: {', '.join(names)}. Default: all")
-    group.add_argument("--skip", type=cli.some_of(names), metavar="A,B", default=(), help="all but these")
+    group.add_argument(
+        "--only",
+        type=flag_types.some_of(names),
+        metavar="A,B",
+        default=names,
+        help=f"these: {', '.join(names)}. Default: all",
+    )
+    group.add_argument("--skip", type=flag_types.some_of(names), metavar="A,B", default=(), help="all but these")
     group.add_argument("--list", action="store_true", help="list them, with the environment each runs in, and stop")
     cli.add_flags(parser)
     arguments = parser.parse_args()

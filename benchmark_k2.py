@@ -6,21 +6,21 @@ Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol,
 
 from types import SimpleNamespace
 
-import common.k2_package
-from common.adapter import Adapter
+import common.losses.k2_package
 from common.cli import script_main
+from common.losses.adapter import Adapter
 
 
 class K2(Adapter):
     name = "k2"
-    hint = common.k2_package.HINT
+    hint = common.losses.k2_package.HINT
     dtypes = ("float32", "float64")
 
     def version(self):
-        return common.k2_package.version(self.module)
+        return common.losses.k2_package.version(self.module)
 
     def prepare(self, batch):
-        return SimpleNamespace(symbols=batch.targets.long(), boundary=common.k2_package.boundary(batch))
+        return SimpleNamespace(symbols=batch.targets.long(), boundary=common.losses.k2_package.boundary(batch))
 
     def loss(self, logits, prepared):
         return self.module.rnnt_loss(logits, termination_symbol=0, reduction="sum", **vars(prepared))

@@ -1,22 +1,23 @@
 #!/usr/bin/env python3
 """Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
-An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact losses.
-Its step is what icefall trains (see common/pruned.py); with its range widened to all of U it must equal the exact loss.
+An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact
+losses.  Its step is what icefall trains (see common/losses/pruned.py); with its range widened to all of U it must
+equal the exact loss.
 """
 
-import common.k2_package
+import common.losses.k2_package
 from common.cli import script_main
-from common.pruned import Pruned
+from common.losses.pruned import Pruned
 
 
 class K2Pruned(Pruned):
     name = "k2-pruned"
-    hint = common.k2_package.HINT
+    hint = common.losses.k2_package.HINT
     dtypes = ("float32", "float64")
 
     def version(self):
-        return common.k2_package.version(self.module)
+        return common.losses.k2_package.version(self.module)
 
 
 ADAPTER = K2Pruned

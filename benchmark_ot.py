@@ -7,9 +7,9 @@ losses it needs the least memory.  Without an installed package it is built once
 
 from types import SimpleNamespace
 
-from common import extensions
-from common.adapter import Adapter
 from common.cli import script_main
+from common.losses.adapter import Adapter
+from common.setup import extensions
 
 
 class OptimizedTransducer(Adapter):

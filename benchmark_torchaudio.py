@@ -7,8 +7,8 @@ little.  CPU and CUDA; float16 on CUDA.
 
 from types import SimpleNamespace
 
-from common.adapter import Adapter
 from common.cli import script_main
+from common.losses.adapter import Adapter
 
 
 class Torchaudio(Adapter):

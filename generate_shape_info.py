@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from common.cli import Parser, positive, whole
+from common.cli import Parser
 from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.flag_types import positive, whole
 
 PROG = "generate_shape_info.py"
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
@@ -88,7 +89,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     try:
         check(flags)
         require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
-        from common import shape_generation
+        from common.data import shape_generation
 
         for line in shape_generation.generate(flags):
             print(line)
@@ -126,10 +127,9 @@ def require(*packages: str) -> None:
         for package in packages:
             importlib.import_module(package)
     except ImportError as error:
-        from common import cli
+        from common.running import interpreters
 
-        if hasattr(cli, "use_main_environment"):
-            cli.use_main_environment()
+        interpreters.continue_in("main")
         raise UserError(
             f"needs {', '.join(packages)} ({error}): run `make setup`, then .venv/main/bin/python {PROG} ..."
         ) from error

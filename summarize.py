@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print one table from log folders: see ``summarize.py --help`` and common/summary.py."""
+"""Print one table from log folders: see ``summarize.py --help`` and common/results/summary.py."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import List, Optional
 
 from common.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
-from common.exports import plain
-from common.summary import rows
-from common.tables import FORMATS, render
+from common.results.exports import plain
+from common.results.summary import rows
+from common.results.tables import FORMATS, render
 
 DESCRIPTION = """\
 One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler

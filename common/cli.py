@@ -6,12 +6,11 @@ No torch here: ``--help`` and a wrong flag answer at once.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, NoReturn, Optional, Sequence
 
-from common import settings
+from common import flag_types, settings
 from common.errors import EXIT_USAGE, UserError
 
 
@@ -20,84 +19,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
-
-
-def str2bool(text: str) -> bool:
-    """True for yes, true, t, y, 1; False for no, false, f, n, 0; in any case."""
-    word = text.strip().lower()
-    if word in ("yes", "true", "t", "y", "1"):
-        return True
-    if word in ("no", "false", "f", "n", "0"):
-        return False
-    raise argparse.ArgumentTypeError(f"give true or false, not {text!r}")
-
-
-def whole(low: int) -> Callable[[str], int]:
-    """A whole number of at least `low`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"give a whole number, not {text!r}") from None
-        if value < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low}, not {value}")
-        return value
-
-    return parse
-
-
-def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"give a number, not {text!r}") from None
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
-    return value
-
-
-def percentage(text: str) -> float:
-    """A fraction from "2%" or "0.02"."""
-    return positive(text[:-1]) / 100 if text.endswith("%") else positive(text)
-
-
-def device(text: str) -> str:
-    kind, _, index = text.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise argparse.ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {text!r}")
-    return text
-
-
-def some_of(choices: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """A comma-separated list out of `choices`, in their order; "all" (or "both") is all of them."""
-
-    def parse(text: str) -> Tuple[str, ...]:
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        if words in (["all"], ["both"]):
-            return tuple(choices)
-        unknown = [word for word in words if word not in choices]
-        if unknown or not words:
-            raise argparse.ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
-        return tuple(choice for choice in choices if choice in words)
-
-    return parse
-
-
-def schedule(text: str) -> Dict[str, int]:
-    """The profiler's schedule from "wait=10,warmup=10,active=20,repeat=2"."""
-    lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
-    values = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        key = key.strip()
-        if key not in lows:
-            raise argparse.ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
-        values[key] = whole(lows[key])(value)
-    missing = [key for key in lows if key not in values]
-    if missing:
-        raise argparse.ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
-    return values
 
 
 def _defaults(key: str) -> str:
@@ -109,44 +30,220 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     defaults = settings.DEFAULTS
     group = parser.add_argument_group("what is measured")
     presets = "; ".join(f"{name}: {note}" for name, note in settings.PRESET_NOTES.items())
-    group.add_argument("--preset", choices=settings.PRESETS, help=f"the size of the run. {presets}. Default: seed on CUDA, cpu on a CPU; every flag below overrides its part")
-    group.add_argument("--passes", type=some_of(settings.PASSES), metavar="A,B", help="correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness always comes first, and a loss that fails it is not timed. Default: all")
-    group.add_argument("--scope", dest="scopes", type=some_of(settings.SCOPES), metavar="A,B", help="loss (logits in, gradient of the logits out), step (encoder and decoder outputs through the joiner and the loss to their gradients and the joiner's), or both: loss,step. Default: both")
-    group.add_argument("--device", type=device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto (CUDA where there is one)")
-    group.add_argument("--dtype", choices=settings.DTYPES, help=f"of encoder and decoder outputs, joiner and logits. Default: {defaults['dtype']}")
-    group.add_argument("--vocab-size", type=whole(2), metavar="V", help=f"symbols, blank included. Default: {defaults['vocab_size']} (50 with --preset quick)")
-    group.add_argument("--encoder-dim", type=whole(1), metavar="D", help=f"dimension of encoder and decoder outputs and the joiner's input. Default: {defaults['encoder_dim']} (32 with --preset quick)")
-    group.add_argument("--pruned-recipe", choices=("icefall", "benchmark-2022"), help="the step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; benchmark-2022: no projections, backward through the pruned loss alone. Default: icefall")
-    group.add_argument("--prune-range", type=whole(2), metavar="S", help=f"symbols kept per frame by the pruned losses. Default: {defaults['prune_range']}")
+    group.add_argument(
+        "--preset",
+        choices=settings.PRESETS,
+        help=(
+            f"the size of the run. {presets}. Default: seed on CUDA, cpu on a CPU; every flag below overrides its part"
+        ),
+    )
+    group.add_argument(
+        "--passes",
+        type=flag_types.some_of(settings.PASSES),
+        metavar="A,B",
+        help=(
+            "correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness always "
+            "comes first, and a loss that fails it is not timed. Default: all"
+        ),
+    )
+    group.add_argument(
+        "--scope",
+        dest="scopes",
+        type=flag_types.some_of(settings.SCOPES),
+        metavar="A,B",
+        help=(
+            "loss (logits in, gradient of the logits out), step (encoder and decoder outputs through the joiner "
+            "and the loss to their gradients and the joiner's), or both: loss,step. Default: both"
+        ),
+    )
+    group.add_argument(
+        "--device",
+        type=flag_types.device,
+        default="auto",
+        help="auto, cpu, cuda or cuda:N. Default: auto (CUDA where there is one)",
+    )
+    group.add_argument(
+        "--dtype",
+        choices=settings.DTYPES,
+        help=f"of encoder and decoder outputs, joiner and logits. Default: {defaults['dtype']}",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=flag_types.whole(2),
+        metavar="V",
+        help=f"symbols, blank included. Default: {defaults['vocab_size']} (50 with --preset quick)",
+    )
+    group.add_argument(
+        "--encoder-dim",
+        type=flag_types.whole(1),
+        metavar="D",
+        help=(
+            f"dimension of encoder and decoder outputs and the joiner's input. Default: {defaults['encoder_dim']} "
+            "(32 with --preset quick)"
+        ),
+    )
+    group.add_argument(
+        "--pruned-recipe",
+        choices=("icefall", "benchmark-2022"),
+        help=(
+            "the step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward "
+            "through both; benchmark-2022: no projections, backward through the pruned loss alone. Default: "
+            "icefall"
+        ),
+    )
+    group.add_argument(
+        "--prune-range",
+        type=flag_types.whole(2),
+        metavar="S",
+        help=f"symbols kept per frame by the pruned losses. Default: {defaults['prune_range']}",
+    )
 
     group = parser.add_argument_group("batches")
-    group.add_argument("--shape-file", type=Path, metavar="FILE", help="(T, U) of every utterance, as generate_shape_info.py writes it. Default: the suite's shape_info.pt")
-    group.add_argument("--sort-utterance", type=str2bool, metavar="BOOL", nargs="?", const=True, help="true: sort utterances by length and fill batches up to --max-frames; false: --batch-size utterances in file order. Default: false")
-    group.add_argument("--batch-size", type=whole(1), metavar="N", help=f"utterances in a batch, unsorted. Default: {_defaults('batch_size')}")
-    group.add_argument("--max-frames", type=whole(1), metavar="FRAMES", help=f"limit of the sum of T in a batch, sorted. Default: {_defaults('max_frames')}")
-    group.add_argument("--batches", choices=("first", "longest", "random", "spread"), help="which batches are measured: the first in order, the longest, a seeded random choice, or a seeded spread over the whole range of lengths. Default: first; spread with --sort-utterance true")
-    group.add_argument("--num-batches", type=whole(1), metavar="K", help=f"how many batches are measured. Default: {_defaults('num_batches')}")
-    group.add_argument("--seed", type=whole(0), help=f"of inputs, weights, choice of batches and order of processes. Default: {defaults['seed']}")
+    group.add_argument(
+        "--shape-file",
+        type=Path,
+        metavar="FILE",
+        help="(T, U) of every utterance, as generate_shape_info.py writes it. Default: the suite's shape_info.pt",
+    )
+    group.add_argument(
+        "--sort-utterance",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        nargs="?",
+        const=True,
+        help=(
+            "true: sort utterances by length and fill batches up to --max-frames; false: --batch-size utterances "
+            "in file order. Default: false"
+        ),
+    )
+    group.add_argument(
+        "--batch-size",
+        type=flag_types.whole(1),
+        metavar="N",
+        help=f"utterances in a batch, unsorted. Default: {_defaults('batch_size')}",
+    )
+    group.add_argument(
+        "--max-frames",
+        type=flag_types.whole(1),
+        metavar="FRAMES",
+        help=f"limit of the sum of T in a batch, sorted. Default: {_defaults('max_frames')}",
+    )
+    group.add_argument(
+        "--batches",
+        choices=("first", "longest", "random", "spread"),
+        help=(
+            "which batches are measured: the first in order, the longest, a seeded random choice, or a seeded "
+            "spread over the whole range of lengths. Default: first; spread with --sort-utterance true"
+        ),
+    )
+    group.add_argument(
+        "--num-batches",
+        type=flag_types.whole(1),
+        metavar="K",
+        help=f"how many batches are measured. Default: {_defaults('num_batches')}",
+    )
+    group.add_argument(
+        "--seed",
+        type=flag_types.whole(0),
+        help=f"of inputs, weights, choice of batches and order of processes. Default: {defaults['seed']}",
+    )
 
     group = parser.add_argument_group("timing (profiler off)")
-    group.add_argument("--rounds", type=whole(1), help=f"fresh processes per implementation, in shuffled order. Default: {defaults['rounds']} (1 with --preset quick)")
-    group.add_argument("--spread", type=percentage, metavar="P%", help="stop sampling a scope once the 95%% interval of its median is narrower than +-P%%, with every batch measured. Default: 2%%")
-    group.add_argument("--max-seconds", type=positive, metavar="S", help=f"cap on the samples of one scope in one round, in seconds; every batch is measured once in any case. Default: {_defaults('max_seconds')}")
-    group.add_argument("--max-samples", type=whole(1), metavar="K", help=f"cap on the samples of one scope in one round. Default: {defaults['max_samples']}")
-    group.add_argument("--threads", type=whole(1), metavar="K", help="CPU threads of torch. Default: the CPUs this process may use")
-    group.add_argument("--denormals", choices=("flush", "keep"), help="flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are computed, slowly. Default: flush")
+    group.add_argument(
+        "--rounds",
+        type=flag_types.whole(1),
+        help=(
+            f"fresh processes per implementation, in shuffled order. Default: {defaults['rounds']} (1 with "
+            "--preset quick)"
+        ),
+    )
+    group.add_argument(
+        "--spread",
+        type=flag_types.percentage,
+        metavar="P%",
+        help=(
+            "stop sampling a scope once the 95%% interval of its median is narrower than +-P%%, with every batch "
+            "measured. Default: 2%%"
+        ),
+    )
+    group.add_argument(
+        "--max-seconds",
+        type=flag_types.positive,
+        metavar="S",
+        help=(
+            "cap on the samples of one scope in one round, in seconds; every batch is measured once in any case. "
+            f"Default: {_defaults('max_seconds')}"
+        ),
+    )
+    group.add_argument(
+        "--max-samples",
+        type=flag_types.whole(1),
+        metavar="K",
+        help=f"cap on the samples of one scope in one round. Default: {defaults['max_samples']}",
+    )
+    group.add_argument(
+        "--threads",
+        type=flag_types.whole(1),
+        metavar="K",
+        help="CPU threads of torch. Default: the CPUs this process may use",
+    )
+    group.add_argument(
+        "--denormals",
+        choices=("flush", "keep"),
+        help=(
+            "flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are "
+            "computed, slowly. Default: flush"
+        ),
+    )
 
     group = parser.add_argument_group("trace (torch.profiler, for TensorBoard)")
-    group.add_argument("--schedule", type=schedule, metavar="wait=A,warmup=B,active=C,repeat=D", help="steps of the profiler's schedule. Default: wait=10,warmup=10,active=20,repeat=2 (seed), shorter for cpu and quick")
-    group.add_argument("--record-shapes", type=str2bool, metavar="BOOL", help="record operator input shapes. Default: true")
-    group.add_argument("--with-stack", type=str2bool, metavar="BOOL", help="record Python stacks. Default: true")
-    group.add_argument("--profile-memory", type=str2bool, metavar="BOOL", help="record allocations. Default: true")
+    group.add_argument(
+        "--schedule",
+        type=flag_types.schedule,
+        metavar="wait=A,warmup=B,active=C,repeat=D",
+        help=(
+            "steps of the profiler's schedule. Default: wait=10,warmup=10,active=20,repeat=2 (seed), shorter for "
+            "cpu and quick"
+        ),
+    )
+    group.add_argument(
+        "--record-shapes", type=flag_types.str2bool, metavar="BOOL", help="record operator input shapes. Default: true"
+    )
+    group.add_argument(
+        "--with-stack", type=flag_types.str2bool, metavar="BOOL", help="record Python stacks. Default: true"
+    )
+    group.add_argument(
+        "--profile-memory", type=flag_types.str2bool, metavar="BOOL", help="record allocations. Default: true"
+    )
 
     group = parser.add_argument_group("the run")
-    group.add_argument("--log-dir", type=Path, default=settings.ROOT / "log", metavar="DIR", help="where each run makes its own folder, <name>-<batch size> (then .2, .3 ...: runs never mix). Default: log/ beside this script")
-    group.add_argument("--timeout", type=positive, default=1800.0, metavar="S", help="seconds after which one process of one implementation is ended and its row says timeout. Default: 1800")
-    group.add_argument("--resume", action="store_true", help="continue the newest unfinished run with the same settings instead of starting one")
-    group.add_argument("--in-place", action="store_true", help="run everything in this Python, with what it has installed; use no environment of `make setup`")
+    group.add_argument(
+        "--log-dir",
+        type=Path,
+        default=settings.ROOT / "log",
+        metavar="DIR",
+        help=(
+            "where each run makes its own folder, <name>-<batch size> (then .2, .3 ...: runs never mix). Default:"
+            " log/ beside this script"
+        ),
+    )
+    group.add_argument(
+        "--timeout",
+        type=flag_types.positive,
+        default=1800.0,
+        metavar="S",
+        help="seconds after which one process of one implementation is ended and its row says timeout. Default: 1800",
+    )
+    group.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue the newest unfinished run with the same settings instead of starting one",
+    )
+    group.add_argument(
+        "--in-place",
+        action="store_true",
+        help="run everything in this Python, with what it has installed; use no environment of `make setup`",
+    )
     group.add_argument("--quiet", action="store_true", help="no progress on stderr; the table still goes to stdout")
 
 
@@ -161,16 +258,22 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
         if not shape_file.is_file():
-            raise UserError(f"--shape-file {shape_file}: no such file; make one with generate_shape_info.py or leave the flag out")
+            raise UserError(
+                f"--shape-file {shape_file}: no such file; make one with generate_shape_info.py or leave the flag out"
+            )
         given["shape_file"] = str(shape_file.resolve())
     return given
 
 
 def script_main(name: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
     """A benchmark script of one implementation, from flags to exit code."""
-    from common import runner
+    from common.running import runner
 
-    parser = Parser(prog=f"{Path(sys.argv[0]).name}", description=description, epilog="Results: README.md tells how to read them; summarize.py prints the table of any log folder again.")
+    parser = Parser(
+        prog=f"{Path(sys.argv[0]).name}",
+        description=description,
+        epilog="Results: README.md tells how to read them; summarize.py prints the table of any log folder again.",
+    )
     add_flags(parser)
     arguments = parser.parse_args(argv)
     return runner.guarded(parser.prog, lambda: runner.benchmark([name], arguments, alone=True))

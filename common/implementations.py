@@ -11,8 +11,9 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Implementation:
     """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER; environment: the
-    key of common.environments.ENVIRONMENTS that has it; package: what must import for it to run as installed; built: the suite
-    can build the package from source where it is not installed; exact: False for losses that approximate by design."""
+    key of common.setup.environments.ENVIRONMENTS that has it; package: what must import for it to run as installed;
+    built: the suite can build the package from source where it is not installed; exact: False for losses that
+    approximate by design."""
 
     name: str
     script: str

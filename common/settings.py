@@ -1,4 +1,5 @@
-"""Every choice of a run as plain data: the presets, the settings they resolve to, and their JSON form for worker processes.
+"""Every choice of a run as plain data: the presets, the settings they resolve to, and their JSON form for worker
+processes.
 
 No torch here: the parent process, which only plans and waits, reads this too.
 """
@@ -44,8 +45,8 @@ PRESETS: Dict[str, Dict[str, Any]] = {
 
 PRESET_NOTES = {
     "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
-    "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 700 frames when sorted); "
-    "four implementations take about 5 minutes of measuring on two cores.  --preset seed is the full size",
+    "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 700 frames when "
+    "sorted); four implementations take about 5 minutes of measuring on two cores.  --preset seed is the full size",
     "quick": "a smoke run of seconds: small joiner and vocabulary, one round.  Its numbers compare nothing",
 }
 
@@ -118,14 +119,15 @@ class Settings:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Settings":
+    def from_json(cls, data: Mapping[str, Any]) -> Settings:
         known = {field.name for field in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
         return cls(**{**values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
 
 
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
-    """Settings from the flags that were `given` (absent or None: not given), the preset and the defaults, in this order.
+    """Settings from the flags that were `given` (absent or None: not given), the preset and the defaults, in this
+    order.
 
     `device` is "cpu", "cuda" or "cuda:N", already found; the preset is "seed" on CUDA and "cpu" on a CPU unless given.
     """

@@ -10,18 +10,33 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from fixtures_traces import write
 
-from common import records
+from common.results import records
 
 MIB = 2**20
 FORMATS = ("table", "markdown", "csv", "json")
 COMMAND = Path(__file__).parents[1] / "summarize.py"
 SETTINGS: Dict[str, Any] = {
-    "shape_file": "shape_info.pt", "device": "cpu", "dtype": "float32", "batch_size": 30, "max_frames": 10000,
-    "sort_utterance": False, "batches": "first", "num_batches": 2, "vocab_size": 500, "encoder_dim": 512,
-    "preset": "cpu", "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
-    "passes": ["correctness", "timing", "memory", "trace"], "scopes": ["loss", "step"], "rounds": 2, "threads": None,
-    "seed": 1, "denormals": "flush", "pruned_recipe": "icefall", "prune_range": 5,
-}  # fmt: skip
+    "shape_file": "shape_info.pt",
+    "device": "cpu",
+    "dtype": "float32",
+    "batch_size": 30,
+    "max_frames": 10000,
+    "sort_utterance": False,
+    "batches": "first",
+    "num_batches": 2,
+    "vocab_size": 500,
+    "encoder_dim": 512,
+    "preset": "cpu",
+    "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
+    "passes": ["correctness", "timing", "memory", "trace"],
+    "scopes": ["loss", "step"],
+    "rounds": 2,
+    "threads": None,
+    "seed": 1,
+    "denormals": "flush",
+    "pruned_recipe": "icefall",
+    "prune_range": 5,
+}
 
 Record = Dict[str, Any]
 

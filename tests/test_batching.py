@@ -1,11 +1,11 @@
-"""common.batching: which rows share a batch, cells, and which batches are picked; hand-computed."""
+"""common.data.batching: which rows share a batch, cells, and which batches are picked; hand-computed."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from common import batching, draws
+from common.data import batching, draws
 from common.errors import UserError
 
 pytestmark = pytest.mark.environment_contract
@@ -86,8 +86,13 @@ def test_cells_are_t_times_u_plus_one():
     assert batches.cells(1) == (12, 12)
     assert [cells.tolist() for cells in batches.all_cells()] == [[17, 12], [36, 12]]
     assert batches.describe(-2) == {
-        "index": 0, "N": 2, "T_max": 9, "U_max": 1, "useful_cells": 17, "padded_cells": 36,
-    }  # fmt: skip
+        "index": 0,
+        "N": 2,
+        "T_max": 9,
+        "U_max": 1,
+        "useful_cells": 17,
+        "padded_cells": 36,
+    }
 
 
 @pytest.mark.parametrize("make", [lambda s: batching.fixed_size(s, 7), lambda s: batching.max_frames(s, 900)])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import json
+import os
+import sys
 
 import pytest
-
 from commands import ROOT, assert_user_error, run
-from common import cli, settings
+
+from common import cli, flag_types, settings
 from common.implementations import IMPLEMENTATIONS
 
 SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
@@ -17,8 +21,6 @@ SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
 def test_help_needs_no_torch(script, tmp_path):
     """A torch that refuses to be imported stands in the way: --help must not meet it."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('imported for --help')")
-    import os
-
     done = run(script, "--help", env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "usage:" in done.stdout and "--help" in done.stdout
@@ -27,7 +29,9 @@ def test_help_needs_no_torch(script, tmp_path):
 @pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py"])
 def test_every_script_takes_the_same_flags(script):
     text = run(script, "--help").stdout
-    flags = "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
+    flags = (
+        "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
+    )
     flags += "passes scope rounds threads seed log-dir quiet denormals pruned-recipe"
     missing = [flag for flag in flags.split() if f"--{flag}" not in text]
     assert not missing
@@ -65,12 +69,12 @@ def test_unknown_implementation():
 
 @pytest.mark.parametrize("text", ["true", "True", "yes", "T", "y", "1"])
 def test_true(text):
-    assert cli.str2bool(text) is True
+    assert flag_types.str2bool(text) is True
 
 
 @pytest.mark.parametrize("text", ["false", "NO", "f", "n", "0"])
 def test_false(text):
-    assert cli.str2bool(text) is False
+    assert flag_types.str2bool(text) is False
 
 
 def parsed(*arguments):
@@ -85,7 +89,9 @@ def test_presets_follow_the_device_and_flags_win():
     assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
     small = settings.resolve(parsed(), "cpu")
     assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512
-    mixed = settings.resolve(parsed("--preset", "seed", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu")
+    mixed = settings.resolve(
+        parsed("--preset", "seed", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu"
+    )
     assert (mixed.suffix, mixed.trace_steps) == ("7", 9)
 
 
@@ -97,8 +103,6 @@ def test_sorted_batches_are_spread_by_default():
 
 
 def test_settings_survive_json():
-    import json
-
     chosen = settings.resolve(parsed("--scope", "step", "--spread", "5%"), "cpu")
     assert settings.Settings.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
     assert chosen.scopes == ("step",) and chosen.spread == pytest.approx(0.05)
@@ -112,4 +116,11 @@ def test_scripts_are_executable():
 
 def test_wrong_words_are_argparse_errors():
     with pytest.raises(argparse.ArgumentTypeError, match="above 0"):
-        cli.positive("0")
+        flag_types.positive("0")
+
+
+@pytest.mark.skipif(not sys.prefix.endswith(".venv/main"), reason="about the environment that `make setup` makes")
+@pytest.mark.parametrize("package", ["torch", "torchaudio", "lhotse", "sentencepiece", "msgspec", "tqdm", "ninja"])
+def test_the_main_environment_has_what_the_scripts_import(package):
+    """Elsewhere a missing package skips tests; there it would hide that the lock file lacks it."""
+    importlib.import_module(package)

@@ -9,9 +9,9 @@ import signal
 import subprocess
 
 import pytest
-
 from commands import ROOT, assert_user_error, rows_of, run, start, wait_for_worker
-from common import records
+
+from common.results import records
 
 pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
 
@@ -66,7 +66,9 @@ def test_the_second_run_gets_a_folder_of_its_own(flags, log):
 
 
 def test_sorted_utterances(flags, log):
-    done = run("benchmark_torchaudio.py", *flags, "--sort-utterance", "true", "--max-frames", "60", "--passes", "timing")
+    done = run(
+        "benchmark_torchaudio.py", *flags, "--sort-utterance", "true", "--max-frames", "60", "--passes", "timing"
+    )
     assert done.returncode == 0, done.stderr
     kept = records.read(log / "torchaudio-max-frames-60")
     batches = next(r for r in kept if r["record"] == "environment")["batches"]
@@ -92,7 +94,9 @@ def test_unsupported_dtype_is_a_row(flags):
 
 
 def test_a_killed_worker_costs_only_its_row(flags, log):
-    process = start("benchmark_all.py", *PAIR, *flags, "--passes", "correctness,timing", "--max-seconds", "2", "--spread", "0.0001%")
+    process = start(
+        "benchmark_all.py", *PAIR, *flags, "--passes", "correctness,timing", "--max-seconds", "2", "--spread", "0.0001%"
+    )
     os.kill(wait_for_worker(process, "timing-1"), signal.SIGKILL)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 1, errors
@@ -148,9 +152,18 @@ def test_out_of_memory_is_a_row(flags, log, tmp_path):
     torch.save(torch.full((4, 2), 2000, dtype=torch.int32), shapes)
     limit = 24 * 2**30
     done = run(
-        "benchmark_torchaudio.py", *flags, "--shape-file", shapes, "--batch-size", "4", "--vocab-size", "500", "--passes", "timing",
+        "benchmark_torchaudio.py",
+        *flags,
+        "--shape-file",
+        shapes,
+        "--batch-size",
+        "4",
+        "--vocab-size",
+        "500",
+        "--passes",
+        "timing",
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )  # fmt: skip
+    )
     assert done.returncode == 1, done.stderr
     assert rows_of(log)["torchaudio"]["status"] == "oom"
 
@@ -160,7 +173,10 @@ def test_full_disk(flags, tmp_path):
     """A file system of 64 kB: the traces do not fit, the results written before stay whole."""
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode != 0:
+    if (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode
+        != 0
+    ):
         pytest.skip("this system does not let root mount a tmpfs")
     try:
         done = run("benchmark_torchaudio.py", *flags, "--log-dir", small)

@@ -11,11 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common import correctness, inputs, settings, work
+from common import settings
 from common.errors import NotRunnable
 from common.implementations import IMPLEMENTATIONS
-from common.joiner import Joiner
-from common.stages import observed_by
+from common.losses import inputs, work
+from common.losses.joiner import Joiner
+from common.losses.stages import observed_by
+from common.passes import correctness
 
 pytestmark = pytest.mark.environment_contract
 
@@ -79,7 +81,7 @@ def test_a_wrong_target_is_noticed(adapter, device):
     prepared = work.prepare(wide, model, changed, "loss")
     given = prepared.logits.detach().cpu().double()
     cells = correctness.unpack(given, batch.shapes) if wide.layout == "packed" else given
-    from common import reference
+    from common.losses import reference
 
     expected = reference.losses(cells, batch.targets, batch.shapes).sum()
     assert correctness.relative_error(prepared.run(), expected) > 1e-3
@@ -100,7 +102,14 @@ def test_padding_of_the_inputs_does_not_matter(adapter, device):
 
 def test_inputs_are_left_as_they_were(adapter, device):
     model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
-    tensors = [batch.encoder_out, batch.decoder_out, batch.targets, batch.T_lengths, batch.U_lengths, *model.parameters()]
+    tensors = [
+        batch.encoder_out,
+        batch.decoder_out,
+        batch.targets,
+        batch.T_lengths,
+        batch.U_lengths,
+        *model.parameters(),
+    ]
     before = [tensor.detach().clone() for tensor in tensors]
     work.prepare(wide, model, batch, "step").run()
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, before))
@@ -127,7 +136,7 @@ def test_the_step_names_its_stages(adapter, device):
 
 @pytest.mark.parametrize("implementation", [i for i in IMPLEMENTATIONS if not i.exact], ids=lambda i: i.name)
 def test_pruned_gap_is_zero_at_full_range_and_positive_below(implementation, device):
-    from common import pruned
+    from common.losses import pruned
 
     shapes = [(30, 12)]
     adapter = adapter_of(implementation, device)

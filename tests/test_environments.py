@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 DRIVER = """\
 import sys
-from common import environments
+from common.setup import environments
 Environment = environments.Environment
 environments.ENVIRONMENTS = {e.name: e for e in (
     Environment("main", None, "main.txt", "a wheel", required=True),

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from common import toolchain
-from common.source_packages import SOURCE_PACKAGES
+from common.setup import toolchain
+from common.setup.source_packages import SOURCE_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIMIZED_TRANSDUCER = SOURCE_PACKAGES["optimized_transducer"]
@@ -58,7 +58,7 @@ STAND_IN = {
 }
 LOAD = """\
 import sys
-from common import extensions
+from common.setup import extensions
 from common.errors import NotRunnable
 try:
     print(extensions.load("optimized_transducer", sys.argv[1]).__file__)
@@ -117,7 +117,7 @@ def checkout(tmp_path):
 def test_optimized_transducer_itself():
     import torch
 
-    from common import extensions
+    from common.setup import extensions
 
     module = extensions.load("optimized_transducer", "cpu")
     assert extensions.load("optimized_transducer", "cpu") is module

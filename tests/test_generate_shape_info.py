@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import generate_shape_info
-from common import shapes
+from common.data import shapes
 
 torch = pytest.importorskip("torch")
 REPOSITORY = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ def lhotse():
 @pytest.fixture(scope="module")
 def model(lhotse, tmp_path_factory):
     """A BPE model of 40 tokens."""
-    from common import bpe
+    from common.data import bpe
 
     path = tmp_path_factory.mktemp("model") / "bpe.model"
     path.write_bytes(bpe.train([text for _, text in SECONDS_AND_TEXT], 40))
@@ -67,8 +67,12 @@ def command(*arguments, cwd, **environment):
     """The real command, as a user types it."""
     return subprocess.run(
         [sys.executable, str(SCRIPT), *map(str, arguments)],
-        cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
-    )  # fmt: skip
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
 
 
 def one_line_of_error(code, err, *words):
@@ -88,9 +92,12 @@ def tokens(model, text):
 
 def recording(name, seconds, source="missing.flac", kind="file"):
     return {
-        "id": name, "sources": [{"type": kind, "channels": [0], "source": source}],
-        "sampling_rate": 16000, "num_samples": round(seconds * 16000), "duration": seconds,
-    }  # fmt: skip
+        "id": name,
+        "sources": [{"type": kind, "channels": [0], "source": source}],
+        "sampling_rate": 16000,
+        "num_samples": round(seconds * 16000),
+        "duration": seconds,
+    }
 
 
 def supervision(name, recording_id, start, seconds, text):
@@ -99,9 +106,15 @@ def supervision(name, recording_id, start, seconds, text):
 
 def cut(name, seconds, *supervisions, **more):
     return {
-        "id": name, "start": 0.0, "duration": seconds, "channel": 0, "supervisions": list(supervisions),
-        "recording": recording(name, seconds), "type": "MonoCut", **more,
-    }  # fmt: skip
+        "id": name,
+        "start": 0.0,
+        "duration": seconds,
+        "channel": 0,
+        "supervisions": list(supervisions),
+        "recording": recording(name, seconds),
+        "type": "MonoCut",
+        **more,
+    }
 
 
 def simple_cuts():
@@ -174,10 +187,19 @@ def test_cuts_in_every_format(run, tmp_path, lhotse, model, name):
 
 def test_frames_of_features_come_first(run, tmp_path, model):
     features = {
-        "type": "fbank", "num_frames": 2725, "num_features": 80, "frame_shift": 0.01, "sampling_rate": 16000,
-        "start": 0.0, "duration": 27.25, "storage_type": "lilcom_chunky", "storage_path": "none", "storage_key": "0",
-        "recording_id": "c", "channels": 0,
-    }  # fmt: skip
+        "type": "fbank",
+        "num_frames": 2725,
+        "num_features": 80,
+        "frame_shift": 0.01,
+        "sampling_rate": 16000,
+        "start": 0.0,
+        "duration": 27.25,
+        "storage_type": "lilcom_chunky",
+        "storage_path": "none",
+        "storage_key": "0",
+        "recording_id": "c",
+        "channels": 0,
+    }
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 27.25, supervision("s", "c", 0, 27.25, "SIR"), features=features)])
     assert run("--manifest", path, "--bpe-model", model, "--frame-shift", 0.02)[0] == 0
     assert shapes.load(tmp_path / "out.pt")[0, 0] == 680
@@ -213,9 +235,13 @@ def test_cuts_without_text_or_too_short_are_counted(run, tmp_path, model):
     assert len(shapes.load(tmp_path / "out.pt")) == 1
     counts = provenance(tmp_path)["counts"]
     assert counts == {
-        "utterances_read": 5, "without_supervision": 1, "with_empty_text": 2, "left_out_without_text": 3,
-        "rows_left_out_as_too_short": 1, "rows": 1,
-    }  # fmt: skip
+        "utterances_read": 5,
+        "without_supervision": 1,
+        "with_empty_text": 2,
+        "left_out_without_text": 3,
+        "rows_left_out_as_too_short": 1,
+        "rows": 1,
+    }
     assert "left out without text: 3" in out
 
     assert run("--manifest", path, "--bpe-model", model, "--keep-empty")[0] == 0
@@ -249,10 +275,19 @@ def test_speed_perturbation_is_lhotse_s(run, tmp_path, lhotse, model):
 
 def test_speeds_detach_features_and_keep_their_frame_shift(run, tmp_path, model):
     features = {
-        "type": "fbank", "num_frames": 800, "num_features": 80, "frame_shift": 0.02, "sampling_rate": 16000,
-        "start": 0.0, "duration": 16.0, "storage_type": "lilcom_chunky", "storage_path": "none", "storage_key": "0",
-        "recording_id": "c", "channels": 0,
-    }  # fmt: skip
+        "type": "fbank",
+        "num_frames": 800,
+        "num_features": 80,
+        "frame_shift": 0.02,
+        "sampling_rate": 16000,
+        "start": 0.0,
+        "duration": 16.0,
+        "storage_type": "lilcom_chunky",
+        "storage_path": "none",
+        "storage_key": "0",
+        "recording_id": "c",
+        "channels": 0,
+    }
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 16.0, supervision("s", "c", 0, 16.0, "SIR"), features=features)])
     run("--manifest", path, "--bpe-model", model, "--speed-perturbation", 1, 0.5, "--subsampling-factor", 1)
     assert shapes.load(tmp_path / "out.pt")[:, 0].tolist() == [800, 1600]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common import inputs
+from common.losses import inputs
 
 pytestmark = pytest.mark.environment_contract
 
@@ -34,7 +34,9 @@ def digest(*tensors):
 def test_same_bits_in_every_environment():
     batch = make()
     layer = inputs.linear(33, 50, device=CPU, dtype=torch.float32, key=(7, 1))
-    pool = inputs.Pool([SHAPES], vocab_size=500, encoder_dim=33, device=CPU, dtype=torch.float32, seed=7).batch(SHAPES, 5)
+    pool = inputs.Pool([SHAPES], vocab_size=500, encoder_dim=33, device=CPU, dtype=torch.float32, seed=7).batch(
+        SHAPES, 5
+    )
     parts = [batch.encoder_out, batch.decoder_out, batch.targets, batch.T_lengths, batch.U_lengths]
     parts += [layer.weight, layer.bias, pool.encoder_out, pool.decoder_out, pool.targets]
     assert digest(*parts) == DIGEST
@@ -42,7 +44,11 @@ def test_same_bits_in_every_environment():
 
 def test_sizes_ranges_and_types():
     batch = make()
-    assert batch.encoder_out.shape == (3, 52, 33) and batch.decoder_out.shape == (3, 15, 33) and batch.targets.shape == (3, 14)
+    assert (
+        batch.encoder_out.shape == (3, 52, 33)
+        and batch.decoder_out.shape == (3, 15, 33)
+        and batch.targets.shape == (3, 14)
+    )
     assert batch.encoder_out.dtype == torch.float32 and batch.targets.dtype == torch.int32
     assert batch.encoder_out.is_leaf and batch.encoder_out.requires_grad and batch.decoder_out.requires_grad
     assert 0 <= batch.encoder_out.min() and batch.encoder_out.max() < 1

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from common import reference
+from common.losses import reference
 
 
 def loss_of(logits, targets, shapes):

@@ -1,4 +1,5 @@
-"""common.shapes and common.figures: what a shape file may hold, in every environment, and the draw in the repo."""
+"""common.data.shapes and common.data.figures: what a shape file may hold, in every environment, and the draw in the
+repo."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common import batching, figures, shapes
+from common.data import batching, figures, shapes
 from common.errors import UserError
 
 torch = pytest.importorskip("torch")
@@ -64,8 +65,14 @@ def test_what_is_saved_loads_and_is_described(tmp_path):
     described = json.loads((tmp_path / "s.json").read_text())
     assert described["about"] == "two"
     assert described["shape_file"] == {
-        "name": "s.pt", "sha256": shapes.sha256(path), "utterances": 2, "T_min": 3, "U_min": 1, "T_max": 5, "U_max": 9,
-    }  # fmt: skip
+        "name": "s.pt",
+        "sha256": shapes.sha256(path),
+        "utterances": 2,
+        "T_min": 3,
+        "U_min": 1,
+        "T_max": 5,
+        "U_max": 9,
+    }
     assert sorted(os.listdir(tmp_path)) == ["more", "s.json", "s.pt"]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.statistics import (
+from common.results.statistics import (
     describe,
     geometric_mean,
     interval,

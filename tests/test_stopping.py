@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common import stopping
+from common.passes import stopping
 
 MS = 1_000_000
 

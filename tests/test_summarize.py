@@ -21,9 +21,9 @@ from fixtures_runs import (
 )
 from fixtures_traces import kineto, steps, write
 
-from common import records
-from common.summary import rows
-from common.tables import render
+from common.results import records
+from common.results.summary import rows
+from common.results.tables import render
 
 # Which runs.
 

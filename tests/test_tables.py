@@ -18,7 +18,7 @@ from fixtures_runs import (
 )
 from fixtures_traces import kineto, steps, write
 
-from common import records
+from common.results import records
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\r\n\u202ered|`x`\x00\x9b"
 

@@ -7,9 +7,9 @@ import random
 import pytest
 from fixtures_traces import REAL_FILES, kineto, memory, span, steps, write
 
-from common import trace_kineto
 from common.errors import UserError
-from common.trace_reader import TraceError, read
+from common.results import trace_kineto
+from common.results.trace_reader import TraceError, read
 
 BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
 needs_msgspec = pytest.mark.skipif(trace_kineto.msgspec is None, reason="msgspec is not installed")

@@ -1,0 +1,157 @@
+"""Which utterances share a batch, and which batches are measured.
+
+Two ways, as training does it: a fixed number of utterances in file order, or sorted by length and filled up to a number
+of frames.  A batch is rows of the shape file; tensors are made from it in common.losses.inputs.  numpy only.
+
+A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N * max T * (max U + 1)
+padded ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from common.data.draws import uniform
+from common.errors import UserError
+
+MODES = ("first", "longest", "random", "spread")
+
+
+class Batches:
+    """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch.
+
+    shapes: (utterances, 2), the shape file; order: rows of it, batch after batch; bounds: batch i is
+    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that alone pass the limit, longest first.
+    """
+
+    def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
+        self._sorted_shapes = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
+        self._order = order
+        self._bounds = bounds
+        self.over_limit = list(over_limit)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._sorted_shapes[self._slice(index)]
+
+    def rows(self, index: int) -> np.ndarray:
+        """Where the utterances of batch `index` stand in the shape file: int64 (N,), counted from 0."""
+        return self._order[self._slice(index)]
+
+    def cells(self, index: int) -> Tuple[int, int]:
+        """Useful and padded cells of batch `index`."""
+        description = self.describe(index)
+        return description["useful_cells"], description["padded_cells"]
+
+    def describe(self, index: int) -> Dict[str, Any]:
+        """Batch `index` as the ``environment`` record of common.results.records lists it."""
+        frames, tokens = self[index].astype(np.int64).T
+        return {
+            "index": range(len(self))[index],
+            "N": len(frames),
+            "T_max": int(frames.max()),
+            "U_max": int(tokens.max()),
+            "useful_cells": int((frames * (tokens + 1)).sum()),
+            "padded_cells": len(frames) * int(frames.max()) * (int(tokens.max()) + 1),
+        }
+
+    def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Useful and padded cells of every batch, each int64 (batches,)."""
+        if not len(self):
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        frames, tokens = self._sorted_shapes.astype(np.int64).T
+        starts = self._bounds[:-1]
+        useful = np.add.reduceat(frames * (tokens + 1), starts)
+        return useful, np.diff(self._bounds) * self.longest() * (np.maximum.reduceat(tokens, starts) + 1)
+
+    def longest(self) -> np.ndarray:
+        """The largest T of every batch, int64 (batches,)."""
+        if not len(self):
+            return np.zeros(0, dtype=np.int64)
+        return np.maximum.reduceat(self._sorted_shapes[:, 0].astype(np.int64), self._bounds[:-1])
+
+    def warning(self) -> Optional[str]:
+        """One line about utterances over the limit, each a batch of its own; None when there are none."""
+        if not self.over_limit:
+            return None
+        row, count = self.over_limit[0], len(self.over_limit)
+        # order is longest first, so the first batch holds the longest
+        return (
+            f"{count} utterance{'s' if count > 1 else ''} longer than --max-frames, each a batch of its own; "
+            f"the longest has {self[0][0, 0]} frames (row {row}, counted from 0)"
+        )
+
+    def _slice(self, index: int) -> slice:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        index %= len(self)
+        return slice(self._bounds[index], self._bounds[index + 1])
+
+
+def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
+    """Batches of `batch_size` utterances in file order; the last one may be short.
+
+    shapes: (utterances, 2), columns T and U.  Raises UserError for a batch size below 1.
+    """
+    if batch_size < 1:
+        raise UserError(f"--batch-size {batch_size}: a batch needs at least 1 utterance")
+    count = len(shapes)
+    bounds = np.append(np.arange(0, count, batch_size, dtype=np.int64), count)
+    return Batches(shapes, np.arange(count, dtype=np.int64), bounds)
+
+
+def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
+    """Utterances sorted by T, then U, longest first; each batch is filled while its sum of T stays within `max_frames`.
+
+    T and U move as pairs, and equal ones keep their file order.  An utterance over the limit is a batch of its own (see
+    ``Batches.over_limit``).  shapes: (utterances, 2).  Raises UserError for a limit below 1.
+    """
+    if max_frames < 1:
+        raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
+    frames, tokens = np.asarray(shapes).astype(np.int64).T
+    order = np.lexsort((_descending(tokens), _descending(frames)))
+    frames = frames[order]
+    total = np.cumsum(frames)
+    # where a batch that starts at i would end, for every i at once; then hop from batch to batch
+    ends = np.searchsorted(total, total - frames + max_frames, side="right")
+    ends = np.maximum(ends, np.arange(1, len(frames) + 1)).tolist()
+    bounds = [0]
+    while bounds[-1] < len(ends):
+        bounds.append(ends[bounds[-1]])
+    return Batches(shapes, order, np.asarray(bounds, dtype=np.int64), order[frames > max_frames].tolist())
+
+
+def select(batches: Batches, mode: str, count: int, seed: int) -> List[int]:
+    """Indices of the batches to measure: `count` of them, or all where there are no more.
+
+    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded, in the order
+    drawn), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).
+    The same seed picks the same batches with every numpy version.  Raises UserError for another mode or a count < 1.
+    """
+    if mode not in MODES:
+        raise UserError(f"--batches {mode}: choose one of {', '.join(MODES)}")
+    if count < 1:
+        raise UserError(f"{count} batches asked for: measure at least 1")
+    available = len(batches)
+    count = min(count, available)
+    if mode == "first":
+        return list(range(count))
+    if mode == "random":
+        return np.argsort(uniform(seed, available), kind="stable")[:count].tolist()
+    padded = batches.all_cells()[1]
+    if mode == "longest":
+        return np.argsort(-padded, kind="stable")[:count].tolist()
+    by_length = np.lexsort((-padded, -batches.longest()))
+    edges = np.arange(count + 1) * available // max(count, 1)
+    picks = edges[:-1] + (uniform(seed, count) * np.diff(edges)).astype(np.int64)
+    return by_length[picks].tolist()
+
+
+def _descending(values: np.ndarray) -> np.ndarray:
+    """Keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits by radix."""
+    largest = values.max(initial=0)
+    return (largest - values).astype(np.min_scalar_type(largest))

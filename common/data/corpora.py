@@ -1,0 +1,136 @@
+"""Utterances straight from a corpus on disk, through lhotse's own recipes: audio headers are read, no features made.
+
+Nothing that a corpus says is run.  lhotse would: a Kaldi wav.scp can hold shell commands, and it reads .sph and .opus
+files through a shell, by their names.  Those are refused unless reco2dur makes opening them unnecessary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any, Iterator, List, Sequence
+
+from common.data.manifest_files import one_line
+from common.data.manifests import Timing, Utterance, of_supervisions, span_of
+from common.data.shapes import sha256
+from common.errors import UserError
+
+KALDI_FILES = ("wav.scp", "segments", "text", "utt2spk", "reco2dur")
+READ_THROUGH_A_SHELL = (".sph", ".opus")
+
+
+def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Counter) -> Iterator[Utterance]:
+    """Utterances of `parts` of LibriSpeech, sorted by id within a part: lhotse finds them in the file system's order.
+
+    corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100.
+    """
+    _check_parts(corpus, parts)
+    from lhotse.recipes import prepare_librispeech
+
+    with _lhotse(f"--corpus-dir {corpus}", counts):
+        threads = min(8, os.cpu_count() or 1)  # they wait for the disk, a header per utterance
+        prepared = prepare_librispeech(corpus, dataset_parts=list(parts), num_jobs=threads)
+    for part in parts:
+        supervisions = sorted(prepared[part]["supervisions"], key=lambda supervision: supervision.id)
+        yield from _utterances(corpus / part, supervisions, prepared[part]["recordings"], timing, counts)
+
+
+def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
+    """Of the names and contents of all transcripts of `parts`."""
+    _check_parts(corpus, parts)
+    digest = hashlib.sha256()
+    for path in sorted(path for part in parts for path in (corpus / part).rglob("*.trans.txt")):
+        digest.update(f"{path.relative_to(corpus).as_posix()} {sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> Iterator[Utterance]:
+    """Utterances of a Kaldi data folder: of ``segments``, else (with ``utt2spk``) one per recording, in lhotse's order.
+
+    Durations are those of ``reco2dur`` where it is there, else of the audio headers.  ``feats.scp`` is not opened.
+    """
+    _check_kaldi(folder)
+    from lhotse.kaldi import load_kaldi_data_dir
+
+    with _lhotse(f"--kaldi-dir {folder}", counts):
+        # without a frame shift lhotse leaves feats.scp alone
+        recordings, supervisions, _ = load_kaldi_data_dir(folder, sampling_rate=sampling_rate, frame_shift=None)
+    if supervisions is None:
+        raise UserError(f"--kaldi-dir {folder}: neither segments nor utt2spk, so no utterances; add one of them")
+    yield from _utterances(folder, supervisions, recordings, timing, counts)
+
+
+def kaldi_files(folder: Path) -> List[Path]:
+    """The files of a Kaldi data folder that decide about the shapes."""
+    return [folder / name for name in KALDI_FILES if (folder / name).is_file()]
+
+
+def _utterances(
+    path: Path, supervisions: Iterator[Any], recordings: Iterator[Any], timing: Timing, counts: Counter
+) -> Iterator[Utterance]:
+    spans = {recording.id: span_of(recording) for recording in recordings}
+    mine: Counter = Counter()  # of_supervisions sets one count at its end, and there may be several parts
+    yield from of_supervisions(path, enumerate(supervisions, start=1), spans, timing, mine)
+    counts.update(mine)
+
+
+def _check_parts(corpus: Path, parts: Sequence[str]) -> None:
+    if not corpus.is_dir():
+        raise UserError(f"--corpus-dir {corpus}: no such folder; name the one that holds train-clean-100 and the like")
+    for part in parts:
+        if not (corpus / part).is_dir():
+            there = ", ".join(sorted(path.name for path in corpus.iterdir() if path.is_dir())) or "none"
+            raise UserError(f"--part {part}: no such folder in {corpus}; folders there: {there}")
+
+
+def _check_kaldi(folder: Path) -> None:
+    """UserError for a folder that is none, and for one that lhotse would run something to read."""
+    try:
+        lines = (folder / "wav.scp").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--kaldi-dir {folder}: no wav.scp that can be read there ({one_line(error)})") from error
+    if (folder / "reco2dur").is_file():
+        return
+    for number, line in enumerate(lines, start=1):
+        source = line.strip().partition(" ")[2].strip()
+        if source.endswith("|") or Path(source).suffix.lower() in READ_THROUGH_A_SHELL:
+            raise UserError(
+                f"{folder / 'wav.scp'}, line {number}: only a shell could read this recording, and none is run; "
+                "add a reco2dur (Kaldi's utils/data/get_reco2dur.sh makes it)"
+            )
+        if not Path(source).is_file():
+            raise UserError(f"{folder / 'wav.scp'}, line {number}: no such file: {source or 'nothing named'}")
+
+
+@contextlib.contextmanager
+def _lhotse(source: str, counts: Counter) -> Iterator[None]:
+    """What lhotse warns about is counted, not shown; what it raises becomes one line that starts with `source`.
+
+    Its progress bars show only on a terminal.
+    """
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, [_Count(counts)]
+    try:
+        with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
+            yield
+    except Exception as error:  # recipes check little: a wrong corpus raises whatever they run into
+        raise UserError(f"{source}: lhotse cannot read it ({one_line(error)})") from error
+    finally:
+        root.handlers = handlers
+
+
+class _Count(logging.Handler):
+    """Counts warnings of lhotse, e.g. of audio files that are not there."""
+
+    def __init__(self, counts: Counter):
+        super().__init__(logging.WARNING)
+        self._counts = counts
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._counts["warnings_of_lhotse"] += 1

@@ -1,0 +1,62 @@
+"""Utterance shapes drawn from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1.
+
+The figures (train_clean_100_shapes.json, beside this file) are the joint distribution of T and U; their "about" says
+how to draw from them.  A draw has the real marginal of T and the real spread of U given T; it is not the corpus, and
+says nothing about its order.  generate_shape_info.py makes the exact shapes from the corpus.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+
+from common.data.draws import uniform
+
+FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
+# Of the committed shape_info.pt.  Of seeds 0 to 299, 36 also give the published batches (2,772-2,773 sorted ones at
+# 10,000 frames, useful/padded cells 0.504-0.505 at 30); of those this one has means and longest T near the published.
+SEED = 34
+
+
+def load_figures(path: Path = FIGURES) -> Dict[str, Any]:
+    """The figures as published: percentiles of T, and for each bin of T the percentiles of U per 1000 T."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
+    """As many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
+
+    T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
+    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.
+    U is kept within the published minimum and maximum, which products of a T and a U per T from the two ends of a bin
+    can miss by a token or two.  The same seed gives the same rows on every machine.
+    """
+    count = figures["utterances"]
+    percent_t, percent_u = 100.0 * uniform(seed, 2 * count).reshape(2, count)
+
+    at_percent = np.asarray(figures["T_at_percent"])[np.newaxis]
+    frames = _interpolate(percent_t, np.asarray(figures["T_percent"]), at_percent, np.zeros(count, dtype=np.intp))
+
+    edges = np.asarray(figures["T_bin_edges"])
+    rates = np.asarray(figures["U_per_1000_T_at_percent_by_T_bin"])
+    bins = np.clip(np.searchsorted(edges, frames, side="right") - 1, 0, len(rates) - 1)
+    tokens = frames / 1000.0 * _interpolate(percent_u, np.asarray(figures["U_per_1000_T_percent"]), rates, bins)
+
+    shapes = np.rint(np.stack([frames, tokens], axis=1))
+    lowest, highest = [[figures[f"{column}_{end}"] for column in "TU"] for end in ("min", "max")]
+    return np.clip(shapes, lowest, highest).astype(np.int32)
+
+
+def _interpolate(at: np.ndarray, known_at: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Linear interpolation of row ``table[i]`` of `tables` (rows, points) at ``at[i]``.
+
+    Not np.interp: there a compiler may fuse the multiplication into the addition, which rounds differently from machine
+    to machine; single numpy operations are exact IEEE.
+    """
+    left = np.clip(np.searchsorted(known_at, at, side="right") - 1, 0, len(known_at) - 2)
+    share = (at - known_at[left]) / (known_at[left + 1] - known_at[left])
+    low, high = tables[table, left], tables[table, left + 1]
+    return low + share * (high - low)

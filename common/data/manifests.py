@@ -1,0 +1,226 @@
+"""Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or feature is opened.
+
+A cut is one utterance, with the texts of its supervisions in time order; of a supervisions manifest, each supervision
+is one, from its start to its end or its recording's, as lhotse's trim_to_supervisions cuts them.  Nothing that a
+manifest names is run: its recordings may be shell commands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+from common.data.manifest_files import of_kind, one_line, read, read_only
+from common.errors import UserError
+
+TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """text: of all its supervisions, "" for none; frames: feature frames at each speed asked for."""
+
+    text: str
+    frames: Tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of audio.  start and seconds in s; num_frames and frame_shift (s) where features of it exist."""
+
+    start: float
+    seconds: float
+    sampling_rate: int
+    num_frames: Optional[int] = None
+    frame_shift: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """frame_shift: seconds between frames where no features say; speeds: factors of speed perturbation, 1.0 is none."""
+
+    frame_shift: float
+    speeds: Tuple[float, ...]
+
+    def frames(self, span: Span) -> Tuple[int, ...]:
+        """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.
+
+        As in lhotse, another speed detaches the features: frames are counted anew, of the perturbed duration at the
+        features' own frame shift.
+        """
+        from lhotse.utils import compute_num_samples, perturb_num_samples
+
+        counts = []
+        for speed in self.speeds:
+            if speed == 1.0:
+                counts.append(self.frames_of(span.seconds, span) if span.num_frames is None else span.num_frames)
+            else:
+                samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
+                counts.append(self.frames_of(samples / span.sampling_rate, span))
+        return tuple(counts)
+
+    def frames_of(self, seconds: float, span: Span) -> int:
+        """Frames of `seconds` of audio at the sampling rate and the frame shift of `span`."""
+        from lhotse.utils import compute_num_frames
+
+        shift = span.frame_shift or self.frame_shift
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"a duration of {seconds} s")
+        if round(shift * span.sampling_rate) < 1:
+            raise ValueError(f"a frame shift of {shift} s is not one sample at {span.sampling_rate} Hz")
+        return compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate)
+
+
+def utterances(
+    path: Path,
+    timing: Timing,
+    counts: Counter,
+    recordings: Optional[Path] = None,
+    features: Optional[Path] = None,
+) -> Iterator[Utterance]:
+    """Utterances of the cuts or supervisions in `path`, lazily and in file order; `counts` is filled on the way.
+
+    recordings, features: manifests for supervisions (cuts bring their own); one of them is needed.  Raises UserError
+    with the number of the entry at fault.
+    """
+    from lhotse import SupervisionSegment
+    from lhotse.cut import Cut
+
+    entries = read(path)
+    first = next(entries, None)
+    if first is None:
+        raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
+    entries = itertools.chain([first], entries)
+    if isinstance(first[1], Cut):
+        if recordings or features:
+            raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
+        for number, cut in of_kind(Cut, path, entries):
+            yield _guarded(path, number, _of_cut, cut, timing, counts)
+    elif isinstance(first[1], SupervisionSegment):
+        if not (recordings or features):
+            raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
+        spans = load_recordings(recordings) if recordings else {}
+        parts = load_features(features) if features else {}
+        supervisions = of_kind(SupervisionSegment, path, entries)
+        yield from of_supervisions(path, supervisions, spans, timing, counts, parts)
+    else:
+        raise UserError(
+            f"{path}: a manifest of {type(first[1]).__name__} entries; name one of cuts or supervisions "
+            "(recordings go with --recordings, features with --features)"
+        )
+
+
+def of_supervisions(
+    path: Path,
+    supervisions: Iterable[Tuple[int, Any]],
+    recordings: Dict[str, Span],
+    timing: Timing,
+    counts: Counter,
+    features: Optional[Dict[str, List[Span]]] = None,
+) -> Iterator[Utterance]:
+    """An utterance of each (number, lhotse supervision); `path` is where they are from, for errors."""
+    used = set()
+    for number, supervision in supervisions:
+        used.add(supervision.recording_id)
+        yield _guarded(path, number, _of_supervision, supervision, recordings, features or {}, timing, counts)
+    counts["recordings_without_supervision"] = len(recordings.keys() - used)
+
+
+def load_recordings(path: Path) -> Dict[str, Span]:
+    """Duration and sampling rate of every recording in the manifest `path`, by id."""
+    from lhotse import Recording
+
+    return {entry.id: span_of(entry) for _, entry in read_only(Recording, path)}
+
+
+def span_of(recording: Any) -> Span:
+    """All of a lhotse recording."""
+    return Span(0.0, recording.duration, recording.sampling_rate)
+
+
+def load_features(path: Path) -> Dict[str, List[Span]]:
+    """What the features manifest `path` says about the features of each recording, by recording id."""
+    from lhotse import Features
+
+    spans: Dict[str, List[Span]] = {}
+    for _, entry in read_only(Features, path):
+        span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
+        spans.setdefault(entry.recording_id, []).append(span)
+    return spans
+
+
+def beside(path: Path) -> Optional[Path]:
+    """The recordings manifest that goes by its name with the supervisions manifest `path`, if there is one."""
+    named = path.with_name(path.name.replace("supervisions", "recordings"))
+    return named if named != path and named.is_file() else None
+
+
+def _of_cut(cut: Any, timing: Timing, counts: Counter) -> Utterance:
+    from lhotse.cut import MixedCut
+
+    text = _text(cut.supervisions, counts)
+    if not (cut.has_features or cut.has_recording):
+        raise ValueError("neither features nor a recording, so it has no frames")
+    shift = cut.frame_shift if cut.has_features else None
+    num_frames = cut.num_frames if cut.has_features else None
+    if num_frames is not None:
+        counts["frames_from_features"] += 1
+    span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
+    if not (isinstance(cut, MixedCut) and cut.has_recording):
+        return Utterance(text, timing.frames(span))
+    # each track of a mixed cut is perturbed, and rounded to samples, on its own
+    plain = cut.drop_features()
+    at_one = Timing(timing.frame_shift, (1.0,))
+    frames = (
+        at_one.frames(span)[0] if speed == 1.0 else timing.frames_of(plain.perturb_speed(speed).duration, span)
+        for speed in timing.speeds
+    )
+    return Utterance(text, tuple(frames))
+
+
+def _of_supervision(
+    supervision: Any, recordings: Dict[str, Span], features: Dict[str, List[Span]], timing: Timing, counts: Counter
+) -> Utterance:
+    text = _text([supervision], counts)
+    start, seconds = supervision.start, supervision.duration
+    for span in features.get(supervision.recording_id, ()):
+        if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
+            counts["frames_from_features"] += 1
+            whole = span.seconds - seconds <= TOLERANCE
+            part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
+            return Utterance(text, timing.frames(part))
+    recording = recordings.get(supervision.recording_id)
+    if recording is None:
+        have = "recordings or features" if features else "recordings"
+        raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
+    left = max(0.0, recording.seconds - start)
+    if seconds > left + TOLERANCE:
+        counts["cut_at_end_of_recording"] += 1
+    return Utterance(text, timing.frames(Span(start, min(seconds, left), recording.sampling_rate)))
+
+
+def _text(supervisions: List[Any], counts: Counter) -> str:
+    """The texts in time order, joined by a space; "" where there is none.  Counts what is out of the ordinary."""
+    counts["utterances_read"] += 1
+    in_time = sorted(supervisions, key=lambda supervision: supervision.start)
+    text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
+    if not in_time:
+        counts["without_supervision"] += 1
+    elif not text:
+        counts["with_empty_text"] += 1
+    if len(in_time) > 1:
+        counts["with_several_supervisions"] += 1
+    return text
+
+
+def _guarded(path: Path, number: int, function: Callable[..., Utterance], entry: Any, *arguments: Any) -> Utterance:
+    """``function(entry, ...)``, with whatever a wrong value in the entry raises as one line that names it."""
+    try:
+        return function(entry, *arguments)
+    except Exception as error:  # a manifest can hold any value anywhere
+        problem = str(error) if type(error) is ValueError else one_line(error)
+        raise UserError(f"{path}: entry {number} ({getattr(entry, 'id', '?')}): {problem}") from error

@@ -1,0 +1,58 @@
+"""From utterances (text, feature frames) to rows of a shape file (T, U), counting those left out."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from itertools import islice
+from typing import Callable, Iterable, List
+
+import numpy as np
+
+from common.data.manifests import Utterance
+from common.data.shapes import LARGEST, subsampled
+from common.errors import UserError
+
+AT_ONCE = 1000  # utterances: enough to keep the encoder busy, little to hold
+
+
+def table(
+    utterances: Iterable[Utterance],
+    count_tokens: Callable[[List[str]], List[int]],
+    factor: int,
+    keep_empty: bool,
+    counts: Counter,
+) -> np.ndarray:
+    """Rows int32 (utterances * speeds, 2): all utterances at the first speed, then all at the next, as in icefall.
+
+    Left out, and counted: utterances without text (unless `keep_empty`: then U = 0), and rows of utterances too short
+    to have a frame after subsampling by `factor`.  Raises UserError where no row is left.
+    """
+    frames_at: List[array] = []
+    tokens = array("q")
+    source = iter(utterances)
+    while True:
+        chunk = list(islice(source, AT_ONCE))
+        if not chunk:
+            break
+        if not keep_empty:
+            chunk = [utterance for utterance in chunk if utterance.text]
+        tokens.extend(count_tokens([utterance.text for utterance in chunk]))
+        for speed, frames in enumerate(zip(*(utterance.frames for utterance in chunk))):
+            if speed == len(frames_at):
+                frames_at.append(array("q"))
+            frames_at[speed].extend(frames)
+    empty = counts["without_supervision"] + counts["with_empty_text"]
+    counts["kept_without_text" if keep_empty else "left_out_without_text"] = empty
+    rows = [np.stack([subsampled(np.array(frames), factor), np.array(tokens)], axis=1) for frames in frames_at]
+    rows = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
+    enough = rows[:, 0] >= 1
+    counts["rows_left_out_as_too_short"] = int((~enough).sum())
+    rows = rows[enough]
+    counts["rows"] = len(rows)
+    if not len(rows):
+        read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
+        raise UserError(f"no utterance is left: of {read} read, {empty} have no text, {short} rows are too short")
+    if rows.max() > LARGEST:
+        raise UserError(f"an utterance has {rows[:, 0].max()} frames, more than a shape file can hold ({LARGEST})")
+    return rows.astype(np.int32)

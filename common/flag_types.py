@@ -1,0 +1,85 @@
+"""What a flag's text may be: each function turns it into a value, or says in one line what it should have been."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Callable, Dict, Sequence, Tuple
+
+
+def str2bool(text: str) -> bool:
+    """True for yes, true, t, y, 1; False for no, false, f, n, 0; in any case."""
+    word = text.strip().lower()
+    if word in ("yes", "true", "t", "y", "1"):
+        return True
+    if word in ("no", "false", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"give true or false, not {text!r}")
+
+
+def whole(low: int) -> Callable[[str], int]:
+    """A whole number of at least `low`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"give a whole number, not {text!r}") from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"must be at least {low}, not {value}")
+        return value
+
+    return parse
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"give a number, not {text!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+    return value
+
+
+def percentage(text: str) -> float:
+    """A fraction from "2%" or "0.02"."""
+    return positive(text[:-1]) / 100 if text.endswith("%") else positive(text)
+
+
+def device(text: str) -> str:
+    kind, _, index = text.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
+        raise argparse.ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {text!r}")
+    return text
+
+
+def some_of(choices: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
+    """A comma-separated list out of `choices`, in their order; "all" (or "both") is all of them."""
+
+    def parse(text: str) -> Tuple[str, ...]:
+        words = [word.strip() for word in text.split(",") if word.strip()]
+        if words in (["all"], ["both"]):
+            return tuple(choices)
+        unknown = [word for word in words if word not in choices]
+        if unknown or not words:
+            raise argparse.ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
+        return tuple(choice for choice in choices if choice in words)
+
+    return parse
+
+
+def schedule(text: str) -> Dict[str, int]:
+    """The profiler's schedule from "wait=10,warmup=10,active=20,repeat=2"."""
+    lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
+    values = {}
+    for part in text.split(","):
+        key, _, value = part.partition("=")
+        key = key.strip()
+        if key not in lows:
+            raise argparse.ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
+        values[key] = whole(lows[key])(value)
+    missing = [key for key in lows if key not in values]
+    if missing:
+        raise argparse.ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
+    return values

@@ -1,0 +1,1 @@
+"""What is measured: adapters, the joiner and its random inputs, and the float64 reference they are judged by."""

@@ -1,0 +1,137 @@
+"""The correctness pass: loss and gradient on a small ragged batch against the float64 reference.
+
+Both scopes: the gradient of given logits, and the step's gradients of encoder_out, decoder_out and every weight.  A
+pruned loss is judged with its range widened to all of U, where it must be exact, and tells its gap at the run's own
+range on the first measured utterance.  Leaves out the corners (see the contract tests): this pass asks whether a time
+is worth printing.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, Dict, Iterator, List, Tuple
+
+import torch
+
+from common.losses import inputs, pruned, reference
+from common.losses import work as works
+from common.losses.adapter import Adapter
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+
+#: (T, U): ragged in both, T = 1 and U = 0 among them.
+SHAPES = [(11, 5), (7, 4), (9, 2), (1, 0)]
+VOCAB_SIZE, ENCODER_DIM = 17, 24
+#: Largest relative error that passes.  float16 and bfloat16 carry 3 and 2 digits through joiner and loss.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference over the largest expected magnitude; infinite where a value is not finite."""
+    actual = actual.detach().cpu().double()
+    expected = expected.detach().cpu().double()
+    difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
+    if difference != difference:
+        return float("inf")
+    return difference / max(expected.abs().max().item() if expected.numel() else 0.0, 1e-30)
+
+
+def pack(cells: torch.Tensor, shapes: List[Tuple[int, int]]) -> torch.Tensor:
+    """(N, T, U+1, V) -> (sum T_i (U_i+1), V): the cells of each utterance."""
+    return torch.cat([cells[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(shapes)])
+
+
+def unpack(cells: torch.Tensor, shapes: List[Tuple[int, int]]) -> torch.Tensor:
+    """The inverse of `pack`, with zeros in the padding."""
+    N, T, U = inputs.padded_sizes(shapes)
+    padded = cells.new_zeros(N, T, U + 1, cells.size(1))
+    for n, part in enumerate(cells.split([T * (U + 1) for T, U in shapes])):
+        padded[n, : shapes[n][0], : shapes[n][1] + 1] = part.view(shapes[n][0], shapes[n][1] + 1, -1)
+    return padded
+
+
+def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
+    """(loss error, gradient error) given logits.  Padded cells count: their gradient must be zero."""
+    work = works.prepare(adapter, model, batch, "loss")
+    given = work.logits.detach().cpu().double()  # a copy: the loss may overwrite its logits
+    leaf = (unpack(given, batch.shapes) if adapter.layout == "packed" else given.clone()).requires_grad_()
+    actual = work.run()
+    expected = reference.losses(leaf, batch.targets, batch.shapes).sum()
+    expected.backward()
+    gradient = pack(leaf.grad, batch.shapes) if adapter.layout == "packed" else leaf.grad
+    return relative_error(actual, expected), relative_error(work.logits.grad, gradient)
+
+
+def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
+    """(loss error, largest gradient error) of the whole step."""
+    work = works.prepare(adapter, model, batch, "step")
+    actual = work.run()
+    double_model = copy.deepcopy(model).cpu().double()
+    double_batch = replace(
+        batch,
+        encoder_out=batch.encoder_out.detach().cpu().double().requires_grad_(),
+        decoder_out=batch.decoder_out.detach().cpu().double().requires_grad_(),
+        targets=batch.targets.cpu(),
+    )
+    double_model.zero_grad(set_to_none=True)
+    expected = adapter.expected_step(double_model, double_batch)
+    expected.backward()
+    pairs = [(batch.encoder_out, double_batch.encoder_out), (batch.decoder_out, double_batch.decoder_out)]
+    pairs += list(zip(model.parameters(), double_model.parameters()))
+    return relative_error(actual, expected), max(relative_error(mine.grad, theirs.grad) for mine, theirs in pairs)
+
+
+def cases() -> Iterator[List[Tuple[int, int]]]:
+    """The ragged batch, then its utterances alone, so that no error of one hides behind another's."""
+    yield SHAPES
+    for T, U in SHAPES:
+        if U > 0:  # a batch with no target at all is a corner that some losses refuse
+            yield [(T, U)]
+
+
+def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[float, float]:
+    """Largest relative errors of loss and gradient over all cases and both scopes."""
+    small = copy.copy(adapter)
+    small.settings = replace(adapter.settings, vocab_size=VOCAB_SIZE, encoder_dim=ENCODER_DIM)
+    model = Joiner.of(small.settings, small.weights(device, dtype), device, dtype)
+    errors = []
+    for index, shapes in enumerate(cases()):
+        wide = small.widened(max(U for _, U in shapes))
+        for scope_errors in (loss_scope_errors, step_scope_errors):
+            batch = inputs.make_batch(
+                shapes,
+                vocab_size=VOCAB_SIZE,
+                encoder_dim=ENCODER_DIM,
+                device=device,
+                dtype=dtype,
+                key=(small.settings.seed, index),
+            )
+            errors.append(scope_errors(wide, model, batch))
+    return max(loss for loss, _ in errors), max(gradient for _, gradient in errors)
+
+
+def run(context) -> Iterator[Dict[str, Any]]:
+    """One ``correctness`` record.  `context`: see common.running.worker.Context."""
+    adapter = context.adapter
+    loss_error, grad_error = check(adapter, context.device, context.dtype)
+    tolerance = TOLERANCE[context.settings.dtype]
+    gap = None
+    if not adapter.exact:
+        batch = context.make_batch(context.batches[0], repeat=0, utterances=1)
+        gap = pruned.approximation_gap(adapter, context.model, batch)
+    note = "" if adapter.exact else "approximate; judged with its range widened to all of U"
+    yield {
+        "record": "correctness",
+        "loss_error": finite(loss_error),
+        "grad_error": finite(grad_error),
+        "tolerance": tolerance,
+        "ok": loss_error <= tolerance and grad_error <= tolerance,
+        "approximation_gap": gap,
+        "note": note,
+    }
+
+
+def finite(value: float) -> float:
+    """JSON has no infinity: an error that is not finite is written as 1e300."""
+    return min(value, 1e300)

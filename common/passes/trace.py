@@ -1,0 +1,95 @@
+"""The trace pass: steps under torch.profiler, written for TensorBoard.  Its times carry the profiler's cost:
+"profiled".
+
+Every step is scope "step" on one batch, and nothing else: inputs are views of a pool made before, because ProfilerStep
+runs from one ``prof.step()`` to the next and would count their making.  The device is synchronised before the step
+ends, since ProfilerStep is host time only.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from common.losses import inputs, work
+from common.losses.stages import observed_by
+
+#: Rows of each cycle's key_averages table.
+TABLE_ROWS = 30
+STACK_DEPTH = 10
+
+
+def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
+    """key_averages of the cycle that just ended, sorted by what the device offers."""
+    averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
+    if not cuda:
+        key = "self_cpu_time_total"
+    else:  # renamed in torch 2.x
+        key = (
+            "self_device_time_total"
+            if averages and hasattr(averages[0], "self_device_time_total")
+            else "self_cuda_time_total"
+        )
+    return averages.table(sort_by=key, row_limit=TABLE_ROWS)
+
+
+def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
+    """One ``trace`` record; traces and <folder name>.txt in `folder`, which must hold no earlier trace."""
+    settings, device = context.settings, context.device
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    tables: List[str] = []
+    write_trace = torch.profiler.tensorboard_trace_handler(str(folder), worker_name=context.adapter.name)
+
+    def cycle_ended(profiler: torch.profiler.profile) -> None:
+        write_trace(profiler)
+        tables.append(
+            f"cycle {len(tables) + 1} of {settings.schedule['repeat']}\n{table(profiler, cuda, settings.with_stack)}\n"
+        )
+        time.sleep(0.002)  # the file's name is its time in milliseconds: two cycles must not share one
+
+    steps = settings.trace_steps
+    order = [context.batches[index % len(context.batches)] for index in range(steps)]
+    shapes = {batch: context.shapes(batch) for batch in set(order)}
+    pool = inputs.Pool(
+        list(shapes.values()),
+        vocab_size=settings.vocab_size,
+        encoder_dim=settings.encoder_dim,
+        device=device,
+        dtype=context.dtype,
+        seed=settings.seed,
+    )
+    batches = [pool.batch(shapes[batch], index) for index, batch in enumerate(order)]
+    with ExitStack() as stack:
+        stack.enter_context(observed_by(record_function))
+        profiler = stack.enter_context(
+            torch.profiler.profile(
+                activities=activities,
+                schedule=torch.profiler.schedule(**settings.schedule),
+                on_trace_ready=cycle_ended,
+                record_shapes=settings.record_shapes,
+                with_stack=settings.with_stack,
+                profile_memory=settings.profile_memory,
+            )
+        )
+        for index in range(steps):
+            work.prepare(context.adapter, context.model, batches[index], "step").run()
+            batches[index] = None  # its gradients with it
+            if cuda:
+                torch.cuda.synchronize(device)
+            profiler.step()
+    text = folder / f"{folder.name}.txt"
+    text.write_text("\n".join(tables), encoding="utf-8")
+    yield {
+        "record": "trace",
+        "steps": steps,
+        "schedule": dict(settings.schedule),
+        "files": sorted(path.name for path in folder.glob("*.pt.trace.json*")),
+        "key_averages": [text.name],
+        "profiler": {key: getattr(settings, key) for key in ("record_shapes", "with_stack", "profile_memory")},
+    }

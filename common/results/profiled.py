@@ -1,0 +1,148 @@
+"""The profiled numbers of one folder of traces: its windows (files), their average step time and peak memory.
+
+Profiled means: with the profiler's own cost in it.  Windows stay apart and are never merged over workers or ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple, Union
+
+from common.results import statistics, trace_reader
+from common.results.trace_reader import CPU, CUDA, TraceError, TraceSummary
+
+MB = 2**20
+FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
+_FILE = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
+
+#: A file and what it says, or why it says nothing.
+Window = Tuple[Path, Union[TraceSummary, TraceError]]
+
+
+@dataclass
+class Profiled:
+    """What the traces of one worker say.  error: why a window could not be read; the numbers are then None.
+    step_us: the whole steps of each readable window, in microseconds, by start."""
+
+    windows: List[Dict[str, Any]] = field(default_factory=list)
+    average_step_time_us: Optional[float] = None
+    peak_memory_mb: Optional[float] = None
+    label_us: Dict[str, float] = field(default_factory=dict)  # per step
+    step_us: List[List[float]] = field(default_factory=list)
+    on_cuda: bool = False
+    device_name: Optional[str] = None
+    error: Optional[str] = None
+    notes: List[str] = field(default_factory=list)
+
+
+def trace_files(folder: Path) -> List[Path]:
+    """The trace files directly in a folder, by the time in their names."""
+    files = [path for path in folder.iterdir() if _FILE.match(path.name) and path.is_file()]
+    return sorted(files, key=order)
+
+
+def order(path: Path) -> Tuple[int, int, str]:
+    """Sorts the windows of a worker: by the time in the name (its unit depends on the torch version), then by name."""
+    found = _FILE.match(path.name)
+    time = (found["time"] if found else None) or ""
+    return (len(time), int(time or 0), path.name)
+
+
+def worker(path: Path) -> str:
+    """The part of the file name before its time: host and process by default, one for each rank."""
+    found = _FILE.match(path.name)
+    return found["worker"] if found else path.name
+
+
+def read_windows(files: List[Path]) -> List[Window]:
+    """Read the traces; a broken one is kept as its error, not raised."""
+    windows: List[Window] = []
+    for path in files:
+        try:
+            windows.append((path, trace_reader.read(path)))
+        except TraceError as error:
+            windows.append((path, error))
+    return windows
+
+
+def profiled(windows: List[Window]) -> Profiled:
+    """The numbers of the windows of one worker, in order."""
+    result = Profiled()
+    for path, summary in windows:
+        if isinstance(summary, TraceError):
+            result.error = result.error or str(summary)
+            result.windows.append(
+                {
+                    "file": path.name,
+                    "average_step_time_us": None,
+                    "steps": 0,
+                    "peak_memory_mb": None,
+                    "rank": None,
+                    "flags": [str(summary)],
+                }
+            )
+        else:
+            result.windows.append(_window(path, summary))
+            result.notes += [f"{path.name}: {flag}" for flag in summary.flags]
+    summaries = [summary for _, summary in windows if isinstance(summary, TraceSummary)]
+    files = [path for path, _ in windows]
+    _leave_out_lone_stub(files, summaries, result)
+    result.step_us = [[duration for _, duration in summary.whole_steps] for summary in summaries]
+    result.on_cuda = any(summary.on_cuda for summary in summaries)
+    result.device_name = next((summary.device_name for summary in summaries if summary.device_name), None)
+    durations = [duration for window in result.step_us for duration in window]
+    if result.error is None and durations:
+        result.average_step_time_us = statistics.mean(durations)
+        _peak(result)
+        for summary in summaries:
+            for label, total in summary.label_us.items():
+                result.label_us[label] = result.label_us.get(label, 0.0) + total / len(durations)
+    return result
+
+
+def _window(path: Path, summary: TraceSummary) -> Dict[str, Any]:
+    return {
+        "file": path.name,
+        "average_step_time_us": summary.average_step_us,
+        "steps": len(summary.whole_steps),
+        "peak_memory_mb": _peak_mb(summary),
+        "rank": summary.rank,
+        "flags": summary.flags,
+    }
+
+
+def _peak_mb(summary: TraceSummary) -> Optional[float]:
+    """Of the fullest GPU, or of the CPU where no GPU allocated."""
+    for wanted in (CUDA, CPU):
+        peaks = [peak for (device_type, _), peak in summary.peak_bytes.items() if device_type == wanted]
+        if peaks:
+            return max(peaks) / MB
+    return None
+
+
+def _peak(result: Profiled) -> None:
+    peaks = [window["peak_memory_mb"] for window in result.windows if window["peak_memory_mb"] is not None]
+    if not peaks:
+        return
+    if result.on_cuda:
+        result.peak_memory_mb = max(peaks)
+        return
+    result.peak_memory_mb = result.windows[0]["peak_memory_mb"]
+    if len(result.windows) > 1:
+        result.notes.append(FIRST_WINDOW)
+
+
+def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], result: Profiled) -> None:
+    """A loop that ends in the first active step of a window leaves a file with a stub alone; only its brevity tells."""
+    if len(summaries) < 2 or len(summaries) < len(files) or len(summaries[-1].steps) != 1:
+        return
+    number, duration = summaries[-1].steps[0]
+    if duration * 4 < min(summary.average_step_us for summary in summaries[:-1]):
+        flag = (
+            f"stub step: ProfilerStep#{number} ({duration:.0f} us) is alone in its window and left out of the average"
+        )
+        result.windows[-1].update(average_step_time_us=None, steps=0, flags=[*result.windows[-1]["flags"], flag])
+        result.notes.append(f"{files[-1].name}: {flag}")
+        summaries.pop()

@@ -1,0 +1,128 @@
+"""Results on disk: versioned JSON Lines, one folder per run of one implementation.
+
+A run of an implementation owns one folder, ``log/<name>-<suffix>/``: its records (``results.jsonl``), its traces and
+its key_averages text.  The folder can be moved, copied or deleted on its own.  Every record is one JSON object on one
+line with the key ``record``; times are nanoseconds, sizes are bytes.  No torch here.
+
+run          always the first line: schema (1), run_id, name, suffix, package, exact (bool), settings (every flag as
+             resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
+             memory_bytes, os, python)
+environment  once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
+             threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max, useful_cells,
+             padded_cells}: index into the batches of the shape file; cells are T * (U + 1)), warnings (lines for the
+             user)
+correctness  job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss with
+             its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
+             loss to the exact one at the configured range; null for exact losses), note
+sample       job, scope ("loss" or "step"), round, batch (index), repeat, warmup (bool), forward_wall_ns (null on CUDA,
+             where the host runs ahead), total_wall_ns, forward_event_ns, total_event_ns (CUDA events; null on CPU),
+             stages ({name: wall ns; event ns on CUDA}), foreign_cpu (other processes' share of the machine's CPU time,
+             0..1, or null), flags (list, e.g. ["busy"])
+memory       job, scope, batch, device_allocated_bytes, device_reserved_bytes (CUDA peaks above the baseline, else
+             null), torch_allocated_bytes (CPU: peak of torch's own allocations above the baseline, else null),
+             process_bytes (CPU: VmHWM above the baseline, else null)
+trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder), key_averages (names),
+             profiler ({record_shapes, with_stack, profile_memory})
+status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"), pass, round (or null),
+             status (ok | oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the
+             job failed, stderr_tail (its last lines)
+
+A job that ran again (resume) appears again: its later records replace the earlier ones (see ``latest_jobs``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterable, List
+
+from common.errors import UserError
+
+SCHEMA = 1
+FILE_NAME = "results.jsonl"
+STATUSES = ("ok", "oom", "unsupported", "missing", "error", "timeout", "interrupted")
+
+Record = Dict[str, Any]
+
+
+def write(folder: Path, records: Iterable[Record]) -> Path:
+    """Replace ``folder/results.jsonl`` with `records` in one step: a reader, or a full disk, meets the old file or the
+    new one.
+
+    Raises UserError when the folder cannot be written; the file that was there before stays as it was.
+    """
+    path = folder / FILE_NAME
+    temporary = None
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".results-", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            for record in records:
+                stream.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None and os.path.exists(temporary):
+            os.unlink(temporary)
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; free some space or name another folder with --log-dir"
+        ) from error
+    return path
+
+
+def read(path: Path) -> List[Record]:
+    """Records of a results.jsonl (or of the folder that holds one), in file order.
+
+    A last line cut short (a killed writer) is left out.  Raises UserError for a file that is not such a file or that a
+    newer version of this suite wrote.
+    """
+    if path.is_dir():
+        path = path / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    records = []
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            record["record"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):  # no newline at its end: cut short
+                break
+            raise UserError(
+                f"{path}, line {number}: not a record of this suite ({error}); delete the line or the folder"
+            ) from None
+        records.append(record)
+    if records and records[0]["record"] == "run" and records[0].get("schema", 0) > SCHEMA:
+        raise UserError(f"{path}: written by a newer version (schema {records[0]['schema']}, this one reads {SCHEMA})")
+    return records
+
+
+def run_header(records: List[Record]) -> Record:
+    """The ``run`` record, or an empty dict for a folder of someone else's traces."""
+    return records[0] if records and records[0]["record"] == "run" else {}
+
+
+def latest_jobs(records: Iterable[Record]) -> Dict[str, List[Record]]:
+    """Records by job, for each job only those of its last attempt (an attempt ends with its ``status`` record).
+
+    Records after the last status record of a job (an attempt whose writer died) count as that job's last attempt only
+    when no attempt ended.
+    """
+    open_attempts: Dict[str, List[Record]] = {}
+    ended: Dict[str, List[Record]] = {}
+    for record in records:
+        job = record.get("job")
+        if job is None:
+            continue
+        open_attempts.setdefault(job, []).append(record)
+        if record["record"] == "status":
+            ended[job] = open_attempts.pop(job)
+    return {**open_attempts, **ended}

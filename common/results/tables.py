@@ -1,0 +1,238 @@
+"""Rows (see summary.py) -> text: a table for the terminal or Markdown; CSV and JSON are in exports.py."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.results.exports import csv_text, json_text, plain
+from common.results.summary import Row, same_configuration
+
+FORMATS = ("table", "markdown", "csv", "json")
+LONGEST_CELL = 26  # characters of a name or version in the terminal
+
+Cells = List[str]
+
+
+def render(rows: Sequence[Row], format: str = "table") -> str:
+    """The rows as text that ends with a newline.  ValueError for a format not in FORMATS."""
+    if format == "json":
+        return json_text(rows)
+    if format == "csv":
+        return csv_text(rows)
+    if format not in FORMATS:
+        raise ValueError(f"not a format: {format}")
+    grouped = [(heading(group), group) for group in groups(rows)]
+    blocks = [_markdown(title, group) if format == "markdown" else _table(title, group) for title, group in grouped]
+    for lines in (_reasons(rows), _stages(rows), _notes(rows)):
+        shown = [plain(line) for line in lines]
+        if shown:
+            blocks.append(
+                "\n".join(f"- {_escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
+            )
+    return "\n\n".join(blocks) + "\n"
+
+
+def number(value: Optional[float], digits: int = 4) -> str:
+    """About `digits` significant digits, never an exponent for what people measure; "-" where nothing is known."""
+    if value is None or not math.isfinite(value):
+        return "-"
+    if value == 0:
+        return "0"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(decimals, 0), 6)}f}"
+
+
+def _error(value: Optional[float]) -> str:
+    """A relative error; what is not finite is stored as 1e300."""
+    return "-" if value is None else "inf" if value >= 1e300 else f"{value:.1e}"
+
+
+def _spread(described: Optional[Dict[str, float]]) -> str:
+    if described is None:
+        return "-"
+    return (
+        f"{number(described['median'])} [{number(described['p20'], 3)}-{number(described['p80'], 3)}] {described['n']}"
+    )
+
+
+def _peak(row: Row) -> Optional[float]:
+    """MB of the memory pass: the device's where there is one, else torch's own, else the process's."""
+    peaks = row["memory"].get("step") or row["memory"].get("loss") or {}
+    for key in ("device_allocated_mb", "torch_allocated_mb", "process_mb"):
+        if peaks.get(key) is not None:
+            return peaks[key]
+    return None
+
+
+def _name(row: Row) -> str:
+    return row["name"] + (" (approx.)" if row["exact"] is False else "")
+
+
+class Column(NamedTuple):
+    """title: words may be put under each other; text: the cell of a row; numeric: aligned to the right."""
+
+    title: str
+    text: Any
+    numeric: bool = True
+
+
+COLUMNS = (
+    Column("implementation", _name, False),
+    Column("version", lambda row: (row["implementation_version"] or "-").split("+")[0], False),
+    Column("torch", lambda row: (row["torch_version"] or "-").split("+")[0], False),
+    Column("status", lambda row: row["status"], False),
+    Column("step ms median [p20-p80] n", lambda row: _spread(row["step_ms"])),
+    Column("loss ms median [p20-p80] n", lambda row: _spread(row["loss_ms"])),
+    Column("step forward ms", lambda row: number((row["step_forward_ms"] or {}).get("median"))),
+    Column("peak memory MB", lambda row: number(_peak(row))),
+    Column("profiled step us", lambda row: number(row["average_step_time_us"])),
+    Column("profiled peak MB", lambda row: number(row["peak_memory_mb"])),
+    Column("loss error", lambda row: _error(row["loss_error"])),
+    Column("grad error", lambda row: _error(row["grad_error"])),
+    Column(
+        "useful %", lambda row: number(100 * row["useful_fraction"], 3) if row["useful_fraction"] is not None else "-"
+    ),
+)
+
+
+def groups(rows: Sequence[Row]) -> List[List[Row]]:
+    """Rows of one configuration together, the fastest step first.  What only concerns one implementation, or which
+    scopes were timed, does not part them."""
+    ordered = sorted(rows, key=lambda row: sum(value is None for value in row["configuration"].values()))
+    result: List[List[Row]] = []
+    for row in ordered:
+        fitting = (
+            group
+            for group in result
+            if bool(group[0]["configuration"]) == bool(row["configuration"])
+            and same_configuration(_shared(group[0]), _shared(row))
+        )
+        group = next(fitting, None)
+        if group is None:
+            result.append([row])
+        else:
+            group.append(row)
+    for group in result:
+        group.sort(key=_rank)
+    return sorted(result, key=lambda group: not group[0]["configuration"])
+
+
+def _shared(row: Row) -> Row:
+    own = ("pruned_recipe", "prune_range", "scopes")
+    return {"configuration": {key: value for key, value in row["configuration"].items() if key not in own}}
+
+
+def _rank(row: Row) -> Tuple[float, float, float, str]:
+    medians = [row[key]["median"] if row[key] else math.inf for key in ("step_ms", "loss_ms")]
+    profiled = row["average_step_time_us"]
+    return medians[0], medians[1], math.inf if profiled is None else profiled, row["name"]
+
+
+def heading(group: Sequence[Row]) -> str:
+    """One line that says what the rows of a group have in common."""
+    known: Dict[str, Any] = {}
+    for row in group:
+        known.update({key: value for key, value in row["configuration"].items() if value is not None})
+    if not known:
+        return "traces without records of this suite"
+    size = (
+        f"max frames {known.get('max_frames')}, sorted"
+        if known.get("sort_utterance")
+        else f"batch size {known.get('batch_size')}"
+    )
+    parts = [
+        f"{size} ({known.get('batches')} {known.get('num_batches')} batches)",
+        f"V {known.get('vocab_size')}",
+        f"joiner {known.get('encoder_dim')}",
+        str(known.get("dtype")),
+        " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
+    ]
+    if known.get("device") == "cpu":
+        parts += [f"{known.get('threads')} threads", f"denormals: {known.get('denormals')}"]
+    most = max(row["rounds"] for row in group)
+    return plain(", ".join([*parts, f"{most} round{'' if most == 1 else 's'}"]))
+
+
+def _table(title: str, group: Sequence[Row]) -> str:
+    body = [[_short(plain(column.text(row))) for column in COLUMNS] for row in group]
+    widths = [
+        max(max(map(len, column.title.split())), *(len(cells[place]) for cells in body))
+        for place, column in enumerate(COLUMNS)
+    ]
+    titles = [_wrapped(column.title, width) for column, width in zip(COLUMNS, widths)]
+    height = max(map(len, titles))
+    head = [[([""] * (height - len(lines)) + lines)[level] for lines in titles] for level in range(height)]
+    lines = [title, *(_aligned(cells, widths) for cells in head), "  ".join("-" * width for width in widths)]
+    return "\n".join(lines + [_aligned(cells, widths) for cells in body])
+
+
+def _short(cell: str) -> str:
+    return cell if len(cell) <= LONGEST_CELL else cell[: LONGEST_CELL - 3] + "..."
+
+
+def _wrapped(title: str, width: int) -> Cells:
+    lines = [""]
+    for word in title.split():
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return lines
+
+
+def _aligned(cells: Cells, widths: Sequence[int]) -> str:
+    placed = (
+        cell.rjust(width) if column.numeric else cell.ljust(width)
+        for cell, width, column in zip(cells, widths, COLUMNS)
+    )
+    return "  ".join(placed).rstrip()
+
+
+def _markdown(title: str, group: Sequence[Row]) -> str:
+    lines = [
+        f"**{_escaped(title)}**",
+        "",
+        "| " + " | ".join(column.title for column in COLUMNS) + " |",
+        "| " + " | ".join("---:" if column.numeric else "---" for column in COLUMNS) + " |",
+    ]
+    for row in group:
+        lines.append("| " + " | ".join(_escaped(plain(column.text(row))) for column in COLUMNS) + " |")
+    return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Markdown that shows `text` itself: no markup, no links."""
+    return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(text, quote=False))
+
+
+def _reasons(rows: Sequence[Row]) -> Cells:
+    return [f"{row['name']}: {row['status']}: {row['reason']}" for row in rows if row["reason"]]
+
+
+def _stages(rows: Sequence[Row]) -> Cells:
+    """Where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
+    lines = []
+    for row in rows:
+        stages = {scope: (parts, "ms") for scope, parts in row["stages"].items() if parts}
+        if not stages and row["profiled_stages_us"]:
+            stages = {"profiled": (row["profiled_stages_us"], "us")}
+        for scope, (parts, unit) in stages.items():
+            split = ", ".join(f"{name} {number(value, 3)} {unit}" for name, value in parts.items())
+            lines.append(f"{row['name']} {scope}: {split}")
+    return lines
+
+
+def _notes(rows: Sequence[Row]) -> Cells:
+    """Each note once, with the rows it is about."""
+    about: Dict[str, List[str]] = {}
+    for row in rows:
+        for note in row["notes"]:
+            about.setdefault(note, []).append(row["name"])
+    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items()]
+    earlier = sum(row["earlier_runs"] for row in rows)
+    if earlier:
+        runs = "1 earlier run" if earlier == 1 else f"{earlier} earlier runs"
+        lines.append(f"{runs} of the same configuration not shown (--all-runs shows them)")
+    return lines

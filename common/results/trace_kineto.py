@@ -1,0 +1,128 @@
+"""The fast way through a trace that looks as Kineto (torch.profiler) writes it, for files of gigabytes.
+
+Large chunks are cut at the boundary between two events and decoded with msgspec, which skips what nobody asked for.
+Anything this is not sure of is left to trace_events.py, so both always give the same answer.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from typing import BinaryIO, List, Optional, Union
+
+try:
+    import msgspec
+except ImportError:  # only slower without it
+    msgspec = None
+
+from common.results.trace_events import (
+    CHUNK,
+    DECODER,
+    HEADER_KEYS,
+    LONGEST,
+    Broken,
+    OnEvent,
+    OnHeader,
+    Window,
+    deliver,
+    rest_of_events,
+    salvage,
+)
+
+_BOUNDARY = b"\n  },\n  {"
+_EVENTS_START = re.compile(rb'"traceEvents":\s*\[\s*\n  \{')
+
+if msgspec is not None:
+    _Number = Union[int, float, None]
+
+    class _Args(msgspec.Struct, gc=False):
+        total: _Number = msgspec.field(default=None, name="Total Allocated")
+        device_type: _Number = msgspec.field(default=None, name="Device Type")
+        device_id: _Number = msgspec.field(default=None, name="Device Id")
+
+    class _Event(msgspec.Struct, gc=False):
+        ph: Optional[str] = None
+        cat: Optional[str] = None
+        name: Optional[str] = None
+        ts: _Number = None
+        dur: _Number = None
+        args: Optional[_Args] = None
+
+    _decode_events = msgspec.json.Decoder(List[_Event]).decode
+    _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Optional[int]:
+    """Read a trace as Kineto lays it out.  Returns how many events were salvaged, or None when it is not sure of the
+    file: what was delivered so far is then to be thrown away and the file read again with ``any_events``."""
+    if msgspec is None:
+        return None
+    head = stream.read(CHUNK)
+    start = _EVENTS_START.search(head)
+    if start is None:
+        return None
+    try:  # the keys before it tell that it is a key of the top level
+        keys = json.loads(head[: start.start()] + b'"traceEvents":0}', strict=False)
+    except (ValueError, RecursionError):
+        return None
+    for key in HEADER_KEYS:
+        if key in keys:
+            on_header(key, keys[key])
+    salvaged = 0
+    pending = head[start.end() - 1 :]
+    while True:
+        cut = pending.rfind(_BOUNDARY)
+        if cut >= 0:
+            found = _decode_chunk(pending[: cut + 4], on_event)
+            if found is None:
+                return None
+            salvaged += found
+            pending = pending[cut + len(_BOUNDARY) - 1 :]
+        elif len(pending) > LONGEST:
+            return None
+        chunk = stream.read(CHUNK)
+        if not chunk:
+            break
+        pending += chunk
+    try:  # the last event and the tail
+        return salvaged + rest_of_events(Window(io.BytesIO(pending)), on_event, on_header, closing="}")
+    except Broken:
+        return None
+
+
+def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
+    """Deliver the events of a chunk; one by one, as ``any_events`` reads them, when one of them is no JSON."""
+    try:
+        events = _decode_events(b"[" + data + b"]")
+    except _DECODE_ERRORS:
+        return _decode_singly(data, on_event)
+    for event in events:
+        args = event.args
+        on_event(
+            event.ph,
+            event.cat,
+            event.name,
+            event.ts,
+            event.dur,
+            (args.total, args.device_type, args.device_id) if args is not None else None,
+        )
+    return 0
+
+
+def _decode_singly(data: bytes, on_event: OnEvent) -> Optional[int]:
+    salvaged = 0
+    text = data.decode("utf-8", errors="replace")
+    for piece in text[1:-4].split(_BOUNDARY.decode()):  # without the first { and the last line, "  }"
+        piece = "{" + piece + "\n  }"
+        try:
+            event, end = DECODER.raw_decode(piece)
+        except RecursionError:
+            return None
+        except ValueError:
+            event, end = salvage(piece), len(piece)
+        if event is None or end < len(piece):
+            return None
+        if isinstance(event, dict):
+            salvaged += deliver(event, on_event)
+    return salvaged

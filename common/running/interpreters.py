@@ -1,0 +1,89 @@
+"""Which Python runs an implementation, and which device the run is on.  No torch here: others are asked.
+
+A user's own Python wins where it has the implementation: `python benchmark_k2.py` in an environment with k2 uses that
+k2.  Otherwise the environments of `make setup` are used, wherever the script was started.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from common.errors import UserError
+from common.implementations import Implementation
+from common.running import machine
+from common.setup import environments
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The interpreter, or None and the reason why there is none."""
+
+    python: Optional[Path]
+    reason: str = ""
+
+
+def _here(implementation: Implementation) -> bool:
+    """Can the running Python have it: torch, and the package itself or the means to build it?"""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    return implementation.built or importlib.util.find_spec(implementation.package) is not None
+
+
+def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
+    """The Python for one implementation.
+
+    in_place: the running one, whatever it has; prefer_here: the running one where it has the implementation.
+    """
+    here = Path(sys.executable)
+    if in_place or (prefer_here and _here(implementation)):
+        return Choice(here)
+    managed = environments.interpreter(implementation.environment)
+    if managed is not None:
+        return Choice(managed)
+    if _here(implementation):
+        return Choice(here)
+    return Choice(None, environments.reason(implementation.environment))
+
+
+def continue_in(environment: str) -> None:
+    """Go on with this very command under the environment's Python; nothing where there is none or it is this one."""
+    managed = environments.interpreter(environment)
+    if managed is not None and Path(sys.prefix).resolve() != managed.parent.parent.resolve():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(str(managed), [str(managed), *sys.argv])
+
+
+def _cuda_devices(python: Path) -> int:
+    """CUDA devices that the torch of `python` sees; 0 where it has no torch."""
+    code = "import json, torch; print(json.dumps(torch.cuda.device_count() if torch.cuda.is_available() else 0))"
+    try:
+        answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120)
+        return int(json.loads(answer.stdout)) if answer.returncode == 0 else 0
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return 0
+
+
+def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
+    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
+
+    Raises UserError when CUDA was asked for and no torch of this run sees the device.
+    """
+    if wanted == "cpu":
+        return wanted
+    distinct: List[Path] = list(dict.fromkeys(pythons))
+    devices = max([_cuda_devices(python) for python in distinct] or [0]) if machine.gpu_may_be_here() else 0
+    if wanted == "auto":
+        return "cuda" if devices else "cpu"
+    index = int(wanted.partition(":")[2] or 0)
+    if distinct and index >= devices:
+        seen = f"only {devices} CUDA device{'s' * (devices != 1)}" if devices else "no CUDA device"
+        raise UserError(f"--device {wanted}: torch sees {seen} here; use --device cpu or leave the flag out")
+    return wanted

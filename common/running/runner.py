@@ -1,0 +1,178 @@
+"""From flags to a table: plans the jobs of a run, gives each a process in the right Python, and keeps what they
+measure.
+
+One job is one pass (and round) of one implementation.  Correctness of all comes first, then the timing rounds in
+shuffled order, then memory, then traces.  A job that crashes, hangs, is killed or runs out of memory costs its own row
+only.  No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from dataclasses import dataclass
+from typing import Callable, Dict, List, Optional, Sequence, Set
+
+from common import cli, settings
+from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.implementations import BY_NAME
+from common.results import records, summary, tables
+from common.running import interpreters, processes, runs
+from common.running.progress import Progress
+from common.running.runs import Run
+from common.settings import Settings
+
+#: A row with one of these could not run here; that is no failure of the run.
+CANNOT_RUN = ("missing", "unsupported")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process to start.  `name` as in the records: "correctness", "timing-1", ..., "memory", "trace"."""
+
+    implementation: str
+    pass_name: str
+    round: Optional[int] = None
+
+    @property
+    def name(self) -> str:
+        return self.pass_name if self.round is None else f"{self.pass_name}-{self.round}"
+
+
+def plan(names: Sequence[str], chosen: Settings) -> List[Job]:
+    """All jobs of a run, in order; the order of implementations within a timing round is shuffled by the seed."""
+    jobs = [Job(name, "correctness") for name in names if "correctness" in chosen.passes]
+    if "timing" in chosen.passes:
+        shuffle = random.Random(chosen.seed)
+        for number in range(1, chosen.rounds + 1):
+            order = list(names)
+            shuffle.shuffle(order)
+            jobs += [Job(name, "timing", number) for name in order]
+    for name_of_pass in ("memory", "trace"):
+        if name_of_pass in chosen.passes:
+            jobs += [Job(name, name_of_pass) for name in names]
+    return jobs
+
+
+def announce(names: Sequence[str], chosen: Settings, quiet: bool) -> None:
+    """The first lines: what is about to be measured, and how long that may take."""
+    if quiet:
+        return
+    if chosen.sort_utterance:
+        batches = (
+            f"{chosen.num_batches} batches of up to {chosen.max_frames} frames, sorted by length ({chosen.batches})"
+        )
+    else:
+        batches = f"{chosen.num_batches} batches of {chosen.batch_size} utterances ({chosen.batches})"
+    print(f"preset {chosen.preset}: {settings.PRESET_NOTES[chosen.preset]}", file=sys.stderr)
+    print(
+        f"measuring {', '.join(names)} on {chosen.device}: {batches}, V {chosen.vocab_size}, "
+        f"joiner {chosen.encoder_dim}, {chosen.dtype}, {chosen.rounds} round{'s' * (chosen.rounds != 1)}; "
+        f"passes {', '.join(chosen.passes)}",
+        file=sys.stderr,
+    )
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    run_of: Dict[str, Run],
+    python_of: Dict[str, interpreters.Choice],
+    chosen: Settings,
+    timeout: float,
+    quiet: bool,
+) -> bool:
+    """Run what is not done yet.  Returns False when the user interrupted.
+
+    After a job that is not ok the later ones of that implementation are skipped.   A user error of a worker (a broken
+    shape file, say) concerns every row and ends the run.
+    """
+    warned: Set[str] = set()
+    pending = [job for job in jobs if not run_of[job.implementation].is_done(job.name)]
+    with Progress(len(pending), quiet) as progress:
+        for job in pending:
+            run = run_of[job.implementation]
+            if run.failed:
+                progress.skip()
+                continue
+            choice = python_of[job.implementation]
+            progress.start(f"{job.implementation} {job.name}")
+            if choice.python is None:
+                run.add(processes.status_record(job, "missing", choice.reason))
+            else:
+                try:
+                    produced = processes.execute(job, choice.python, run.folder, chosen, timeout, progress.note)
+                except processes.Interrupted as interruption:
+                    run.add(interruption.records)
+                    return False
+                run.add(produced)
+                warn(produced, warned)
+            progress.done(f"{job.implementation} {job.name}", run.last_status)
+    return True
+
+
+def warn(produced: Sequence[records.Record], warned: Set[str]) -> None:
+    """Print each warning of the workers once, whatever --quiet says: it is about the results."""
+    for record in produced:
+        for warning in record.get("warnings", []):
+            if warning not in warned:
+                warned.add(warning)
+                print(f"warning: {warning}", file=sys.stderr)
+
+
+def exit_code(statuses: Sequence[str], alone: bool) -> int:
+    """0 when every row that could run did (and at least one could), else 1."""
+    ran = [status for status in statuses if status not in CANNOT_RUN]
+    return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
+
+
+def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool = False) -> int:
+    """Measure the implementations `names` as the flags say and print the table; returns the exit code.
+
+    `alone`: a script of one implementation, which prefers the Python it was started with.
+    """
+    given = cli.given_settings(arguments)
+    choices = {
+        name: interpreters.choose(BY_NAME[name], in_place=arguments.in_place, prefer_here=alone) for name in names
+    }
+    device = interpreters.resolve_device(
+        arguments.device, [choice.python for choice in choices.values() if choice.python]
+    )
+    chosen = settings.resolve(given, device)
+    run_of = runs.open_runs(names, chosen, arguments.log_dir, resume=arguments.resume)
+    announce(names, chosen, arguments.quiet)
+    interrupted = False
+    try:
+        interrupted = not run_jobs(plan(names, chosen), run_of, choices, chosen, arguments.timeout, arguments.quiet)
+    except UserError:
+        for run in run_of.values():
+            run.discard_if_empty()
+        if any(run.folder.exists() for run in run_of.values()):
+            show(run_of)
+        raise
+    show(run_of)
+    if interrupted:
+        print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return exit_code([run.status for run in run_of.values()], alone)
+
+
+def show(run_of: Dict[str, Run]) -> None:
+    """Print the table of this run's rows, read back from disk: what is shown is what is kept."""
+    folders = [run.folder for run in run_of.values() if (run.folder / records.FILE_NAME).exists()]
+    print(tables.render(summary.rows(folders, all_runs=True), "table"))
+
+
+def guarded(program: str, body: Callable[[], int]) -> int:
+    """Run a command's body; a user's mistake becomes one line on stderr and EXIT_USAGE, a closed pipe no traceback."""
+    try:
+        return body()
+    except UserError as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return EXIT_FAILED

@@ -1,0 +1,143 @@
+"""A run of one implementation: its folder under the log directory, and its records in memory and on disk.
+
+Folders are claimed, never shared: ``<name>-<suffix>``, and ``.2``, ``.3`` ... behind it when an earlier run is there,
+so that TensorBoard and the summary never see windows of two runs as one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+
+from common.errors import UserError
+from common.implementations import BY_NAME
+from common.results import records
+from common.results.records import Record
+from common.running import machine
+from common.settings import ROOT, Settings
+
+
+class Run:
+    """Records of one implementation in one folder; every addition is on disk before the next job starts."""
+
+    def __init__(self, folder: Path, existing: Sequence[Record]):
+        self.folder = folder
+        self.records: List[Record] = list(existing)
+        self.failed = False
+
+    def add(self, new: Union[Record, Iterable[Record]]) -> None:
+        new = [new] if isinstance(new, dict) else list(new)
+        self.records += new
+        self.failed = self.failed or any(r["record"] == "status" and r["status"] != "ok" for r in new)
+        records.write(self.folder, self.records)
+
+    def _statuses(self) -> List[str]:
+        jobs = records.latest_jobs(self.records).values()
+        return [job[-1]["status"] for job in jobs if job[-1]["record"] == "status"]
+
+    def is_done(self, job: str) -> bool:
+        """Has the job ended well?  Anything else is worth another try when a run is resumed."""
+        ended = records.latest_jobs(self.records).get(job, [])
+        return bool(ended) and ended[-1].get("status") == "ok"
+
+    @property
+    def last_status(self) -> Record:
+        return next(r for r in reversed(self.records) if r["record"] == "status")
+
+    @property
+    def status(self) -> str:
+        return next(
+            (status for status in self._statuses() if status != "ok"), "ok" if self._statuses() else "interrupted"
+        )
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a run that never measured anything."""
+        if any(r["record"] != "run" for r in self.records):
+            return
+        try:
+            (self.folder / records.FILE_NAME).unlink()
+            self.folder.rmdir()
+        except OSError:
+            pass  # someone put a file there: leave it
+
+
+def claim_folder(log_dir: Path, base: str) -> Path:
+    """Make a new folder `base` (or base.2, base.3, ...) in `log_dir`.  Raises UserError when that cannot be written."""
+    number = 1
+    while True:
+        folder = log_dir / (base if number == 1 else f"{base}.{number}")
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            if log_dir.exists() and not log_dir.is_dir():
+                raise UserError(f"--log-dir {log_dir}: is a file; name a folder") from None
+            if folder.is_dir() and not any(folder.iterdir()):
+                return folder
+            number += 1
+        except NotADirectoryError:
+            raise UserError(f"--log-dir {log_dir}: part of this path is a file; name a folder") from None
+        except OSError as error:
+            raise UserError(
+                f"--log-dir {log_dir}: cannot be written ({error.strerror}); name another folder"
+            ) from error
+
+
+def header(name: str, chosen: Settings, run_id: str, started: str, about: Dict[str, Any]) -> Record:
+    """The ``run`` record."""
+    return {
+        "record": "run",
+        "schema": records.SCHEMA,
+        "run_id": run_id,
+        "name": name,
+        "suffix": chosen.suffix,
+        "package": BY_NAME[name].package,
+        "exact": BY_NAME[name].exact,
+        "settings": chosen.to_json(),
+        "command": sys.argv,
+        "started": started,
+        **about,
+    }
+
+
+def _resumable(names: Sequence[str], chosen: Settings, log_dir: Path) -> Optional[Dict[str, Path]]:
+    """Folders of the newest run under `log_dir` with the same settings, by implementation; None when there is none."""
+    as_written = json.loads(json.dumps(chosen.to_json()))
+    found: Dict[str, Dict[str, Path]] = {}
+    started: Dict[str, str] = {}
+    for path in sorted(log_dir.glob(f"*/{records.FILE_NAME}")):
+        head = records.run_header(records.read(path))
+        if head.get("name") in names and head.get("settings") == as_written:
+            found.setdefault(head["run_id"], {})[head["name"]] = path.parent
+            started[head["run_id"]] = head["started"]
+    if not found:
+        return None
+    return found[max(found, key=lambda run_id: started[run_id])]
+
+
+def open_runs(names: Sequence[str], chosen: Settings, log_dir: Path, resume: bool) -> Dict[str, Run]:
+    """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming."""
+    folders = _resumable(names, chosen, log_dir) if resume else None
+    if resume and folders is None:
+        raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+    opened: Dict[str, Run] = {}
+    run_id = uuid.uuid4().hex[:12]
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    revision, dirty = machine.git_state(ROOT)
+    about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    if folders:
+        head = records.run_header(records.read(next(iter(folders.values()))))
+        run_id, started = head["run_id"], head["started"]
+    for name in names:
+        if folders and name in folders:
+            opened[name] = Run(folders[name], records.read(folders[name]))
+            continue
+        folder = claim_folder(log_dir, f"{name}-{chosen.suffix}")
+        opened[name] = Run(folder, [])
+        opened[name].add(header(name, chosen, run_id, started, about))
+    return opened

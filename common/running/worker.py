@@ -1,0 +1,203 @@
+"""One process of one implementation: one pass, one round.  ``python -m common.running.worker JOB.json``, started by
+the runner.
+
+Reads the job, loads the adapter and the batches, runs the pass and appends each record to the job's output file as it
+comes, so that what was measured outlives a crash.  Ends with a ``status`` record.  The only module that touches
+torch's global state.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import platform
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+from common.errors import EXIT_USAGE, NotRunnable, UserError
+from common.running import machine
+from common.settings import Settings
+
+
+@dataclass
+class Context:
+    """What a pass works with.  `batches`: indices, into all batches of the shape file, of those that are measured."""
+
+    settings: Settings
+    adapter: Any
+    device: Any
+    dtype: Any
+    model: Any
+    all_batches: Any
+    batches: List[int]
+
+    def shapes(self, batch: int):
+        """(N, 2) integers: T and U of each utterance of a batch."""
+        return self.all_batches[batch]
+
+    def make_batch(self, batch: int, repeat: int, utterances: Optional[int] = None):
+        """Fresh inputs of a batch (or of its first `utterances`); the same for every implementation."""
+        from common.losses import inputs
+
+        return inputs.make_batch(
+            self.shapes(batch)[:utterances],
+            vocab_size=self.settings.vocab_size,
+            encoder_dim=self.settings.encoder_dim,
+            device=self.device,
+            dtype=self.dtype,
+            key=(self.settings.seed, batch, repeat),
+        )
+
+
+class Output:
+    """The job's record file: one line per record, written through at once."""
+
+    def __init__(self, path: str, job: str):
+        self.stream = open(path, "a", encoding="utf-8")
+        self.job = job
+
+    def write(self, record: Dict[str, Any]) -> None:
+        self.stream.write(json.dumps({**record, "job": self.job}, separators=(",", ":"), allow_nan=False) + "\n")
+        self.stream.flush()
+
+
+def load_batches(settings: Settings):
+    """(all batches of the shape file, indices of the measured ones)."""
+    from common.data import batching, shapes
+
+    utterances = shapes.load(Path(settings.shape_file))
+    if settings.sort_utterance:
+        batches = batching.max_frames(utterances, settings.max_frames)
+    else:
+        batches = batching.fixed_size(utterances, settings.batch_size)
+    return batches, batching.select(batches, settings.batches, settings.num_batches, settings.seed)
+
+
+def prepare(settings: Settings, script: str) -> Context:
+    """Everything a pass needs.  Raises NotRunnable or UserError."""
+    try:
+        import torch
+    except ImportError as error:
+        raise NotRunnable(
+            "missing", f"torch does not import in {sys.executable} ({error}); run `make setup` or install torch"
+        ) from error
+
+    if settings.denormals == "flush" and not torch.set_flush_denormal(True):  # before the first parallel region
+        raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
+    torch.set_num_threads(settings.threads or machine.cpu_count())
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
+        torch.cuda.set_device(device)
+    dtype = getattr(torch, settings.dtype)
+    adapter = importlib.import_module(script).ADAPTER(settings)
+    adapter.load(device.type)
+    batches, selected = load_batches(settings)
+    from common.losses.joiner import Joiner
+
+    model = Joiner.of(settings, adapter.weights(device, dtype), device, dtype)
+    return Context(settings, adapter, device, dtype, model, batches, selected)
+
+
+def environment(context: Context) -> Dict[str, Any]:
+    """The ``environment`` record."""
+    import torch
+
+    from common.data import shapes
+
+    cuda = context.device.type == "cuda"
+    return {
+        "record": "environment",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "implementation_version": context.adapter.version(),
+        "device": context.device.type,
+        "device_name": torch.cuda.get_device_name(context.device) if cuda else machine.describe()["cpu"],
+        "cuda": torch.version.cuda if cuda else None,
+        "threads": torch.get_num_threads(),
+        "denormals": context.settings.denormals,
+        "shape_file": context.settings.shape_file,
+        "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
+        "batches": [context.all_batches.describe(index) for index in context.batches],
+        "warnings": [warning for warning in [context.all_batches.warning()] if warning],
+    }
+
+
+def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[Dict[str, Any]]:
+    """Records of the pass `name`."""
+    if name == "trace":
+        from common.passes import trace
+
+        return trace.run(context, folder)
+    module = importlib.import_module(f"common.passes.{name}")
+    return module.run(context) if name == "correctness" else module.run(context, round_number)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """CUDA and CPU allocators of all torch versions, and Python's own."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or (
+            isinstance(error, RuntimeError)
+            and ("out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text)
+        )
+    )
+
+
+def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
+    """Run the job and return status and reason."""
+    try:
+        context = prepare(Settings.from_json(job["settings"]), job["script"])
+        output.write(environment(context))
+        for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
+            output.write(record)
+            if record["record"] == "correctness" and not record["ok"]:
+                wrong = f"loss off by {record['loss_error']:.1e}, gradient by {record['grad_error']:.1e}"
+                return {"status": "error", "reason": f"wrong result: {wrong}; {record['tolerance']:.0e} is allowed"}
+        return {"status": "ok", "reason": ""}
+    except NotRunnable as error:
+        return {"status": error.status, "reason": str(error)}
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return {"status": "oom" if is_out_of_memory(error) else "error", "reason": reason_of(error)}
+
+
+def main(path: str) -> int:
+    machine.die_with_parent()
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    output = Output(job["output"], job["job"])
+    begin = time.perf_counter_ns()
+    try:
+        outcome = run_job(job, output)
+    except UserError as error:
+        output.write({"record": "user_error", "message": str(error)})
+        return EXIT_USAGE
+    output.write(
+        {
+            "record": "status",
+            "pass": job["pass"],
+            "round": job["round"],
+            **outcome,
+            "wall_ns": time.perf_counter_ns() - begin,
+        }
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))

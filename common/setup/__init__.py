@@ -1,0 +1,1 @@
+"""Environments and compiled extensions: what `make setup` makes, and which Python each implementation needs."""

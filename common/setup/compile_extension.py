@@ -1,0 +1,61 @@
+"""Compile one source package with torch.utils.cpp_extension: the child process of common.setup.extensions.
+
+``python -m common.setup.compile_extension PACKAGE SDIST TARGET DEVICE [MODERNGPU]`` leaves in the folder TARGET the
+Python package and its compiled module, and has imported the latter once.  Everything it prints is the log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+import torch
+from torch.utils import cpp_extension
+
+from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
+
+
+def compile_package(source: SourcePackage, sdist: Path, target: Path, device: str, moderngpu: Optional[Path]) -> None:
+    """Make TARGET/<package>/ and TARGET/<module>.so from the unpacked `sdist`."""
+    package = target / source.package
+    shutil.copytree(sdist / source.python, package)
+    for name in source.templates:
+        template = (package / f"{name}.in").read_text(encoding="utf-8")
+        (package / name).write_text(template.replace("@TORCH_VERSION@", torch.__version__), encoding="utf-8")
+    objects = target / "objects"
+    objects.mkdir()
+    on_cuda = device == "cuda"
+    define = [source.cuda_define] if on_cuda and source.cuda_define else []
+    cpp_extension.load(
+        name=source.module,
+        sources=_files(sdist, source.sources) + (_files(sdist, source.cuda_sources) if on_cuda else []),
+        extra_include_paths=[str(sdist), *([str(moderngpu / "src")] if moderngpu else [])],
+        extra_cflags=[*source.flags, *define],
+        extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
+        build_directory=str(objects),
+        with_cuda=on_cuda,
+        verbose=True,
+    )
+    (objects / f"{source.module}.so").rename(target / f"{source.module}.so")
+    shutil.rmtree(objects)
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:
+    """Sorted matches of each pattern, each of which must have one."""
+    files = [sorted(map(str, folder.glob(pattern))) for pattern in patterns]
+    if not all(files):
+        raise FileNotFoundError(f"{folder}: a pattern without a file among {patterns}")
+    return sum(files, [])
+
+
+if __name__ == "__main__":
+    name, sdist_folder, target_folder, device_name, *headers = sys.argv[1:]
+    compile_package(
+        SOURCE_PACKAGES[name],
+        Path(sdist_folder),
+        Path(target_folder),
+        device_name,
+        Path(headers[0]) if headers else None,
+    )

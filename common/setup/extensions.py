@@ -1,0 +1,149 @@
+"""Losses compiled from their source packages: fetched once, compiled once, kept in .build/ and imported from there.
+
+A build is keyed by the package, torch, Python, compiler and device, and appears under its name only when it is whole.
+The sources and the Python package are the sdist's own; only its cmake route, which downloads pybind11 and moderngpu and
+fights today's torch over the C++ standard, is replaced by torch.utils.cpp_extension.  An installed package that imports
+is used instead.  Leaves out how a loss is called (the adapters).  torch is imported only when there is something to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Callable, List, Optional
+
+from common.errors import EXIT_FAILED, EXIT_OK, NotRunnable
+from common.setup import sdists, toolchain
+from common.setup.locks import locked
+from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / ".build"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def load(
+    package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None
+) -> ModuleType:
+    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.
+
+    moderngpu: a checkout of moderngpu, for the CUDA builds that need it (default: the environment's MODERNGPU_HOME).
+    Raises NotRunnable: "missing" (no torch, no compiler, no download, a failed compilation) or "unsupported" (an
+    installed package without CUDA, no headers to build it with), each with what to do.
+    """
+    source = SOURCE_PACKAGES[package]
+    module = _import(package)
+    if module is None:
+        folder = build(package, device, progress, moderngpu)
+        sys.path.insert(0, str(folder))
+        try:
+            module = importlib.import_module(package)
+        except ImportError as error:
+            advice = f"delete {folder} to compile it anew"
+            raise NotRunnable("missing", f"{package} does not import: {error}; {advice}") from error
+        finally:
+            sys.path.remove(str(folder))
+    try:
+        source.probe(module, device)
+    except (RuntimeError, AssertionError) as error:  # torch asserts that it has CUDA
+        line = str(error).strip().partition("\n")[0]
+        installed = BUILD not in Path(str(module.__file__)).resolve().parents
+        advice = f"; {source.without_device}" if installed else ""
+        raise NotRunnable("unsupported", f"{module.__file__} does not run on {device}: {line}{advice}") from error
+    return module
+
+
+def build(package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None) -> Path:
+    """Folder with `package` and its compiled module for this Python and torch, compiled first when it is not there.
+
+    Raises NotRunnable like `load`.
+    """
+    source = SOURCE_PACKAGES[package]
+    tools = toolchain.find(device, moderngpu)
+    folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
+    if folder.exists():
+        return folder
+    toolchain.check(source, tools)
+    waiting = f"{package}: another process is compiling it; waiting for that to end"
+    try:
+        with locked(BUILD / f"{folder.name}.lock", lambda: progress(waiting)) as lock:
+            if not folder.exists():
+                _compile(source, tools, folder, progress, lock)
+    except OSError as error:
+        advice = f"make room in {BUILD} or make it writable"
+        raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
+    return folder
+
+
+def _compile(
+    source: SourcePackage, tools: toolchain.Toolchain, folder: Path, progress: Callable[[str], None], lock: int
+) -> None:
+    """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
+    partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
+    shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed; torch's own lock file in it would hang us
+    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources", progress), partial / "sdist")
+    progress(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
+    # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
+    # this process is to load from the final folder.
+    command = [sys.executable, "-m", "common.setup.compile_extension", source.package, str(unpacked), str(partial)]
+    command += [tools.device, *([str(tools.moderngpu)] if tools.moderngpu else [])]
+    environment = {**os.environ, **tools.environment()}
+    with log.open("w", encoding="utf-8") as stream:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(lock,)
+        )
+    if done.returncode != 0:
+        error = toolchain.meaningful_line(log.read_text(encoding="utf-8", errors="replace"))
+        raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
+    shutil.rmtree(partial / "sdist")
+    partial.rename(folder)
+    progress(f"{source.package}: compiled")
+
+
+def _import(package: str) -> Optional[ModuleType]:
+    """The installed `package`, or None when there is none or it does not import (built for another torch, say)."""
+    try:
+        return importlib.import_module(package)
+    except (ImportError, OSError):  # OSError: a shared library that it loads is not there
+        for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+            del sys.modules[name]  # submodules imported before the error would be mixed with those of our build
+        return None
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m common.setup.extensions",
+        description="Compile every source package for this Python, unless it is there.  What cannot be compiled is "
+        "said, with what to do, and the exit code is 1.",
+    )
+    parser.add_argument("command", choices=["build"])
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], help="default: cpu, and cuda too where MODERNGPU_HOME is set"
+    )
+    parsed = parser.parse_args(arguments)
+    devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]
+    code = EXIT_OK
+    for package in SOURCE_PACKAGES:
+        if importlib.util.find_spec(package) is not None:  # installed: used as it is
+            continue
+        for device in devices:
+            try:
+                build(package, device)
+            except NotRunnable as error:
+                say(f"{package} on {device}: left out: {error}")
+                code = EXIT_FAILED
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Source packages from the package index: fetched with pip, checked against requirements/sources.txt, unpacked.
+
+pip is the only client, so that a user's own index, proxy and certificates are used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from common.errors import NotRunnable
+
+PINS = Path(__file__).resolve().parents[2] / "requirements" / "sources.txt"
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A line of requirements/sources.txt."""
+
+    package: str
+    version: str
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.package}-{self.version}.tar.gz"
+
+
+def pinned(package: str) -> Pin:
+    """The pin of `package`.  Raises LookupError when requirements/sources.txt has none."""
+    pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
+    found = re.search(pattern, PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if found is None:
+        raise LookupError(f"{PINS}: no line {package}==VERSION --hash=sha256:HASH")
+    return Pin(package, found[1], found[2])
+
+
+def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
+    """The sdist of `package` in `folder`, downloaded unless it is there.  Raises NotRunnable("missing")."""
+    pin = pinned(package)
+    target = folder / pin.file_name
+    if target.exists() and _sha256(target) == pin.sha256:
+        return target
+    lacking = [name for name in ("pip", "setuptools", "wheel") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise NotRunnable(
+            "missing",
+            f"{package} is fetched with pip, which needs {' and '.join(lacking)}: pip install {' '.join(lacking)}",
+        )
+    progress(f"{package}: fetching {pin.file_name}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        requirement = Path(temporary) / "requirement.txt"
+        requirement.write_text(f"{package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
+        # pip asks an sdist for its metadata even here; without isolation it need not fetch setuptools for that.
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+        command += ["--require-hashes", "--no-input", "--disable-pip-version-check", "--dest", temporary]
+        done = subprocess.run(
+            [*command, "-r", str(requirement)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        downloaded = Path(temporary) / pin.file_name
+        if done.returncode != 0 or not downloaded.exists():
+            lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+            errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
+            error = (errors or lines or [f"pip ended with {done.returncode}"])[-1]
+            raise NotRunnable(
+                "missing",
+                f"{package} cannot be fetched: {error}; run `make setup` again, or put {pin.file_name} into {folder}",
+            )
+        os.replace(downloaded, target)
+    return target
+
+
+def unpack(sdist: Path, folder: Path) -> Path:
+    """Unpack `sdist`, whose hash is checked, into `folder`; returns the one folder at its top."""
+    folder.mkdir(parents=True)
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+        else:  # Python before 3.9.17, 3.10.12 and 3.11.4
+            archive.extractall(folder)
+    (top,) = folder.iterdir()
+    return top
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
