@@ -29,7 +29,8 @@ PRESETS: Dict[str, Dict[str, Any]] = {
         "max_frames": 700,
         "num_batches": 2,
         "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
-        "max_seconds": 3.0,
+        "max_seconds": 2.5,
+        "max_samples": 60,
     },
     "quick": {
         "batch_size": 2,

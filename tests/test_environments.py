@@ -63,9 +63,9 @@ class Checkout:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "common").mkdir(parents=True)
-        for name in ("__init__", "errors", "locks", "pythons", "environments"):
-            shutil.copy(ROOT / "common" / f"{name}.py", folder / "common")
+        (folder / "common" / "setup").mkdir(parents=True)
+        for name in ("__init__", "errors", "setup/__init__", "setup/locks", "setup/pythons", "setup/environments"):
+            shutil.copy(ROOT / "common" / f"{name}.py", folder / "common" / f"{name}.py")
         (folder / "drive.py").write_text(DRIVER)
         self.wheels = folder / "wheels"
         self.lock("main", make_wheel(self.wheels, "1"))

@@ -86,13 +86,15 @@ def prepare(settings: Settings, script: str) -> Context:
             "missing", f"torch does not import in {sys.executable} ({error}); run `make setup` or install torch"
         ) from error
 
-    if settings.denormals == "flush" and not torch.set_flush_denormal(True):  # before the first parallel region
+    device = torch.device(settings.device)
+    flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)  # before the first parallel region
+    if settings.denormals == "flush" and not flushed and device.type == "cpu":
         raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
     torch.set_num_threads(settings.threads or machine.cpu_count())
-    device = torch.device(settings.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     dtype = getattr(torch, settings.dtype)
     adapter = importlib.import_module(script).ADAPTER(settings)
@@ -157,6 +159,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def status_of(error: BaseException) -> str:
+    """oom, unsupported (a build without kernels for this GPU) or error."""
+    if is_out_of_memory(error):
+        return "oom"
+    return "unsupported" if "no kernel image is available" in str(error) else "error"
+
+
 def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
     """Run the job and return status and reason."""
     try:
@@ -174,7 +183,7 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
         raise
     except Exception as error:
         traceback.print_exc()
-        return {"status": "oom" if is_out_of_memory(error) else "error", "reason": reason_of(error)}
+        return {"status": status_of(error), "reason": reason_of(error)}
 
 
 def main(path: str) -> int:
