@@ -64,7 +64,10 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         dtype=context.dtype,
         seed=settings.seed,
     )
-    batches = [pool.batch(shapes[batch], index) for index, batch in enumerate(order)]
+    waiting = [
+        work.prepare(context.adapter, context.model, pool.batch(shapes[batch], index), "step")
+        for index, batch in enumerate(order)
+    ]
     with ExitStack() as stack:
         stack.enter_context(observed_by(record_function))
         profiler = stack.enter_context(
@@ -78,8 +81,9 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
             )
         )
         for index in range(steps):
-            work.prepare(context.adapter, context.model, batches[index], "step").run()
-            batches[index] = None  # its gradients with it
+            context.model.zero_grad(set_to_none=True)
+            waiting[index].run()
+            waiting[index] = None  # and its gradients
             if cuda:
                 torch.cuda.synchronize(device)
             profiler.step()
