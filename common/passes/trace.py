@@ -39,7 +39,12 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
 
 
 def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
-    """One ``trace`` record; traces and <folder name>.txt in `folder`, which must hold no earlier trace."""
+    """One ``trace`` record; traces and <folder name>.txt in `folder`.
+
+    The folder is this run's alone: a trace in it is of an attempt that was interrupted, and is removed.
+    """
+    for leftover in folder.glob("*.pt.trace.json*"):
+        leftover.unlink()
     settings, device = context.settings, context.device
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
@@ -54,22 +53,21 @@ def write(folder: Path, records: Iterable[Record]) -> Path:
     Raises UserError when the folder cannot be written; the file that was there before stays as it was.
     """
     path = folder / FILE_NAME
-    temporary = None
+    temporary = folder / f".{FILE_NAME}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".results-", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        with temporary.open("w", encoding="utf-8") as stream:
             for record in records:
                 stream.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise UserError(
             f"cannot write {path}: {error.strerror or error}; free some space or name another folder with --log-dir"
         ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
     return path
 
 
