@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Iterable, List
 
@@ -67,7 +68,8 @@ def write(folder: Path, records: Iterable[Record]) -> Path:
             f"cannot write {path}: {error.strerror or error}; free some space or name another folder with --log-dir"
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # gone already, or never made
+            temporary.unlink()
     return path
 
 
