@@ -120,7 +120,7 @@ def warn(produced: Sequence[records.Record], warned: Set[str]) -> None:
                 print(f"warning: {warning}", file=sys.stderr)
 
 
-def exit_code(statuses: Sequence[str], alone: bool) -> int:
+def exit_code(statuses: Sequence[str]) -> int:
     """0 when every row that could run did (and at least one could), else 1."""
     ran = [status for status in statuses if status not in CANNOT_RUN]
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
@@ -144,6 +144,8 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool =
     interrupted = False
     try:
         interrupted = not run_jobs(plan(names, chosen), run_of, choices, chosen, arguments.timeout, arguments.quiet)
+    except KeyboardInterrupt:  # between two jobs
+        interrupted = True
     except UserError:
         for run in run_of.values():
             run.discard_if_empty()
@@ -154,7 +156,7 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool =
     if interrupted:
         print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return exit_code([run.status for run in run_of.values()], alone)
+    return exit_code([run.status for run in run_of.values()])
 
 
 def show(run_of: Dict[str, Run]) -> None:

@@ -1,0 +1,79 @@
+"""Planning, folders and exit codes of a run; the commands themselves are tried in test_commands.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import settings
+from common.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.implementations import BY_NAME, IMPLEMENTATIONS
+from common.running import interpreters, runner, runs
+
+NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
+
+
+def chosen(**flags):
+    return settings.resolve({"preset": "quick", "rounds": 4, **flags}, "cpu")
+
+
+def test_correctness_comes_first_and_traces_last():
+    jobs = runner.plan(NAMES, chosen())
+    count = len(NAMES)
+    assert [job.pass_name for job in jobs] == (
+        ["correctness"] * count + ["timing"] * 4 * count + ["memory"] * count + ["trace"] * count
+    )
+    assert len(set(jobs)) == len(jobs)
+    assert {job.name for job in jobs} >= {"correctness", "timing-1", "timing-4", "memory", "trace"}
+
+
+def test_every_round_has_everyone_once_in_an_order_of_its_own():
+    jobs = [job for job in runner.plan(NAMES, chosen(passes=("timing",), rounds=12))]
+    orders = [tuple(job.implementation for job in jobs if job.round == number) for number in range(1, 13)]
+    assert all(sorted(order) == sorted(NAMES) for order in orders)
+    assert len(set(orders)) > 3
+    assert jobs == runner.plan(NAMES, chosen(passes=("timing",), rounds=12))
+    assert jobs != runner.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
+
+
+@pytest.mark.parametrize(
+    "statuses, code",
+    [
+        (["ok", "ok"], EXIT_OK),
+        (["ok", "missing", "unsupported"], EXIT_OK),
+        (["ok", "oom"], EXIT_FAILED),
+        (["error"], EXIT_FAILED),
+        (["ok", "timeout"], EXIT_FAILED),
+        (["missing"], EXIT_FAILED),  # nothing was measured
+    ],
+)
+def test_exit_codes(statuses, code):
+    assert runner.exit_code(statuses) == code
+
+
+def test_folders_are_claimed_once(tmp_path):
+    first = runs.claim_folder(tmp_path / "log", "k2-30")
+    assert first == runs.claim_folder(tmp_path / "log", "k2-30")  # still empty: nothing to mix with
+    (first / "results.jsonl").write_text("")
+    second = runs.claim_folder(tmp_path / "log", "k2-30")
+    (second / "x.pt.trace.json").write_text("")
+    assert second.name == "k2-30.2" and runs.claim_folder(tmp_path / "log", "k2-30").name == "k2-30.3"
+
+
+def test_in_place_is_this_python():
+    for implementation in IMPLEMENTATIONS:
+        assert interpreters.choose(implementation, in_place=True, prefer_here=False).python == Path(sys.executable)
+
+
+def test_a_python_that_has_the_package_is_preferred_by_its_script():
+    choice = interpreters.choose(BY_NAME["torchaudio"], in_place=False, prefer_here=True)
+    pytest.importorskip("torchaudio")
+    assert choice.python == Path(sys.executable)
+
+
+def test_devices():
+    assert interpreters.resolve_device("cpu", [Path(sys.executable)]) == "cpu"
+    with pytest.raises(UserError, match="cuda:99"):
+        interpreters.resolve_device("cuda:99", [Path(sys.executable)])
