@@ -171,7 +171,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=flag_types.positive,
         metavar="S",
         help=(
-            "cap on the samples of one scope in one round, in seconds; every batch is measured once in any case. "
+            "cap on the samples of one scope in one round, in seconds; a sweep over the batches is always finished. "
             f"Default: {_defaults('max_seconds')}"
         ),
     )
@@ -179,7 +179,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-samples",
         type=flag_types.whole(1),
         metavar="K",
-        help=f"cap on the samples of one scope in one round. Default: {defaults['max_samples']}",
+        help=f"likewise, in samples. Default: {defaults['max_samples']} (60 with --preset cpu)",
     )
     group.add_argument(
         "--threads",

@@ -51,6 +51,11 @@ def test_every_batch_is_measured_before_any_cap():
     assert enough({0: [1 * MS], 1: [1 * MS]}, max_samples=2) == (True, "sample cap")
 
 
+def test_a_sweep_is_finished_before_a_cap_ends_sampling():
+    assert enough({0: [MS, 60_000 * MS], 1: [MS]}, max_samples=1, max_seconds=1) == (False, "")
+    assert enough({0: [], 1: []}, max_samples=1) == (False, "")
+
+
 def test_spread_needs_three_whole_sweeps():
     assert enough({0: [MS, MS], 1: [MS, MS]}) == (False, "")
     assert enough({0: [MS, MS, MS], 1: [MS, MS]}) == (False, "")

@@ -57,14 +57,17 @@ MIN_SWEEPS_FOR_SPREAD = 3
 def enough(
     samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float
 ) -> Tuple[bool, str]:
-    """(stop sampling?, why): every batch measured once, then the wanted spread, or a cap.  Asked before each sample."""
+    """(stop sampling?, why): the wanted spread or a cap, at the end of a sweep, so that every batch counts alike.
+
+    Asked before each sample.
+    """
     count = sum(len(durations) for durations in samples.values())
-    if count < batches:
+    if count == 0 or count % batches:
         return False, ""
     if count >= max_samples:
         return True, "sample cap"
     if sum(sum(durations) for durations in samples.values()) >= max_seconds * 1e9:
         return True, "time cap"
-    if count % batches == 0 and count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread:
+    if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread:
         return True, "spread"
     return False, ""
