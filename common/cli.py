@@ -261,7 +261,9 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
             raise UserError(
                 f"--shape-file {shape_file}: no such file; make one with generate_shape_info.py or leave the flag out"
             )
-        given["shape_file"] = str(shape_file.resolve())
+        path = shape_file.resolve()
+        inside = settings.ROOT in path.parents
+        given["shape_file"] = str(path.relative_to(settings.ROOT) if inside else path)
     return given
 
 

@@ -75,7 +75,8 @@ DEFAULTS: Dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of a run as resolved.  `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
+    """The flags of a run as resolved.  `shape_file` is relative to the suite's folder where it is in there, so that runs
+    of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
     `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps."""
 
     shape_file: str
@@ -133,7 +134,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     `device` is "cpu", "cuda" or "cuda:N", already found; the preset is "seed" on CUDA and "cpu" on a CPU unless given.
     """
     preset = given.get("preset") or ("cpu" if device == "cpu" else "seed")
-    values = {**DEFAULTS, **PRESETS[preset], "shape_file": str(ROOT / "shape_info.pt")}
+    values = {**DEFAULTS, **PRESETS[preset], "shape_file": "shape_info.pt"}
     values.update({key: value for key, value in given.items() if value is not None})
     values.update(device=device, preset=preset)
     if values["batches"] is None:

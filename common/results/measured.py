@@ -185,9 +185,15 @@ def _correctness(row: Row, line: Optional[Record]) -> None:
         row["reason"] = f"loss or gradient is further from the reference than {line.get('tolerance')}"
 
 
+def _perhaps_packed(path: Path) -> Path:
+    """The trace itself, or what gzip made of it since."""
+    packed = path.with_name(f"{path.name}.gz")
+    return packed if packed.exists() and not path.exists() else path
+
+
 def _traces(row: Row, line: Optional[Record], folder: Path) -> Profiled:
     """Add the profiled numbers.  A broken trace costs these, never the others."""
-    files = [folder / Path(str(name)).name for name in line["files"]] if line else trace_files(folder)
+    files = [_perhaps_packed(folder / Path(str(name)).name) for name in line["files"]] if line else trace_files(folder)
     numbers = profiled(read_windows(files))
     row.update(
         windows=numbers.windows,
