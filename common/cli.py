@@ -42,8 +42,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=flag_types.some_of(settings.PASSES),
         metavar="A,B",
         help=(
-            "correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness always "
-            "comes first, and a loss that fails it is not timed. Default: all"
+            "correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness comes first "
+            "also where it is not named, and a loss that fails it is not measured. Default: all"
         ),
     )
     group.add_argument(
@@ -214,6 +214,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--profile-memory", type=flag_types.str2bool, metavar="BOOL", help="record allocations. Default: true"
+    )
+    group.add_argument(
+        "--gzip-traces",
+        choices=settings.GZIP_TRACES,
+        help="compress the traces; auto: those of more than 50 MB. Default: auto",
+    )
+    group.add_argument(
+        "--memory-snapshot",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        help=(
+            "CUDA: one more step, not profiled, whose allocations go into memory_snapshot.pickle beside the traces "
+            "(pytorch.org/memory_viz shows it). Default: false"
+        ),
     )
 
     group = parser.add_argument_group("the run")

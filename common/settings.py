@@ -10,10 +10,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from common.errors import UserError
+
 ROOT = Path(__file__).resolve().parent.parent
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+GZIP_TRACES = ("auto", "true", "false")
 
 #: What is specific to a preset; everything else has one default, in DEFAULTS.
 PRESETS: Dict[str, Dict[str, Any]] = {
@@ -70,6 +73,8 @@ DEFAULTS: Dict[str, Any] = {
     "record_shapes": True,
     "with_stack": True,
     "profile_memory": True,
+    "gzip_traces": "auto",
+    "memory_snapshot": False,
 }
 
 
@@ -105,6 +110,8 @@ class Settings:
     record_shapes: bool
     with_stack: bool
     profile_memory: bool
+    gzip_traces: str
+    memory_snapshot: bool
 
     @property
     def suffix(self) -> str:
@@ -132,11 +139,16 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     order.
 
     `device` is "cpu", "cuda" or "cuda:N", already found; the preset is "seed" on CUDA and "cpu" on a CPU unless given.
+    The correctness pass is always among the passes: no time without it.
+    Raises UserError for a setting that this device has no use for.
     """
     preset = given.get("preset") or ("cpu" if device == "cpu" else "seed")
     values = {**DEFAULTS, **PRESETS[preset], "shape_file": "shape_info.pt"}
     values.update({key: value for key, value in given.items() if value is not None})
     values.update(device=device, preset=preset)
+    values["passes"] = tuple(name for name in PASSES if name == "correctness" or name in values["passes"])
     if values["batches"] is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first"
+    if values["memory_snapshot"] and device == "cpu":
+        raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
     return Settings.from_json(values)

@@ -102,6 +102,10 @@ def test_sorted_batches_are_spread_by_default():
     assert settings.resolve(parsed("--sort-utterance", "yes", "--batches", "longest"), "cpu").batches == "longest"
 
 
+def test_correctness_is_never_left_out():
+    assert settings.resolve(parsed("--passes", "trace,timing"), "cpu").passes == ("correctness", "timing", "trace")
+
+
 def test_settings_survive_json():
     chosen = settings.resolve(parsed("--scope", "step", "--spread", "5%"), "cpu")
     assert settings.Settings.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
