@@ -8,41 +8,8 @@ both are averaged and bounded on the logarithm.
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Hashable, List, Mapping, Optional, Sequence, Tuple
-
-# Two-sided 95% points of Student's t for 1 to 30 degrees of freedom; beyond, the last is used (wider, so safe).
-_T_95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-    2.080,
-    2.074,
-    2.069,
-    2.064,
-    2.060,
-    2.056,
-    2.052,
-    2.048,
-    2.045,
-    2.042,
-)
+from functools import cache
+from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -80,8 +47,30 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(mean(_logarithms(values)))
 
 
-def interval(values: Sequence[float]) -> Optional[Tuple[float, float]]:
-    """95% interval (low, high) of the geometric mean of independent positive values, one per round (its median, say).
+@cache
+def student_t(confidence: float, freedom: float) -> float:
+    """The t that Student's distribution with `freedom` >= 1 degrees exceeds, on both sides together, with probability
+    1 - `confidence`.
+
+    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and bisection do.
+    """
+    if not 0 < confidence < 1 or freedom < 1:
+        raise ValueError(f"no such point: confidence {confidence}, {freedom} degrees of freedom")
+    whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    low, high, panels = 0.0, math.pi / 2, 200
+    for _ in range(50):
+        angle = (low + high) / 2
+        heights = [math.cos(angle * place / panels) ** (freedom - 1) for place in range(panels + 1)]
+        area = heights[0] + heights[-1] + 4 * math.fsum(heights[1::2]) + 2 * math.fsum(heights[2:-1:2])
+        if area * angle / (3 * panels) < confidence * whole:
+            low = angle
+        else:
+            high = angle
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tuple[float, float]]:
+    """Interval (low, high) of the geometric mean of independent positive values, one per round (its median, say).
 
     Student's t on the logarithms: right for few rounds, and wide for two or three, as it should be.  None for fewer
     than two values, which tell nothing about their spread.
@@ -90,8 +79,7 @@ def interval(values: Sequence[float]) -> Optional[Tuple[float, float]]:
         return None
     logarithms = _logarithms(values)
     center = mean(logarithms)
-    variance = math.fsum((value - center) ** 2 for value in logarithms) / (len(logarithms) - 1)
-    half = _T_95[min(len(logarithms) - 1, len(_T_95)) - 1] * math.sqrt(variance / len(logarithms))
+    half = student_t(confidence, len(values) - 1) * math.sqrt(_variance(logarithms) / len(values))
     return math.exp(center - half), math.exp(center + half)
 
 
@@ -100,29 +88,87 @@ def interval_of_rounds(rounds: Mapping[Hashable, Sequence[float]]) -> Optional[T
     return interval([median(samples) for samples in rounds.values() if samples])
 
 
-Rounds = Mapping[Hashable, Mapping[Hashable, Sequence[float]]]  # round -> batch -> samples
+Batches = Mapping[Hashable, Sequence[float]]  # batch -> samples
+Rounds = Mapping[Hashable, Batches]  # round -> batch -> samples
 
 
-def paired_ratio(baseline: Rounds, new: Rounds) -> Optional[Dict[str, Any]]:
-    """How many times the baseline's time the new one takes, batch by batch: below 1 is faster.
+class Ratio(NamedTuple):
+    """How many times the baseline's time the new side takes: below 1 is faster.
 
-    Per round, the geometric mean over batches of the ratio of the two medians; over rounds, the geometric mean of
-    these with its 95% interval.  Only rounds both have and only batches that both have in every such round are used,
-    since a mean that skips the batches one of them died on flatters it.  Returns {ratio, low, high, rounds, batches},
-    low and high None with fewer than two rounds; None when nothing pairs.
+    low, high: the interval over rounds, None where the rounds are too few for one.  batches: how many were on both
+    sides in every round.  baseline, new: each round's time, the geometric mean over batches of its medians, in the unit
+    of the samples.  error: standard error of the ratio's logarithm, None like the interval.
+    """
+
+    ratio: float
+    low: Optional[float]
+    high: Optional[float]
+    batches: int
+    baseline: Tuple[float, ...]
+    new: Tuple[float, ...]
+    error: Optional[float]
+
+
+def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
+    """New / baseline where a round's two processes ran beside each other, so that what disturbed one met the other too.
+
+    Only rounds both have and only batches that both have in every such round are used, since a mean that skips the
+    batches one of them died on flatters it.  One ratio per round, the interval over these.  None when nothing pairs.
     """
     rounds = [name for name in baseline if name in new]
-    if not rounds:
-        return None
-    batches = set.intersection(*(set(side[name]) for name in rounds for side in (baseline, new)))
+    before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
     if not batches:
         return None
-    ratios = [
-        geometric_mean([median(new[name][batch]) / median(baseline[name][batch]) for batch in batches])
-        for name in rounds
-    ]
-    low, high = interval(ratios) or (None, None)
-    return {"ratio": geometric_mean(ratios), "low": low, "high": high, "rounds": len(rounds), "batches": len(batches)}
+    logarithms = [math.log(two / one) for one, two in zip(before, after)]
+    error = math.sqrt(_variance(logarithms) / len(rounds)) if len(rounds) > 1 else None
+    return _ratio(mean(logarithms), error, len(rounds) - 1, confidence, before, after, batches)
+
+
+def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
+    """New / baseline of two runs whose rounds have nothing to do with each other: Welch's t on the logarithms of the
+    rounds' times.  Batches as in `paired_ratio`.
+
+    What changed for a whole run (another load, another clock) is in the ratio and not in the interval.
+    """
+    before, after, batches = _round_times(list(baseline.values()), list(new.values()))
+    if not batches:
+        return None
+    sides = [_logarithms(before), _logarithms(after)]
+    error, freedom = None, 1.0
+    if min(map(len, sides)) > 1:
+        parts = [_variance(side) / len(side) for side in sides]
+        error = math.sqrt(sum(parts))
+        shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
+        freedom = 1 / sum(shares)
+    return _ratio(mean(sides[1]) - mean(sides[0]), error, freedom, confidence, before, after, batches)
+
+
+def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
+    """The time of each round of both sides over the batches that all of them have, and how many these are."""
+    if not baseline or not new:
+        return [], [], 0
+    batches = set.intersection(*(set(one) for one in [*baseline, *new]))
+    before, after = (
+        [geometric_mean([median(one[batch]) for batch in batches]) for one in side] if batches else []
+        for side in (baseline, new)
+    )
+    return before, after, len(batches)
+
+
+def _ratio(
+    center: float,
+    error: Optional[float],
+    freedom: float,
+    confidence: float,
+    baseline: Sequence[float],
+    new: Sequence[float],
+    batches: int,
+) -> Ratio:
+    low = high = None
+    if error is not None:
+        half = student_t(confidence, freedom) * error
+        low, high = math.exp(center - half), math.exp(center + half)
+    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error)
 
 
 def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0) -> str:
@@ -148,3 +194,8 @@ def _logarithms(values: Sequence[float]) -> List[float]:
     if not values or min(values) <= 0:
         raise ValueError("positive values are needed")
     return [math.log(value) for value in values]
+
+
+def _variance(values: Sequence[float]) -> float:
+    center = mean(values)
+    return math.fsum((value - center) ** 2 for value in values) / (len(values) - 1)

@@ -1,0 +1,127 @@
+"""What a measured change means: a verdict in one word and its reason in one sentence.  Numbers in, text out.
+
+Time is "faster", "slower", "same" or "unclear", memory "less", "more", "same" or "unclear", errors "better", "worse",
+"same", "wrong" or "unclear".
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from common.results import statistics
+from common.results.statistics import Ratio
+
+MINIMUM_ROUNDS = 3
+#: Share of samples beside other load from which on two separate runs cannot be told apart.
+BUSY_LIMIT = 0.1
+#: The process's peak (VmHWM) differs by some percent between two runs of the same code.
+PROCESS_TOLERANCE = 0.1
+#: Rounding differs with the order of a sum: a change is another order of magnitude, well above float32's rounding.
+ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
+_TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
+
+Judgement = Tuple[str, str]
+
+
+def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
+    """Why a difference is not to be believed whatever its interval; "" without doubt.
+
+    busy: share of the samples of the baseline and of the new side that ran beside other load.
+    """
+    fewest = min(len(ratio.baseline), len(ratio.new))
+    if fewest < MINIMUM_ROUNDS:
+        return (
+            f"{fewest} round{'s' * (fewest != 1)} on a side cannot tell a change from chance: take at least "
+            f"{MINIMUM_ROUNDS}, better --rounds 10"
+        )
+    if paired:  # what disturbed a round met both sides, and what did not is in the interval
+        return ""
+    if max(busy) > BUSY_LIMIT:
+        return f"{load(busy)}: end what else runs and repeat, or measure both in alternation (--rev)"
+    drift = max(_drift(ratio.baseline), _drift(ratio.new))
+    if drift >= abs(math.log(ratio.ratio)):
+        return (
+            f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
+            "differ: repeat with more rounds, or measure both in alternation (--rev)"
+        )
+    return ""
+
+
+def load(busy: Sequence[float]) -> str:
+    return f"{busy[0]:.0%} of the baseline's samples and {busy[1]:.0%} of the new ones ran beside other load"
+
+
+def _drift(rounds: Sequence[float]) -> float:
+    """How far the mean of the logarithms moves from the first half of a run to its last."""
+    half = len(rounds) // 2
+    logarithms = [math.log(time) for time in rounds]
+    return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
+
+
+def time(ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str) -> Judgement:
+    """Faster and slower: the whole interval is beyond the tolerance, and there is no doubt.  Same: all of it within."""
+    more = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
+    if ratio.low is None or ratio.high is None or min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS:
+        return "unclear", f"{more}, but {doubt}"
+    found = statistics.verdict(ratio.low, ratio.high, tolerance)
+    span = f"the interval, {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%},"
+    if found == "same":
+        return found, f"{span} is within the tolerance of {percent(tolerance)}"
+    if found == "unclear":
+        advice = _advice(ratio, paired, tolerance, confidence)
+        return found, f"{more}, but {span} reaches over the tolerance of {percent(tolerance)}; {advice}"
+    if doubt:
+        return "unclear", f"{more}, but {doubt}"
+    return found, f"{more}; {span} is beyond the tolerance of {percent(tolerance)}"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g}%"
+
+
+def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> str:
+    """How many rounds would tell, if the ratio and its spread stayed what they are."""
+    rounds = min(len(ratio.baseline), len(ratio.new))
+    spread = (ratio.error or 0.0) * math.sqrt(rounds)
+    away = abs(abs(math.log(ratio.ratio)) - math.log1p(tolerance))
+    for tried in _TRIED_ROUNDS:
+        freedom = tried - 1 if paired else 2 * tried - 2
+        if tried > rounds and statistics.student_t(confidence, freedom) * spread / math.sqrt(tried) < away:
+            return f"about {tried} rounds would tell"
+    return f"not even {max(_TRIED_ROUNDS[-1], rounds)} rounds would tell: it is too close to the tolerance"
+
+
+def memory(ratio: float, counter: str, tolerance: float) -> Judgement:
+    """Of one process on each side: allocators count exactly, the process's resident peak does not."""
+    more = f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'} memory"
+    if counter == "process_bytes":
+        tolerance = max(tolerance, PROCESS_TOLERANCE)
+        source = "the resident peak of one process each"
+    else:
+        source = "the allocator's own count"
+    word = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
+    if word == "same":
+        return word, f"the ratio, {ratio:.3f}, is within {percent(tolerance)} ({source})"
+    return word, f"{more} ({source})"
+
+
+def errors(baseline: Optional[Dict[str, Any]], new: Optional[Dict[str, Any]]) -> Judgement:
+    """Of two ``correctness`` records: errors against the float64 reference."""
+    for record, side in ((baseline, "the baseline"), (new, "the new side")):
+        if record is None:
+            return "unclear", f"{side} was not checked against the reference (the correctness pass)"
+    assert baseline is not None and new is not None
+    if not new["ok"]:
+        return "wrong", f"the new side is further from the reference than {new['tolerance']:g}"
+    if not baseline["ok"]:
+        return "better", f"the baseline is further from the reference than {baseline['tolerance']:g}, the new is not"
+    words = []
+    for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
+        before, after = baseline[key], new[key]
+        if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(before, after):
+            words.append(("worse" if after > before else "better", f"{name} error {before:.1e}, now {after:.1e}"))
+    if not words:
+        return "same", "both are right, with errors of the same order"
+    kinds = {word for word, _ in words}
+    return (kinds.pop() if len(kinds) == 1 else "unclear"), "; ".join(text for _, text in words) + " (both are right)"

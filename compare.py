@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Say what changed between two measurements: see ``compare.py --help`` and common/results/comparison.py."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Sequence, Tuple
+
+from common import cli, flag_types
+from common.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.results import comparison, comparison_tables, run_pairs
+from common.results.exports import plain
+from common.results.run_pairs import Pair
+from common.running import runner
+
+DESCRIPTION = """\
+Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
+
+  compare.py BASELINE NEW       two log folders (implementations that both have), run folders or results.jsonl files
+  compare.py --in LOG A B       two implementations of one log folder: compare.py --in log torchaudio k2
+  compare.py --rev A --rev B    two git revisions, measured now, their rounds in alternation (A, B, B, A, ...), each in
+                                a work tree of its own that is removed afterwards; WORKTREE is a copy of your files as
+                                they are. Flags of benchmark_all.py follow after --, for example:
+                                compare.py --rev main --rev WORKTREE -- --only torchaudio --rounds 10
+
+The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its interval is
+over rounds (fresh processes): samples of one process share its luck. Verdicts: faster and slower when the whole
+interval is beyond the tolerance, same when all of it is within, else unclear. Fewer than 3 rounds on a side are always
+unclear; so is a difference between two separate runs that ran beside other load, or that drift as much as they differ.
+"""
+EXIT_CODES = """\
+Exit code: 0; 1 with --fail-on-slower P when an implementation is slower by more than P for sure (its whole interval is
+above it) or ran at the baseline and does not any more; 2 for bad usage and for what cannot be compared (other shapes,
+batches, sizes, dtype, device, threads, denormals, seed or CPU); 130 after Ctrl-C. "Unclear" is no failure.
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    result = cli.Parser(
+        prog="compare.py",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="compare.py [options] BASELINE NEW | --in LOG A B | --rev A --rev B [-- BENCHMARK FLAGS]",
+    )
+    result.add_argument("sides", nargs="*", metavar="BASELINE NEW", help="what is compared, the baseline first")
+    result.add_argument(
+        "--in", dest="log", type=Path, metavar="LOG", help="compare two implementations of this log folder"
+    )
+    result.add_argument(
+        "--rev",
+        dest="revisions",
+        action="append",
+        default=[],
+        metavar="REV",
+        help="measure this git revision; give two",
+    )
+    result.add_argument(
+        "--log-dir",
+        type=Path,
+        metavar="DIR",
+        help="with --rev: keep the results in DIR/baseline and DIR/new. Default: a new folder in .build/compare",
+    )
+    result.add_argument(
+        "--scope", choices=comparison.SCOPES, help="compare only the whole step or the loss alone. Default: both"
+    )
+    result.add_argument(
+        "--tolerance",
+        type=flag_types.percentage,
+        default=0.02,
+        metavar="P%",
+        help="the change of time or memory that does not matter. Default: 2%%",
+    )
+    result.add_argument(
+        "--fail-on-slower",
+        type=flag_types.percentage,
+        metavar="P%",
+        help="exit with 1 when a time grew by more than P%%. Default: never",
+    )
+    result.add_argument(
+        "--format", choices=comparison_tables.FORMATS, default="table", help="json is a list of objects. Default: table"
+    )
+    return result
+
+
+def pairs_of(options: argparse.Namespace, flags: Sequence[str]) -> Tuple[List[Pair], List[str]]:
+    """What is compared with what, and what could not be."""
+    if len(options.revisions or options.sides) != 2 or (options.revisions and (options.sides or options.log)):
+        raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
+    if flags and not options.revisions:
+        raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
+    if options.log_dir and not options.revisions:
+        raise UserError("--log-dir: only --rev writes results")
+    if options.log:
+        return run_pairs.within(options.log, *options.sides), []
+    if not options.revisions:
+        return run_pairs.two_sides(*map(Path, options.sides))
+    from common.running import revisions
+
+    return run_pairs.two_sides(*revisions.measure(*options.revisions, flags, options.log_dir))
+
+
+def main(arguments: Sequence[str]) -> int:
+    mine, flags = list(arguments), []
+    if "--" in mine:
+        place = mine.index("--")
+        mine, flags = mine[:place], mine[place + 1 :]
+    options = parser().parse_args(mine)
+    pairs, remarks = pairs_of(options, flags)
+    rows = comparison.compare(pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
+    failures = comparison.regressions(rows, options.fail_on_slower) if options.fail_on_slower is not None else []
+    print(comparison_tables.render(rows, remarks, options.format), end="", flush=True)
+    for failure in failures:
+        print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
+    return EXIT_FAILED if failures else EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="backslashreplace")
+    sys.exit(runner.guarded("compare.py", lambda: main(sys.argv[1:])))
