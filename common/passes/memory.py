@@ -4,6 +4,8 @@ The baseline is the process with its inputs (and, in scope "loss", the given log
 CUDA: torch's allocated and reserved peaks.  CPU: the process's resident peak (VmHWM), taken without the profiler, and
 the peak of torch's own allocations, taken from a second run with the profiler's memory events.  The runner starts this
 process with MALLOC_MMAP_THRESHOLD_ fixed, without which glibc keeps freed memory and VmHWM tells of earlier batches.
+
+`snapshot` is for the trace pass, beside whose files it stands: recording costs time and would be no measurement here.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from common.losses import work
 from common.results import trace_reader
 
+SNAPSHOT_ENTRIES = 100_000  # allocations and frees; one step has far fewer
 CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
 
 
@@ -82,6 +85,20 @@ def cuda_peaks(prepared: work.Work, device: torch.device) -> Dict[str, int]:
         "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
         "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
     }
+
+
+def snapshot(step: work.Work, device: torch.device, path: Path) -> None:
+    """Run the step once more and let torch write every allocation of it, with stacks, to `path`.  CUDA, torch 2.1 on.
+
+    A pickle for https://pytorch.org/memory_viz; nothing of this suite reads it.
+    """
+    torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
+    try:
+        step.run()
+        torch.cuda.synchronize(device)
+        torch.cuda.memory._dump_snapshot(str(path))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def prepared(context, scope: str, batch: int, utterances: Optional[int] = None) -> work.Work:

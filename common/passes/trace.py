@@ -8,6 +8,9 @@ ends, since ProfilerStep is host time only.
 
 from __future__ import annotations
 
+import gzip
+import os
+import shutil
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,10 +21,14 @@ from torch.profiler import ProfilerActivity, record_function
 
 from common.losses import inputs, work
 from common.losses.stages import observed_by
+from common.passes import memory
 
 #: Rows of each cycle's key_averages table.
 TABLE_ROWS = 30
 STACK_DEPTH = 10
+#: Bytes from which on a trace is compressed, unless --gzip-traces says otherwise.
+LARGE = 50_000_000
+SNAPSHOT = "memory_snapshot.pickle"
 
 
 def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
@@ -38,12 +45,40 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
     return averages.table(sort_by=key, row_limit=TABLE_ROWS)
 
 
+def compress(path: Path) -> None:
+    """Replace a trace by NAME.gz; a reader, or a full disk, meets one whole file or the other."""
+    packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
+    try:
+        with path.open("rb") as plain, gzip.open(part, "wb", compresslevel=6) as stream:
+            shutil.copyfileobj(plain, stream, 4 << 20)
+        os.replace(part, packed)
+    finally:
+        part.unlink(missing_ok=True)
+    path.unlink()
+
+
+def pack(folder: Path, when: str) -> None:
+    """Compress the traces in a folder: "auto" the large ones, "true" all, "false" none."""
+    for path in folder.glob("*.pt.trace.json"):
+        if when == "true" or (when == "auto" and path.stat().st_size > LARGE):
+            compress(path)
+
+
+def take_snapshot(context, step: work.Work, path: Path) -> List[str]:
+    """The memory snapshot; a warning where this torch cannot write one: that costs no row."""
+    if not hasattr(torch.cuda.memory, "_dump_snapshot"):
+        return [f"{context.adapter.name}: no memory snapshot: needs torch 2.1 or newer, this is {torch.__version__}"]
+    context.model.zero_grad(set_to_none=True)
+    memory.snapshot(step, context.device, path)
+    return []
+
+
 def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
     """One ``trace`` record; traces and <folder name>.txt in `folder`.
 
     The folder is this run's alone: a trace in it is of an attempt that was interrupted, and is removed.
     """
-    for leftover in folder.glob("*.pt.trace.json*"):
+    for leftover in [*folder.glob("*.pt.trace.json*"), *folder.glob(SNAPSHOT)]:
         leftover.unlink()
     settings, device = context.settings, context.device
     cuda = device.type == "cuda"
@@ -92,6 +127,12 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
             if cuda:
                 torch.cuda.synchronize(device)
             profiler.step()
+    pack(folder, settings.gzip_traces)
+    warnings: List[str] = []
+    if settings.memory_snapshot:
+        batch = pool.batch(shapes[order[0]], 0)
+        step = work.prepare(context.adapter, context.model, batch, "step")
+        warnings = take_snapshot(context, step, folder / SNAPSHOT)
     text = folder / f"{folder.name}.txt"
     text.write_text("\n".join(tables), encoding="utf-8")
     yield {
@@ -101,4 +142,6 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "files": sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         "key_averages": [text.name],
         "profiler": {key: getattr(settings, key) for key in ("record_shapes", "with_stack", "profile_memory")},
+        "memory_snapshot": SNAPSHOT if (folder / SNAPSHOT).exists() else None,
+        "warnings": warnings,
     }

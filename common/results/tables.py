@@ -232,6 +232,9 @@ def _notes(rows: Sequence[Row]) -> Cells:
         for note in row["notes"]:
             about.setdefault(note, []).append(row["name"])
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items()]
+    inflated = [f"{row['name']} {number(row['profiler_inflation'], 3)}x" for row in rows if row["profiler_inflation"]]
+    if inflated:
+        lines.append(f"profiled steps over the same steps without the profiler: {', '.join(inflated)}")
     earlier = sum(row["earlier_runs"] for row in rows)
     if earlier:
         runs = "1 earlier run" if earlier == 1 else f"{earlier} earlier runs"

@@ -1,0 +1,113 @@
+"""What the trace pass leaves in its folder: packed traces, and the memory snapshot where it is asked for."""
+
+from __future__ import annotations
+
+import gzip
+from types import SimpleNamespace
+
+import pytest
+from commands import assert_user_error, rows_of, run
+
+from common.results import records
+
+torch = pytest.importorskip("torch")
+
+from common.passes import memory, trace  # noqa: E402
+
+
+def two_traces(folder):
+    for name, text in (("small", "s" * 10), ("large", "l" * 1000)):
+        (folder / f"{name}.1.pt.trace.json").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("when, packed", [("auto", {"large"}), ("true", {"large", "small"}), ("false", set())])
+def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
+    monkeypatch.setattr(trace, "LARGE", 500)
+    trace.pack(two_traces(tmp_path), when)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {f"{name}.1.pt.trace.json" + ".gz" * (name in packed) for name in ("small", "large")}
+    for name in packed:
+        assert gzip.decompress((tmp_path / f"{name}.1.pt.trace.json.gz").read_bytes()).decode()[0] == name[0]
+
+
+def test_fifty_megabytes_are_the_limit():
+    assert trace.LARGE == 50_000_000
+
+
+def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch):
+    def full(source, target, length):
+        target.write(b"x")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space left"):
+        trace.pack(two_traces(tmp_path), "true")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large.1.pt.trace.json", "small.1.pt.trace.json"]
+
+
+def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, tiny_shapes):
+    pytest.importorskip("torchaudio", reason="this test measures torchaudio for real")
+    flags = [
+        "--in-place",
+        "--preset",
+        "quick",
+        "--shape-file",
+        tiny_shapes,
+        "--log-dir",
+        tmp_path,
+        "--max-seconds",
+        "0.05",
+    ]
+    done = run(
+        "benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step", "--gzip-traces", "true"
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "torchaudio-2"
+    (kept,) = [record for record in records.read(folder) if record["record"] == "trace"]
+    assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
+    assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and kept["memory_snapshot"] is None
+    row = rows_of(tmp_path)["torchaudio"]
+    assert row["status"] == "ok" and row["average_step_time_us"] > 0 and row["profiler_inflation"] > 0
+    assert "without the profiler: torchaudio" in done.stdout
+
+
+# The memory snapshot.
+
+
+def test_no_snapshot_of_a_cpu(tiny_shapes, tmp_path):
+    flags = ["--device", "cpu", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
+    done = run("benchmark_torchaudio.py", *flags, "--memory-snapshot", "true")
+    assert_user_error(done, "--memory-snapshot", "CUDA")
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_snapshot_records_one_step_and_always_stops(tmp_path, monkeypatch, fails):
+    said = []
+
+    def step():
+        said.append("step")
+        if fails:
+            raise RuntimeError("out of memory")
+
+    stand_ins = {
+        "_record_memory_history": lambda enabled="all", **more: said.append(enabled),
+        "_dump_snapshot": lambda path: said.append(path),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda.memory, name, stand_in, raising=False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronised"))
+    path = tmp_path / "memory_snapshot.pickle"
+    try:
+        memory.snapshot(SimpleNamespace(run=step), torch.device("cpu"), path)
+    except RuntimeError:
+        assert fails
+    assert said == (["all", "step", None] if fails else ["all", "step", "synchronised", str(path), None])
+
+
+def test_a_torch_that_cannot_write_one_says_so(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.cuda.memory, "_dump_snapshot", raising=False)
+    context = SimpleNamespace(adapter=SimpleNamespace(name="k2"))
+    (warning,) = trace.take_snapshot(context, None, tmp_path / "memory_snapshot.pickle")
+    assert "k2" in warning and "torch 2.1" in warning and not list(tmp_path.iterdir())
