@@ -52,12 +52,13 @@ def student_t(confidence: float, freedom: float) -> float:
     """The t that Student's distribution with `freedom` >= 1 degrees exceeds, on both sides together, with probability
     1 - `confidence`.
 
-    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and bisection do.
+    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and bisection do, from
+    the point of one degree, tan(confidence * pi / 2), downwards.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"no such point: confidence {confidence}, {freedom} degrees of freedom")
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
-    low, high, panels = 0.0, math.pi / 2, 200
+    low, high, panels = 0.0, math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)), 200
     for _ in range(50):
         angle = (low + high) / 2
         heights = [math.cos(angle * place / panels) ** (freedom - 1) for place in range(panels + 1)]
