@@ -1,0 +1,234 @@
+"""compare.py as a command: what it prints, refuses and exits with, on runs of made-up numbers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import assert_user_error, run
+from fixtures_runs import correctness, environment, header, memory, sample, status, timing, write_run
+
+from common.results import records
+
+ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
+
+
+def measured(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchaudio", run_id=None, **settings):
+    """A run of steps of 100 ms and losses of 10 ms times `factor`, with the spread of ROUNDS."""
+    found = [correctness(), memory(8, 32)]
+    for number, luck in enumerate(rounds, start=1):
+        step, loss = 100 * factor * luck, 10 * factor * luck
+        found.append(timing(f"timing-{number}", [step, step], [loss, loss], flags=flags))
+    write_run(folder, name, [*found, *jobs], rounds=len(rounds), **settings)
+    head, *lines = records.read(folder)
+    records.write(folder, [{**head, "run_id": run_id or str(folder)}, *lines])
+    return folder
+
+
+def compare(*arguments, code=0):
+    done = run("compare.py", *arguments)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def rows(*arguments, code=0):
+    return json.loads(compare(*arguments, "--format", "json", code=code).stdout)
+
+
+def test_two_run_folders(tmp_path):
+    before, after = measured(tmp_path / "a"), measured(tmp_path / "b", 1.5)
+    (row,) = rows(before, after)
+    step = row["time"]["step"]
+    assert step["verdict"] == "slower" and step["ratio"] == pytest.approx(1.5) and step["low"] > 1.4
+    assert (step["baseline_rounds"], step["new_rounds"], step["batches"], step["paired"]) == (5, 5, 2, False)
+    assert row["memory"]["step"]["verdict"] == "same" and row["errors"]["verdict"] == "same"
+    assert row["confidence"] == pytest.approx(0.975)  # two intervals, 95% together
+    assert rows(after, before)[0]["time"]["loss"]["verdict"] == "faster"
+    assert rows(before, before / "results.jsonl")[0]["time"]["step"]["verdict"] == "same"
+
+
+def test_the_exit_code_for_ci(tmp_path):
+    before, slow, broken = measured(tmp_path / "a"), measured(tmp_path / "b", 1.5), tmp_path / "c"
+    compare(before, slow)
+    compare(before, slow, "--fail-on-slower", "60%")
+    compare(slow, before, "--fail-on-slower", "2%")
+    done = compare(before, slow, "--fail-on-slower", "2%", code=1)
+    assert "torchaudio step: slower by at least" in done.stderr
+    # the ratio is above 45%, its interval not wholly: no failure
+    assert rows(before, slow, "--fail-on-slower", "49%")[0]["time"]["step"]["ratio"] > 1.49
+
+    write_run(broken, "torchaudio", [[environment("correctness"), status("correctness", "oom", "too big")]])
+    done = compare(before, broken, "--fail-on-slower", "2%", code=1)
+    assert "was measured at the baseline, now oom" in done.stderr
+    assert "the new side has no step times: oom: correctness: too big" in done.stdout
+    compare(before, broken)
+
+
+def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
+    for side, factor in (("a", 1), ("b", 1.5)):
+        measured(tmp_path / side / "torchaudio-30", factor)
+        measured(tmp_path / side / "torchaudio-max-frames-10000", 1 / factor, sort_utterance=True)
+        measured(tmp_path / side / "k2-30", name="k2")
+    measured(tmp_path / "b" / "ot-30", name="optimized_transducer")
+    found = rows(tmp_path / "a", tmp_path / "b")
+    verdicts = sorted((row["name"], row["time"]["step"]["verdict"]) for row in found)
+    assert verdicts == [("k2", "unclear"), ("torchaudio", "faster"), ("torchaudio", "slower")]
+    assert "optimized_transducer is in" in compare(tmp_path / "a", tmp_path / "b").stdout
+
+
+def test_the_newest_of_several_runs_counts(tmp_path):
+    measured(tmp_path / "a" / "k2-30", name="k2")
+    measured(tmp_path / "b" / "k2-30", 9, name="k2")
+    measured(tmp_path / "b" / "k2-30.2", 1.5, name="k2", started="2026-01-02T00:00:00+00:00")
+    assert rows(tmp_path / "a", tmp_path / "b")[0]["time"]["step"]["ratio"] == pytest.approx(1.5)
+
+
+def test_two_implementations_of_one_run_are_paired_by_round(tmp_path):
+    drifting = [1, 2, 4, 8]
+    measured(tmp_path / "torchaudio-30", 1, drifting, run_id="x")
+    measured(tmp_path / "k2-30", 1.1, drifting, run_id="x", name="k2")
+    (row,) = rows("--in", tmp_path, "torchaudio", "k2")
+    step = row["time"]["step"]
+    assert row["name"] == "k2 against torchaudio" and step["paired"] and step["verdict"] == "slower"
+    assert (step["ratio"], step["low"], step["high"]) == pytest.approx((1.1, 1.1, 1.1))
+    assert "rounds paired" in compare("--in", tmp_path, "torchaudio", "k2").stdout
+    assert_user_error(run("compare.py", "--in", tmp_path, "torchaudio", "warp"), "warp", "k2, torchaudio")
+
+
+def test_the_run_that_has_both_is_preferred_to_the_newest_of_each(tmp_path):
+    measured(tmp_path / "torchaudio-30", run_id="x")
+    measured(tmp_path / "k2-30", 2, run_id="x", name="k2")
+    measured(tmp_path / "k2-30.2", 7, name="k2", started="2027-01-01T00:00:00+00:00")
+    assert rows("--in", tmp_path, "torchaudio", "k2")[0]["time"]["step"]["ratio"] == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({"dtype": "bfloat16"}, "dtype float32 / bfloat16"),
+        ({"vocab_size": 50}, "vocabulary 500 / 50"),
+        ({"encoder_dim": 32}, "joiner dimension 512 / 32"),
+        ({"batch_size": 2}, "batch size 30 / 2"),
+        ({"sort_utterance": True}, "sorted False / True"),
+        ({"num_batches": 3}, "number of batches 2 / 3"),
+        ({"batches": "longest"}, "choice of batches first / longest"),
+        ({"seed": 2}, "seed 1 / 2"),
+    ],
+)
+def test_other_settings_are_refused(settings, words, tmp_path):
+    done = run("compare.py", measured(tmp_path / "a"), measured(tmp_path / "b", **settings))
+    assert_user_error(done, "not comparable", words, tmp_path / "a", tmp_path / "b")
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"shape_file_sha256": "fed"}, "shape file sha256 abc / sha256 fed"),
+        ({"device": "cuda", "device_name": "H200"}, "device cpu / cuda"),
+        ({"threads": 8}, "threads 2 / 8"),
+        ({"denormals": "keep"}, "denormals flush / keep"),
+        ({"batches": [{"index": 4, "useful_cells": 1, "padded_cells": 1}]}, "batches 2 from 4"),
+    ],
+)
+def test_other_environments_are_refused(change, words, tmp_path):
+    before, after = measured(tmp_path / "a"), measured(tmp_path / "b")
+    changed = [{**line, **change} if line["record"] == "environment" else line for line in records.read(after)]
+    records.write(after, changed)
+    assert_user_error(run("compare.py", before, after), "not comparable", words)
+
+
+def test_another_gpu_and_another_cpu_are_refused(tmp_path):
+    sides = [measured(tmp_path / side) for side in "ab"]
+    for folder, cpu in zip(sides, ("EPYC", "Xeon")):
+        head, *lines = records.read(folder)
+        records.write(folder, [{**head, "machine": {"cpu": cpu, "cores": 2}}, *lines])
+    assert_user_error(run("compare.py", *sides), "machine EPYC, 2 cores / Xeon, 2 cores")
+    for folder, name in zip(sides, ("A100", "H200")):
+        head, *lines = records.read(folder)
+        cuda = [{**line, "device": "cuda", "device_name": name} if "threads" in line else line for line in lines]
+        records.write(folder, [{**head, "machine": {}}, *cuda])
+    assert_user_error(run("compare.py", *sides), "device name A100 / H200")
+
+
+def test_only_batches_that_both_sides_have(tmp_path):
+    before = measured(tmp_path / "a")
+    kept = [line for line in records.read(before) if not (line["record"] == "sample" and line["batch"] == 9)]
+    (tmp_path / "b").mkdir()
+    records.write(tmp_path / "b", [{**line, "total_wall_ns": 3 * line.get("total_wall_ns", 0)} for line in kept])
+    (row,) = rows(before, tmp_path / "b")
+    assert row["time"]["step"]["batches"] == 1 and row["time"]["step"]["ratio"] == pytest.approx(3)
+
+
+def test_rounds_that_did_not_end_well_do_not_count(tmp_path):
+    died = [sample("timing-6", "step", 4, 9999), status("timing-6", "error", "killed by SIGKILL")]
+    (row,) = rows(measured(tmp_path / "a"), measured(tmp_path / "b", jobs=[died]))
+    assert row["time"]["step"]["new_rounds"] == 5 and row["time"]["step"]["ratio"] == pytest.approx(1)
+    assert (row["new"]["status"], row["new"]["reason"]) == ("error", "timing-6: killed by SIGKILL")
+
+
+def test_scope_and_tolerance(tmp_path):
+    before, after = measured(tmp_path / "a"), measured(tmp_path / "b", 1.1)
+    (row,) = rows(before, after, "--scope", "loss", "--tolerance", "30%")
+    assert list(row["time"]) == list(row["memory"]) == ["loss"]
+    assert row["time"]["loss"]["verdict"] == "same" and row["confidence"] == pytest.approx(0.95)
+
+
+def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
+    (row,) = rows(measured(tmp_path / "a"), measured(tmp_path / "b", 1.5, flags=["busy"]))
+    step = row["time"]["step"]
+    assert step["verdict"] == "unclear" and "100% of the new ones ran beside other load" in step["reason"]
+    compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "2%")
+
+
+def test_markdown_for_a_pull_request(tmp_path):
+    hostile = measured(tmp_path / "b", 1.5, name="a|<script>alert(1)</script>\x1b[31m")
+    text = compare(measured(tmp_path / "a"), hostile, "--format", "markdown").stdout
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in table}) == 1 and len(table) == 2 + 5
+    assert "<script>" not in text and "\x1b" not in text
+    sentences = [line for line in text.splitlines() if line.startswith("- ")]
+    assert any("step time: slower: 50.0% more time" in line for line in sentences)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ([], ["BASELINE and NEW"]),
+        (["a"], ["BASELINE and NEW"]),
+        (["nowhere", "nowhere"], ["nowhere", "no such file or folder"]),
+        (["--rev", "HEAD"], ["--rev twice"]),
+        (["--rev", "HEAD", "--rev", "HEAD", "a", "b"], ["--rev twice"]),
+        (["--rev", "no-such-revision", "--rev", "HEAD"], ["no-such-revision", "no such revision"]),
+        (["--rev", "HEAD", "--rev", "HEAD", "--", "--rounds", "0"], ["--rounds"]),
+        (["--rev", "HEAD", "--rev", "HEAD", "--", "--resume"], ["--resume"]),
+        (["a", "b", "--", "--rounds", "3"], ["--rounds", "--rev"]),
+        (["a", "b", "--tolerance", "much"], ["--tolerance"]),
+        (["a", "b", "--fail-on-slower", "-1%"], ["--fail-on-slower"]),
+    ],
+)
+def test_bad_usage(arguments, words):
+    assert_user_error(run("compare.py", *arguments), *words)
+
+
+def test_files_that_are_no_results(tmp_path):
+    good = measured(tmp_path / "good")
+    (tmp_path / "empty").mkdir()
+    assert_user_error(run("compare.py", good, tmp_path / "empty"), "no results.jsonl in it")
+    bad = tmp_path / "results.jsonl"
+    for text in (
+        "not json\n",
+        "[1]\n",
+        '{"record":"status","job":"x"}\n',
+        json.dumps({**header("k2"), "settings": 3}) + "\n",
+    ):
+        bad.write_text(text)
+        assert_user_error(run("compare.py", good, bad), bad)
+    records.write(tmp_path / "zero", [{**line, "total_wall_ns": 0} for line in records.read(good)])
+    assert_user_error(run("compare.py", good, tmp_path / "zero"), "not as this suite writes it")
+
+
+def test_help_tells_the_exit_codes():
+    text = compare("--help").stdout
+    assert "Exit code" in text and "--fail-on-slower" in text and "--rev main --rev WORKTREE" in text
