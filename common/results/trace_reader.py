@@ -14,7 +14,7 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from common.errors import UserError
 from common.results.statistics import median
@@ -93,7 +93,7 @@ def read(path: Path, fast: bool = True) -> TraceSummary:
     fast: try the way for Kineto's own layout first; the answer is the same.  Raises TraceError for a file that cannot
     be read, is cut short or broken, or has no step.
     """
-    collector, salvaged = _collect(Path(path), fast)
+    collector, salvaged = collect(Path(path), fast)
     return collector.summary(str(path), salvaged)
 
 
@@ -103,16 +103,18 @@ def memory_rise(path: Path) -> Dict[Device, int]:
     For a trace that need not have steps and whose counter may start above zero: it goes on from one profiled window of
     a process to the next.  TraceError as for ``read``.
     """
-    collector, _ = _collect(Path(path), fast=True)
+    collector, _ = collect(Path(path))
     return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
-def _collect(path: Path, fast: bool) -> Tuple[_Collector, int]:
+def collect(path: Path, fast: bool = True, make: Optional[Callable[[], Any]] = None) -> Tuple[Any, int]:
+    """Hand the events of a trace to a fresh collector (what `make` gives, with the methods ``event`` and ``header``);
+    returns it and how many events were salvaged.  TraceError as for ``read``, but steps are not asked for."""
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         for way in (fast_events, any_events) if fast else (any_events,):
-            collector = _Collector()
+            collector = (make or _Collector)()
             with gzip.open(path) if packed else open(path, "rb") as stream:
                 salvaged = way(stream, collector.event, collector.header)
             if salvaged is not None:
@@ -143,7 +145,7 @@ class _Collector:
 
     def event(self, ph: Any, cat: Any, name: Any, ts: Any, dur: Any, counters: Counters) -> None:
         if cat == "cpu_op":
-            if _is_number(ts):
+            if is_number(ts):
                 self._operators += 1
                 if len(self._last_operators) < LAST_OPERATORS:
                     heapq.heappush(self._last_operators, ts)
@@ -152,7 +154,7 @@ class _Collector:
         elif name == "[memory]":
             self._memory(counters)
         elif cat == "user_annotation":
-            if ph == "X" and isinstance(name, str) and _is_number(ts) and _is_number(dur) and dur >= 0:
+            if ph == "X" and isinstance(name, str) and is_number(ts) and is_number(dur) and dur >= 0:
                 self._annotation(name, ts, dur)
         elif cat == "kernel":
             self._kernels = True
@@ -167,7 +169,7 @@ class _Collector:
         self._labels[name] = self._labels.get(name, 0.0) + dur
 
     def _memory(self, counters: Counters) -> None:
-        if counters is None or not all(_is_number(counter) for counter in counters):
+        if counters is None or not all(is_number(counter) for counter in counters):
             return
         total, device_type, device_id = (int(counter) for counter in counters)
         self._memory_events += 1
@@ -200,7 +202,7 @@ class _Collector:
             device_name=str(first_device["name"])
             if isinstance(first_device, dict) and "name" in first_device
             else None,
-            rank=int(rank) if _is_number(rank) else None,
+            rank=int(rank) if is_number(rank) else None,
             salvaged=salvaged,
         )
 
@@ -216,5 +218,6 @@ class _Collector:
         return number if others >= 4 and inside * 4 < others and duration * 4 < usual else None
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A number that arithmetic can be done with, and no bool."""
     return type(value) in (int, float) and -1e18 < value < 1e18

@@ -1,5 +1,5 @@
-"""From flags to a table: plans the jobs of a run, gives each a process in the right Python, and keeps what they
-measure.
+"""From flags to a table and a report: plans the jobs of a run, gives each a process in the right Python, and keeps what
+they measure.
 
 One job is one pass (and round) of one implementation.  Correctness of all comes first, then the timing rounds in
 shuffled order, then memory, then traces.  A job that crashes, hangs, is killed or runs out of memory costs its own row
@@ -17,6 +17,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Set
 from common import cli, settings
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
 from common.implementations import BY_NAME
+from common.report import writing
 from common.results import records, summary, tables
 from common.running import interpreters, processes, runs
 from common.running.progress import Progress
@@ -153,6 +154,7 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool =
             show(run_of)
         raise
     show(run_of)
+    writing.after_run(arguments.log_dir, arguments.quiet)
     if interrupted:
         print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED

@@ -1,0 +1,63 @@
+// Draws the plots and sorts the tables.  Downloads and links need no script.
+"use strict";
+
+const figures = JSON.parse(document.getElementById("figures").textContent);
+const plots = [...document.querySelectorAll(".plot")];
+const settings = { responsive: true, displayModeBar: false, displaylogo: false };
+
+// A legend below its plot must not take the plot's height; how many lines it has depends on the width.
+function room(plot, width) {
+  const figure = figures[plot.dataset.figure];
+  const entry = (figure.layout.legend.entrywidth || 0) + 44;
+  if (entry === 44) return figure.height;
+  const shown = figure.data.filter((trace) => trace.showlegend !== false).length;
+  return figure.height + 19 * Math.ceil(shown / Math.max(Math.floor((width - 20) / entry), 1));
+}
+
+for (const plot of plots) {
+  const figure = figures[plot.dataset.figure];
+  figure.height = figure.layout.height;
+  figure.layout.height = room(plot, plot.clientWidth);
+  Plotly.newPlot(plot, figure.data, figure.layout, settings);
+}
+
+addEventListener("resize", () => {
+  for (const plot of plots) Plotly.relayout(plot, { height: room(plot, plot.clientWidth) });
+});
+
+// A page is narrower than a screen, and is laid out without telling the plots.
+const paperWidth = 670;
+addEventListener("beforeprint", () => {
+  for (const plot of plots) {
+    const width = plot.closest(".smalls") ? Math.floor(paperWidth / 3) - 16 : paperWidth;
+    Plotly.relayout(plot, { width, height: room(plot, width), autosize: false });
+  }
+});
+addEventListener("afterprint", () => {
+  for (const plot of plots) Plotly.relayout(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
+});
+
+// Numbers by size, text by the alphabet, what is not known last in both directions.
+function compare(one, other, numeric, sign) {
+  if (one === "" || other === "") return (one === "") - (other === "");
+  if (!numeric) return sign * one.localeCompare(other, "en", { numeric: true });
+  return sign * (Number(one) - Number(other) || 0);
+}
+
+function sort(table, heading) {
+  const column = [...heading.parentNode.children].indexOf(heading);
+  const ascending = heading.getAttribute("aria-sort") !== "ascending";
+  for (const other of heading.parentNode.children) other.setAttribute("aria-sort", "none");
+  heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+  const body = table.tBodies[0];
+  const value = (row) => row.cells[column].dataset.value;
+  const numeric = heading.classList.contains("number");
+  const rows = [...body.rows].sort((one, other) => compare(value(one), value(other), numeric, ascending ? 1 : -1));
+  body.append(...rows);
+}
+
+for (const table of document.querySelectorAll("table.sortable")) {
+  for (const button of table.querySelectorAll("th button")) {
+    button.addEventListener("click", () => sort(table, button.closest("th")));
+  }
+}

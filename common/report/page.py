@@ -1,0 +1,187 @@
+"""Groups to one HTML page that needs nothing but itself: no network, and no script but its own two.
+
+A content security policy allows these two scripts by their hash, so that nothing which slipped in with a name could
+run, and no address at all.  Without scripts the page is still whole: every plot has its numbers as a table.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Dict, List, Sequence
+
+from common.report import bars, courses, facts, trade_off, verdicts
+from common.report.collect import Entry, Group
+from common.report.look import Figure
+from common.report.markup import href, script_hash, script_json, sentence, table, text
+
+HERE = Path(__file__).resolve().parent
+TITLE = "Which transducer loss?"
+
+
+def page(groups: Sequence[Group], base: Path, library: str) -> str:
+    """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself."""
+    figures: Dict[str, Figure] = {}
+    sections = "".join(_section(group, place, len(groups), figures, base) for place, group in enumerate(groups))
+    script = _source("page.js")
+    library = library.replace("\r\n", "\n")
+    policy = (
+        f"default-src 'none'; script-src {script_hash(library)} {script_hash(script)}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    drawn = {key: {"data": figure.data, "layout": figure.layout} for key, figure in figures.items()}
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{text(policy)}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta name="referrer" content="no-referrer">
+<title>{TITLE}</title>
+<link rel="icon" href="data:,">
+<style>
+{_source("page.css")}</style>
+</head>
+<body>
+<a class="skip" href="#group-0">To the results</a>
+<header>
+<p class="overline">Transducer (RNN-T) losses, side by side</p>
+<h1>{TITLE}</h1>
+<p class="lead">{text(_lead(groups))}</p>
+{_contents(groups)}</header>
+<main>
+{sections}{_how_to_read()}</main>
+<footer><p>Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by this suite's report.py. Every number is a link to
+the samples or the trace it is from; absolute times belong to one machine on one day.</p></footer>
+<script type="application/json" id="figures">{script_json(drawn)}</script>
+<script>{library}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _source(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    entries = [entry for group in groups for entry in group.entries]
+    devices = list(dict.fromkeys(entry.row["device_name"] for entry in entries if entry.row["device_name"]))
+    names = len({entry.row["name"] for entry in entries})
+    days = sorted({(entry.row["started"] or "")[:10] for entry in entries} - {""})
+    parts = [f"{names} implementation{'s' * (names != 1)}"]
+    parts += [f"on {', '.join(devices)}"] if devices else []
+    parts += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
+    return ", ".join(parts) + "."
+
+
+def _contents(groups: Sequence[Group]) -> str:
+    if len(groups) < 2:
+        return ""
+    items = "".join(f'<li><a href="#group-{at}">{text(group.heading)}</a></li>' for at, group in enumerate(groups))
+    return f'<nav aria-label="Configurations"><ul>{items}</ul></nav>\n'
+
+
+def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], base: Path) -> str:
+    entries = group.entries
+    found = [bars.step_time(entries), bars.peak_memory(entries), trade_off.time_and_memory(entries)]
+    found += [courses.memory_within(entries), courses.drift(entries)]
+    plots = "".join(_figure(figure, place, figures, base) for figure in found if figure is not None)
+    heading = f'<p class="configuration">{text(group.heading)}</p>'
+    return (
+        f'<section class="group" id="group-{place}" aria-labelledby="title-{place}">\n'
+        f'<h2 id="title-{place}">{"Verdict" if many == 1 else f"Configuration {place + 1} of {many}"}</h2>\n{heading}\n'
+        + _cards(entries, base)
+        + _failures(entries, base)
+        + f"<h3>Results</h3>\n{table(facts.results(entries), base)}"
+        + plots
+        + _measured(entries, place, figures, base)
+        + _notes(entries)
+        + "</section>\n"
+    )
+
+
+def _cards(entries: Sequence[Entry], base: Path) -> str:
+    found = verdicts.verdicts(entries)
+    if not found:
+        return '<p class="nothing">Nothing was timed here, so there is nothing to decide.</p>\n'
+    cards = "".join(
+        f'<div class="card {"clear" if verdict.clear else "unclear"}"><dt>{text(verdict.question)}</dt>'
+        f'<dd><p class="answer">{text(verdict.answer)}</p><p>{sentence(verdict.reason, base)}</p></dd></div>\n'
+        for verdict in found
+    )
+    return f'<dl class="cards">\n{cards}</dl>\n'
+
+
+def _failures(entries: Sequence[Entry], base: Path) -> str:
+    failed = [entry for entry in entries if entry.row["reason"]]
+    if not failed:
+        return ""
+    items = "".join(
+        f"<li><strong>{text(entry.label)}</strong>: "
+        f'<a href="{href(entry.folder, base)}">{text(entry.row["status"])}</a>: {text(entry.row["reason"])}</li>'
+        for entry in failed
+    )
+    return f'<div class="failures"><h3>What did not run</h3><ul>{items}</ul></div>\n'
+
+
+def _figure(figure: Figure, place: int, figures: Dict[str, Figure], base: Path) -> str:
+    """A plot with its caption; its numbers follow as a table that can be opened."""
+    key = f"{figure.key}-{place}"
+    figures[key] = figure
+    level = "h4" if figure.small else "h3"
+    numbers = "" if figure.small else _numbers(figure, base)
+    return (
+        f'<figure id="{key}"><{level}>{text(figure.title)}</{level}>'
+        f"<figcaption>{text(figure.caption)}</figcaption>"
+        f'<div class="plot" role="img" aria-label="{text(figure.summary)}" data-figure="{key}" '
+        f'style="min-height:{figure.height}px"></div>\n{numbers}</figure>\n'
+    )
+
+
+def _numbers(figure: Figure, base: Path) -> str:
+    return f"<details><summary>The numbers of this plot</summary>\n{table(figure.table, base)}</details>"
+
+
+def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
+    terms = "".join(f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>" for term, said in facts.machine(entries))
+    shapes = courses.shapes(entries)
+    small = "".join(_figure(figure, place, figures, base) for figure in shapes)
+    load = facts.load(entries)
+    parts: List[str] = ["<h3>What was measured where</h3>\n"]
+    if terms:
+        parts.append(f'<dl class="facts">{terms}</dl>\n')
+    parts.append(table(facts.versions(entries), base))
+    if load is not None:
+        parts.append(f"<h4>Load of the machine by others while timing</h4>\n{table(load, base)}")
+    if small:
+        parts.append(f'<h4>Shapes of the measured batches</h4>\n<div class="smalls">{small}</div>\n')
+        parts.append(_numbers(shapes[0], base))
+    return "".join(parts)
+
+
+def _notes(entries: Sequence[Entry]) -> str:
+    about: Dict[str, List[str]] = {}
+    for entry in entries:
+        for note in entry.row["notes"]:
+            about.setdefault(str(note), []).append(entry.label)
+    earlier = sum(entry.row["earlier_runs"] for entry in entries)
+    items = [f"<strong>{text(', '.join(labels))}</strong>: {text(note)}" for note, labels in about.items()]
+    if earlier:
+        items.append(f"{earlier} earlier run{'s' * (earlier != 1)} of the same configuration not shown.")
+    listed = "".join(f"<li>{item}</li>" for item in items)
+    return f'<h3>Notes</h3>\n<ul class="notes">{listed}</ul>\n' if items else ""
+
+
+def _how_to_read() -> str:
+    return """<section class="reading"><h2>How to read this</h2>
+<p><strong>Step</strong>: from encoder and decoder outputs through the joiner and the loss to the gradients of both and
+of all weights. <strong>Loss</strong>: given logits, to the gradient of the logits. Both without the profiler.
+<strong>Peak MB</strong> (2<sup>20</sup> bytes): what one step needs on top of its inputs. <strong>Profiled</strong>:
+from the traces, with the profiler's own cost. <strong>Errors</strong>: the largest relative ones against a float64
+reference; an approximate loss (approx.) is judged with its range widened to all of U.</p>
+<p><strong>Unclear</strong> is an answer: the 95% interval over rounds, each in fresh processes, does not tell the two
+apart. Ratios are paired over the same batches and rounds.</p></section>
+"""

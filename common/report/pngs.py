@@ -1,0 +1,160 @@
+"""The main plots as PNGs for READMEs and papers, drawn by matplotlib: no browser is needed.
+
+Light, 200 dots per inch, one configuration a set.  The interactive plots are in bars.py and courses.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+from common.errors import UserError
+from common.report.bars import stages_of, times
+from common.report.collect import Entry, Group, pareto, stage_medians
+from common.report.look import PALETTE, color
+from common.results.tables import number
+
+MARKERS = ("o", "s", "D", "^", "P", "X", "*", "v")
+HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "||")
+DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))
+INK, QUIET = "#1c2128", "#57606a"
+STYLE: Dict[str, Any] = {
+    "font.size": 9,
+    "text.parse_math": False,  # a $ in a name is a $
+    "text.color": INK,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "grid.color": "#e3e1db",
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 200,
+    "savefig.bbox": "tight",
+}
+
+
+def write(groups: Sequence[Group], folder: Path) -> List[Path]:
+    """One PNG for each plot there is data for: step-time.png, ...; step-time-2.png for a second configuration.
+
+    Raises UserError without matplotlib, or when the folder cannot be written.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError(
+            "--png needs matplotlib, which this Python does not have; `make report` uses one that does, "
+            "or pip install matplotlib"
+        ) from None
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    written: List[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place, group in enumerate(groups):
+            for name, draw in PLOTS.items():
+                with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # a font without a character draws a box
+                    figure = Figure(figsize=(7, 3.6))
+                    if draw(figure.add_subplot(), group.entries):
+                        path = folder / f"{name}{f'-{place + 1}' if place else ''}.png"
+                        figure.savefig(path)
+                        written.append(path)
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; name another folder with --png") from error
+    return written
+
+
+def _lanes(axes: Any, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels, color=INK)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    axes.figure.set_size_inches(7, 1.3 + 0.55 * len(labels))
+
+
+def _named(entry: Entry) -> str:
+    return entry.label + ("" if entry.exact else " (approx.)")
+
+
+def step_time(axes: Any, entries: Sequence[Entry]) -> bool:
+    timed = [entry for entry in entries if times(entry)]
+    if not timed:
+        return False
+    ends = [0.0] * len(timed)
+    for stage, place in stages_of(timed).items():
+        parts = [stage_medians(entry, entry.scope).get(stage, 0.0) for entry in timed]
+        style = {"color": color(place), "hatch": HATCHES[place % len(HATCHES)], "edgecolor": "white", "linewidth": 0.4}
+        axes.barh(range(len(timed)), parts, 0.5, left=ends, label=stage, **style)
+        ends = [end + part for end, part in zip(ends, parts)]
+    medians = [times(entry)["median"] for entry in timed]
+    below = [median - times(entry)["p20"] for entry, median in zip(timed, medians)]
+    above = [times(entry)["p80"] - median for entry, median in zip(timed, medians)]
+    whole = {"fmt": "D", "color": INK, "ms": 4, "capsize": 3, "lw": 1.2, "label": "median, p20 to p80"}
+    axes.errorbar(medians, range(len(timed)), xerr=[below, above], **whole)
+    _lanes(axes, [f"{_named(entry)}\n{number(median)} ms" for entry, median in zip(timed, medians)])
+    axes.set_xlim(left=0)
+    axes.set_xlabel("step time, ms")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=4, borderaxespad=0)
+    return True
+
+
+def peak_memory(axes: Any, entries: Sequence[Entry]) -> bool:
+    measured = [(entry, entry.peak_mb) for entry in entries if entry.peak_mb is not None]
+    if not measured:
+        return False
+    axes.barh(range(len(measured)), [peak for _, peak in measured], 0.5, color=PALETTE[5], edgecolor=INK, linewidth=0.6)
+    _lanes(axes, [f"{_named(entry)}\n{number(peak)} MB" for entry, peak in measured])
+    axes.set_xlabel("peak memory of a step above its baseline, MB")
+    return True
+
+
+def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
+    both = [entry for entry in entries if times(entry) and entry.peak_mb is not None]
+    if len(both) < 2:
+        return False
+    points: List[Tuple[float, float]] = [(times(entry)["median"], entry.peak_mb) for entry in both]
+    front = [points[place] for place in pareto(points)]
+    axes.step(*zip(*front), where="post", color=QUIET, ls=":", label="Pareto front")
+    middle = max(x for x, _ in points) / 2
+    for place, (entry, (x, y)) in enumerate(zip(both, points)):
+        axes.plot([x], [y], MARKERS[place % len(MARKERS)], color=color(place), mec=INK, mew=0.6, ms=8)
+        side = {"ha": "right", "xytext": (-7, 6)} if x > middle else {"ha": "left", "xytext": (7, 6)}
+        axes.annotate(_named(entry), (x, y), textcoords="offset points", **side)
+    axes.set_xlim(0, 1.1 * max(x for x, _ in points))
+    axes.set_ylim(0, 1.15 * max(y for _, y in points))
+    axes.set_xlabel("step time, ms")
+    axes.set_ylabel("peak memory, MB")
+    axes.grid()
+    axes.legend(loc="lower right")
+    return True
+
+
+def memory_within(axes: Any, entries: Sequence[Entry]) -> bool:
+    curves = [(entry, entry.curve) for entry in entries if entry.curve]
+    for place, (entry, curve) in enumerate(curves):
+        axes.step(curve.ms, curve.mb, where="post", color=color(place), ls=DASHES[place % len(DASHES)], lw=1.4)
+        peak = (curve.ms[curve.mb.index(curve.peak_mb)], curve.peak_mb)
+        style = {"color": color(place), "mec": INK, "mew": 0.6, "ls": DASHES[place % len(DASHES)]}
+        axes.plot(*peak, marker=MARKERS[place % len(MARKERS)], label=_named(entry), **style)
+    if curves:
+        axes.set_xlabel("ms since the step began (profiled)")
+        axes.set_ylabel("allocated above the start, MB")
+        axes.grid()
+        axes.legend()
+    return bool(curves)
+
+
+PLOTS: Dict[str, Callable[[Any, Sequence[Entry]], Optional[bool]]] = {
+    "step-time": step_time,
+    "peak-memory": peak_memory,
+    "time-memory": time_and_memory,
+    "memory-within": memory_within,
+}

@@ -1,0 +1,163 @@
+"""One sentence per question: which is fastest, which needs least memory, and whether that is sure.
+
+Times are compared pair by pair over the same batches and rounds; only when the 95% interval over rounds (fresh
+processes) of the ratio to every other candidate is above 1 is one of them called the fastest.  Else the answer is
+"unclear".  Memory is measured in one process, so a margin decides there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.report.collect import Entry
+from common.report.markup import Link, Sentence
+from common.results import statistics
+from common.results.statistics import Ratio
+from common.results.tables import number
+
+#: Peaks closer than this are not told apart: the two ways of measuring them agree no better.
+MEMORY_MARGIN = 0.02
+
+
+class Verdict(NamedTuple):
+    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence."""
+
+    question: str
+    answer: str
+    clear: bool
+    reason: Sentence
+
+
+def verdicts(entries: Sequence[Entry]) -> List[Verdict]:
+    """The answers for entries of one configuration; questions nobody measured are left out."""
+    exact = [entry for entry in entries if entry.exact]
+    found = [
+        fastest("Fastest exact loss, whole step", exact, "step"),
+        fastest("Fastest exact loss, given logits", exact, "loss"),
+        least_memory("Least memory, exact losses", exact),
+    ]
+    if len(exact) < len(entries):
+        found.append(fastest("Fastest overall, approximate too", entries, "step"))
+        found.append(least_memory("Least memory overall, approximate too", entries))
+    else:
+        found.append(_same_overall(found[0]))
+    return [verdict for verdict in found if verdict is not None]
+
+
+def _same_overall(of_exact: Optional[Verdict]) -> Optional[Verdict]:
+    if of_exact is None:
+        return None
+    return of_exact._replace(
+        question="Fastest overall", reason=["The same question here: every loss measured is exact."]
+    )
+
+
+def rounds(entry: Entry, scope: str) -> Dict[str, Dict[str, List[float]]]:
+    """round -> batch -> milliseconds."""
+    result: Dict[str, Dict[str, List[float]]] = {}
+    for sample in entry.of_scope(scope):
+        result.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ms)
+    return result
+
+
+def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Verdict]:
+    """None when none of them has samples of the scope."""
+    candidates = [entry for entry in entries if entry.row["status"] == "ok" and entry.of_scope(scope)]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda entry: _size(against(candidates[0], entry, scope)))
+    rivals = [(entry, against(best, entry, scope)) for entry in candidates if entry is not best]
+    rivals.sort(key=lambda rival: _size(rival[1]))
+    taken = ["takes ", _time(best, scope), " " + ("a step" if scope == "step" else "from logits to their gradient")]
+    remark = _left_out(entries) + _other_runs(candidates)
+    if not rivals:
+        return Verdict(question, _named(best), True, ["The only one measured: it ", *taken, ".", remark])
+    close = [
+        (entry, ratio)
+        for entry, ratio in rivals
+        if ratio is None or statistics.verdict(ratio.low, ratio.high) != "slower"
+    ]
+    if not close:
+        reason = ["It ", *taken, ". Next is ", *_times(rivals[0], scope), ".", remark]
+        return Verdict(question, _named(best), True, reason)
+    reason = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
+    if len(close) > 1:
+        reason.append(f"; {len(close) - 1} more cannot be told from it either")
+    return Verdict(question, "unclear", False, [*reason, ". ", _advice(close[0][1]), remark])
+
+
+def against(baseline: Entry, entry: Entry, scope: str) -> Optional[Ratio]:
+    """How many times the baseline's time the entry takes.  Rounds pair within one run only."""
+    same_run = baseline.row["run_id"] == entry.row["run_id"]
+    compare = statistics.paired_ratio if same_run else statistics.independent_ratio
+    return compare(rounds(baseline, scope), rounds(entry, scope))
+
+
+def _named(entry: Entry) -> str:
+    return entry.label if entry.exact else f"{entry.label} (approx.)"
+
+
+def _size(ratio: Optional[Ratio]) -> float:
+    return ratio.ratio if ratio else math.inf
+
+
+def _time(entry: Entry, scope: str) -> Link:
+    described = entry.step_ms if scope == "step" else entry.loss_ms
+    return Link(f"{number(described['median']) if described else '-'} ms", entry.results)
+
+
+def _times(rival: Tuple[Entry, Optional[Ratio]], scope: str) -> List:
+    entry, ratio = rival
+    if ratio is None:
+        return [f"{entry.label} has no round or batch in common with it (", _time(entry, scope), ")"]
+    said = [f"{entry.label} at {number(ratio.ratio, 3)} times as long ("]
+    if ratio.low is not None:
+        interval = f"{number(ratio.low, 3)} to {number(ratio.high, 3)}"
+        said.append(f"95% interval over {len(ratio.new)} rounds: {interval}; ")
+    return [*said, _time(entry, scope), ")"]
+
+
+def _advice(ratio: Optional[Ratio]) -> str:
+    if ratio is None:
+        return "Measure both again in one run."
+    if ratio.low is None:
+        return "One round gives no interval: measure with --rounds 3 or more."
+    return "The interval holds 1, where both are equally fast; more --rounds would narrow it."
+
+
+def _left_out(entries: Sequence[Entry]) -> str:
+    names = [f"{entry.label} ({entry.row['status']})" for entry in entries if entry.row["status"] != "ok"]
+    return f" Left out: {', '.join(names)}." if names else ""
+
+
+def _other_runs(candidates: Sequence[Entry]) -> str:
+    runs = {entry.row["run_id"] for entry in candidates}
+    return " These are from different runs: measure them in one to be sure." if len(runs) > 1 else ""
+
+
+def least_memory(question: str, entries: Sequence[Entry]) -> Optional[Verdict]:
+    """By the highest peak over the batches; None when nobody's memory was measured."""
+    candidates = [entry for entry in entries if entry.row["status"] == "ok" and entry.peak_mb is not None]
+    if not candidates:
+        return None
+    ordered = sorted(candidates, key=lambda entry: entry.peak_mb)
+    best, remark = ordered[0], _left_out(entries)
+    peak = Link(f"{number(best.peak_mb)} MB", best.results)
+    if len(ordered) == 1:
+        return Verdict(question, _named(best), True, ["The only one measured: its peak is ", peak, ".", remark])
+    second = ordered[1]
+    ratio = second.peak_mb / best.peak_mb
+    other = Link(f"{number(second.peak_mb)} MB", second.results)
+    if ratio > 1 + MEMORY_MARGIN:
+        reason = [
+            "Its peak is ",
+            peak,
+            f". Next is {second.label} at {number(ratio, 3)} times as much (",
+            other,
+            ").",
+            remark,
+        ]
+        return Verdict(question, _named(best), True, reason)
+    reason = [f"{best.label} (", peak, f") and {second.label} (", other, ") are within 2% of each other.", remark]
+    return Verdict(question, "unclear", False, reason)

@@ -1,0 +1,57 @@
+#!/usr/bin/env python3
+"""Write one HTML page from log folders: see ``report.py --help`` and common/report/page.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from common.cli import Parser
+from common.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from common.report import pngs, writing
+from common.results.exports import plain
+
+DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
+samples over time, and what was measured where.  Every number links to the samples it is from, by relative path, so a
+page and its log folders can be moved together.  Every benchmark run writes it into its log folder too."""
+EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
+
+
+def parser() -> Parser:
+    result = Parser(prog=Path(sys.argv[0]).name, description=DESCRIPTION, epilog=EXIT_CODES)
+    result.add_argument(
+        "log",
+        nargs="*",
+        metavar="LOG",
+        type=Path,
+        help="log folders, searched through; a results.jsonl or a single trace works too (default: log)",
+    )
+    result.add_argument(
+        "--output",
+        metavar="FILE",
+        type=Path,
+        default=Path("log") / writing.FILE_NAME,
+        help="the page (default: log/report.html)",
+    )
+    result.add_argument("--png", metavar="DIR", type=Path, help="also draw the main plots as PNG files into DIR")
+    return result
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    options = parser().parse_args(arguments)
+    rows, groups = writing.read_groups(options.log)
+    written = [writing.write(groups, options.output)]
+    if options.png is not None:
+        written += pngs.write(groups, options.png)
+    for path in written:
+        print(path)
+    return EXIT_FAILED if all(row["unreadable"] for row in rows) else EXIT_OK
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UserError as error:
+        print(f"report.py: error: {plain(error)}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)

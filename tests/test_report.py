@@ -1,0 +1,361 @@
+"""The report without a browser: what is on the page, verdicts by hand, the memory curve, hostile and broken input."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import pytest
+from commands import ROOT, assert_user_error, run
+from fixtures_runs import correctness, header, memory, status, timing, traced_run, write_run
+from fixtures_traces import kineto, span, steps, write
+from fixtures_traces import memory as memory_event
+
+from common.report import collect, courses, markup, memory_curve, trade_off, writing
+from common.report.page import page
+from common.report.verdicts import verdicts
+from common.results import records
+from common.results.summary import rows
+
+LIBRARY = "/* plotly */"
+
+
+def groups_of(folder):
+    return writing.read_groups([folder])[1]
+
+
+def page_of(folder):
+    return page(groups_of(folder), folder, LIBRARY)
+
+
+def timed(folder, name, step_ms, exact=True, peak=8, **head):
+    """A run of three rounds, the step's samples of each at `step_ms`[round] on both batches."""
+    rounds = [timing(f"timing-{at}", [ms, ms], [ms, ms]) for at, ms in enumerate(step_ms, start=1)]
+    jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
+    head = {"run_id": "one run", **head}
+    write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
+    found = records.read(folder / name)
+    found[0].update(head)
+    records.write(folder / name, found)
+
+
+def answers(folder):
+    (group,) = groups_of(folder)
+    return {verdict.question: (verdict.answer, markup.words(verdict.reason)) for verdict in verdicts(group.entries)}
+
+
+# Verdicts.
+
+
+def test_a_clear_winner_is_named_with_ratio_and_interval(tmp_path):
+    timed(tmp_path, "a", [10, 11, 12])
+    timed(tmp_path, "b", [20, 22, 24])  # twice as long in every round
+    timed(tmp_path, "c", [50, 55, 60])
+    answer, reason = answers(tmp_path)["Fastest exact loss, whole step"]
+    assert answer == "a"
+    assert reason.startswith("It takes 11.00 ms a step. Next is b at 2.00 times as long ")
+    assert reason.endswith("(95% interval over 3 rounds: 2.00 to 2.00; 22.00 ms).")
+
+
+def test_overlap_is_unclear_and_one_round_too(tmp_path):
+    timed(tmp_path, "a", [10, 12, 11])
+    timed(tmp_path, "b", [11, 10, 13])
+    answer, reason = answers(tmp_path)["Fastest exact loss, whole step"]
+    assert answer == "unclear" and "more --rounds would narrow it" in reason
+    one = tmp_path / "one"
+    timed(one, "a", [10])
+    timed(one, "b", [90])
+    answer, reason = answers(one)["Fastest exact loss, whole step"]
+    assert answer == "unclear" and "One round gives no interval" in reason
+
+
+def test_approximate_losses_win_overall_only_and_failed_ones_nothing(tmp_path):
+    timed(tmp_path, "exact", [10, 10, 10], peak=8)
+    timed(tmp_path, "pruned", [1, 1, 1], exact=False, peak=4)
+    jobs = [correctness(), [status("timing-1", "oom", "no memory")]]
+    write_run(tmp_path / "died", name="died", jobs=jobs)
+    found = answers(tmp_path)
+    assert found["Fastest exact loss, whole step"][0] == "exact"
+    assert found["Fastest overall, approximate too"][0] == "pruned (approx.)"
+    assert found["Least memory, exact losses"][0] == "exact"
+    assert found["Least memory overall, approximate too"][0] == "pruned (approx.)"
+    assert "Left out: died (oom)." in found["Fastest exact loss, whole step"][1]
+
+
+def test_memory_within_two_percent_is_unclear(tmp_path):
+    timed(tmp_path, "a", [10, 10], peak=100)
+    timed(tmp_path, "b", [10, 10], peak=101)
+    assert answers(tmp_path)["Least memory, exact losses"][0] == "unclear"
+
+
+def test_rounds_of_different_runs_are_not_paired(tmp_path):
+    timed(tmp_path, "a", [10, 20, 40], run_id="yesterday")
+    timed(tmp_path, "b", [11, 22, 44], run_id="today")  # 1.1 times in every round, were they pairs
+    answer, reason = answers(tmp_path)["Fastest exact loss, whole step"]
+    assert answer == "unclear" and "different runs" in reason
+
+
+def test_pareto_front():
+    assert collect.pareto([(1, 9), (2, 3), (3, 4), (4, 1), (2, 5)]) == [0, 1, 3]
+
+
+# Memory within a step.
+
+
+def test_curve_is_the_last_step_above_its_start(tmp_path):
+    mib = 2**20
+    events = [
+        span("ProfilerStep#1", 0, 100),
+        span("ProfilerStep#2", 100, 100),
+        span("joiner", 110, 30),
+        span("loss", 145, 50),
+        *(memory_event(at, total * mib) for at, total in ((10, 90), (50, 5), (120, 12), (130, 8), (150, 25), (190, 7))),
+    ]
+    curve = memory_curve.read(write(tmp_path / "w.1.pt.trace.json", kineto(events)))
+    assert curve.step == 2 and curve.peak_mb == 20  # 25 MiB on top of the 5 MiB it began with
+    assert curve.stage_mb == {"joiner": 7, "loss": 20}
+    assert curve.ms == pytest.approx([0, 0.02, 0.03, 0.05, 0.09, 0.1]) and curve.mb == [0, 7, 3, 20, 2, 2]
+
+
+def test_curve_keeps_its_peak_in_bounded_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_curve, "MOST_BINS", 64)
+    timeline = memory_curve._Timeline()
+    for at in range(10_000):
+        timeline.add(at, 1000 if at == 7777 else at % 7)
+    assert len(timeline.bins) <= 64
+    assert max(value for _, value in timeline.between(0, 10_000)) == 1000
+    assert timeline.before(20_000) == 9999 % 7
+
+
+def test_a_trace_without_memory_has_no_curve(tmp_path):
+    assert memory_curve.read(write(tmp_path / "w.1.pt.trace.json", kineto(steps([100, 100])))) is None
+
+
+# The page.
+
+
+class Seen(HTMLParser):
+    """Tags, links and text of a page, scripts and styles apart."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.links, self.words, self.ids = [], [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        found = dict(attributes)
+        self.ids.append(found.get("id"))
+        if tag == "a":
+            self.links.append(found["href"])
+        assert not any(name.startswith("on") for name in found), found
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def test_numbers_link_to_samples_and_traces(tmp_path):
+    folder = traced_run(tmp_path / "log" / "a b#1", kineto(steps([100, 200])), kineto(steps([100, 200])))
+    links = set(Seen(page(groups_of(tmp_path), tmp_path / "pages", LIBRARY)).links)
+    (tmp_path / "pages").mkdir()
+    targets = {(tmp_path / "pages" / unquote(link)).resolve() for link in links if not link.startswith(("#", "data:"))}
+    assert targets == {folder / "results.jsonl", folder / "w.9.pt.trace.json"}
+
+
+def test_tables_download_as_csv_in_full_precision(tmp_path):
+    write_run(tmp_path / "a")
+    downloads = [link for link in Seen(page_of(tmp_path)).links if link.startswith("data:text/csv")]
+    tables = [base64.b64decode(link.partition("base64,")[2]).decode() for link in downloads]
+    (first,) = csv.DictReader(io.StringIO(tables[0]))
+    assert first["implementation"] == "torchaudio" and first["step ms"] == "25.0" and first["peak MB"] == "32.0"
+    assert first["n"] == "4" and first["profiled step us"] == ""
+
+
+def test_hostile_names_are_text(tmp_path):
+    evil = "<script>alert(1)</script>"
+    quotes = "\"'><img src=x onerror=alert(1)>"
+    write_run(tmp_path / "a" / "javascript:alert(1)" / quotes.replace("/", ""), name=evil)
+    records.write(
+        tmp_path / quotes, [header(quotes), status("correctness", "error", f"{evil} <a href='javascript:x'>")]
+    )
+    html = page_of(tmp_path)
+    seen = Seen(html)
+    assert seen.tags.count("script") == 3 and "img" not in seen.tags
+    assert evil in "".join(seen.words) and "<script>alert" not in html
+    assert not [link for link in seen.links if link.startswith("javascript")]
+    for script in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', html):
+        assert "&lt;script&gt;" in json.dumps(json.loads(script))  # plotly takes markup in its texts
+
+
+def test_the_policy_allows_no_address_and_only_its_own_scripts(tmp_path):
+    write_run(tmp_path / "a")
+    html = page_of(tmp_path)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)[1]
+    assert "default-src &#x27;none&#x27;" in policy and "http" not in policy
+    assert "unsafe" not in policy.replace("style-src &#x27;unsafe-inline&#x27;", "")
+    assert re.escape(markup.script_hash(LIBRARY)[1:-1]) in re.escape(policy)
+
+
+def test_ids_are_unique_with_several_configurations(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", batch_size=8)
+    write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))
+    ids = [found for found in Seen(page_of(tmp_path)).ids if found]
+    assert len(ids) == len(set(ids)) and {"group-0", "group-1", "group-2"} <= set(ids)
+
+
+def test_every_figure_is_one_that_plotly_knows(tmp_path):
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for name in ("a", "b"):
+        traced_run(tmp_path / name, kineto(steps([100, 200])), name=name)
+    write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))
+    drawn = json.loads(re.search(r'id="figures">(.*?)</script>', page_of(tmp_path))[1])
+    kinds = {key.rsplit("-", 1)[0] for key in drawn}
+    assert {"step-time", "peak-memory", "time-memory", "samples", "shape-t", "shape-padding"} <= kinds
+    for figure in drawn.values():
+        graph_objects.Figure(figure)
+
+
+def test_nothing_measured_leaves_sections_out(tmp_path):
+    records.write(tmp_path / "a", [header("k2"), status("correctness", "missing", "no k2: pip install k2")])
+    html = page_of(tmp_path)
+    assert "no k2: pip install k2" in html and "Nothing was timed here" in html
+    assert 'class="plot"' not in html
+    (group,) = groups_of(tmp_path)
+    assert courses.shapes(group.entries) == [] and trade_off.time_and_memory(group.entries) is None
+
+
+def test_garbled_records_never_crash_the_page(tmp_path):
+    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
+    write_run(tmp_path / "good", name="good")
+    whole = (folder / records.FILE_NAME).read_text().splitlines()
+    values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
+    for seed in range(250):
+        chance = random.Random(seed)
+        lines = list(whole)
+        for _ in range(chance.choice([1, 1, 5])):
+            place = chance.randrange(len(lines))
+            found = re.finditer(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])', lines[place])
+            field = chance.choice(list(found))
+            lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
+        (folder / records.FILE_NAME).write_text("\n".join(lines) + "\n")
+        assert "good" in page_of(tmp_path)
+
+
+def test_garbled_traces_never_crash_the_page(tmp_path):
+    mib = 2**20
+    text = kineto([*steps([100, 200]), memory_event(1020, 5 * mib), memory_event(1150, 9 * mib)])
+    folder = traced_run(tmp_path / "a", text)
+    path = next(folder.glob("*.pt.trace.json"))
+    for seed in range(150):
+        chance = random.Random(seed)
+        data = bytearray(text.encode())
+        for _ in range(chance.choice([1, 3, 30])):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data[: chance.choice([len(data), chance.randrange(len(data))])]))
+        assert "torchaudio" in page_of(tmp_path)
+
+
+# The command.
+
+
+def test_the_command_writes_page_and_pngs_and_says_where(tmp_path):
+    pytest.importorskip("plotly")
+    pytest.importorskip("matplotlib")
+    for name in ("a", "b$x$"):
+        traced_run(tmp_path / "log" / name, kineto(steps([100, 200])), name=name)
+    output = tmp_path / "out" / "page.html"
+    done = run("report.py", tmp_path / "log", "--output", output, "--png", tmp_path / "png")
+    assert done.returncode == 0 and done.stderr == ""
+    names = ["step-time", "peak-memory", "time-memory"]
+    assert done.stdout.split() == [str(output), *(str(tmp_path / "png" / f"{name}.png") for name in names)]
+    assert output.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    for name in names:
+        assert (tmp_path / "png" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in output.parent.iterdir()] == ["page.html"]
+
+
+def test_default_paths(tmp_path):
+    pytest.importorskip("plotly")
+    write_run(tmp_path / "log" / "a")
+    done = run("report.py", cwd=tmp_path)
+    assert done.stdout == "log/report.html\n" and (tmp_path / "log" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["nowhere"], "nowhere: no such file or folder"),
+        (["--outputs", "x"], "unrecognized arguments"),
+        (["empty"], "no runs under empty"),
+        (["log", "--output", "log/a/results.jsonl/x"], "cannot write log/a/results.jsonl/x"),
+        (["log", "--output", "/dev/full"], "No space left"),
+    ],
+)
+def test_bad_usage_is_one_clear_line(tmp_path, arguments, said):
+    pytest.importorskip("plotly")
+    write_run(tmp_path / "log" / "a")
+    (tmp_path / "empty").mkdir()
+    assert_user_error(run("report.py", *arguments, cwd=tmp_path), said)
+
+
+def test_nothing_readable_is_exit_code_1(tmp_path):
+    pytest.importorskip("plotly")
+    write(tmp_path / "log" / "a" / "w.1.pt.trace.json", "{")
+    assert run("report.py", cwd=tmp_path).returncode == 1
+
+
+def test_a_run_without_plotly_warns_in_one_line(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "a")
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    writing.after_run(tmp_path, quiet=True)
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: no report: plotly is not installed") and warning.count("\n") == 1
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_failure_of_the_report_is_one_warning_whatever_it_is(tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "a")
+    for failure in (ZeroDivisionError("a\nb"), KeyboardInterrupt()):
+
+        def fail(*_, failure=failure):
+            raise failure
+
+        monkeypatch.setattr(writing, "write", fail)
+        writing.after_run(tmp_path, quiet=False)
+        warning = capsys.readouterr().err
+        assert warning.startswith("warning: ") and warning.count("\n") == 1
+
+
+def test_a_benchmark_writes_the_report_beside_its_runs(tmp_path, tiny_shapes):
+    pytest.importorskip("plotly")
+    flags = ("--preset", "quick", "--passes", "timing", "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log")
+    done = run("benchmark_torchaudio.py", *flags, "--max-seconds", 0.1)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "log" / "report.html"
+    assert done.stderr.splitlines()[-1] == f"report: {path}" and "torchaudio" in path.read_text(encoding="utf-8")
+    path.unlink()
+    path.mkdir()  # a report that cannot be written costs nothing else
+    done = run("benchmark_torchaudio.py", *flags, "--max-seconds", 0.1)
+    assert done.returncode == 0 and "torchaudio" in done.stdout
+    assert "warning: cannot write" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_is_quick_and_nothing_imports_torch_or_plotly():
+    code = "import sys, report; assert not {'torch', 'numpy', 'plotly', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_rows_and_page_agree_on_what_there_is(tmp_path):
+    for day in (1, 2):
+        write_run(tmp_path / f"t.{day}", started=f"2026-01-0{day}T00:00:00+00:00")
+    assert len(rows([tmp_path])) == 1
+    assert "1 earlier run of the same configuration not shown" in page_of(tmp_path)
