@@ -226,6 +226,18 @@ def test_memory_stays_bounded(tmp_path):
         assert int(out[1]) < 100 * 1024
 
 
+@needs_msgspec
+def test_an_event_longer_than_many_pieces(tmp_path, monkeypatch):
+    """Stacks may be long: 3 MB here, read in pieces of 64 kB."""
+    long = {**span("loss", 1001, 40), "args": {"Call stack": "frame;" * 500_000}}
+    path = write(tmp_path / "t.json", kineto([*steps([100]), long, memory(1, MIB), *steps([300], first=2)]))
+    expected = read(path, fast=False)
+    monkeypatch.setattr(trace_reader, "any_events", None)
+    monkeypatch.setattr(trace_kineto, "CHUNK", 1 << 12)
+    found = read(path)
+    assert found == expected and found.average_step_us == 200 and found.label_us == {"loss": 40.0}
+
+
 def test_memory_rise_needs_no_steps_and_starts_at_the_lowest_count(tmp_path):
     trace = write(tmp_path / "t.json", kineto([memory(1, 30), memory(2, 28), memory(3, 80), memory(4, 50)]))
     assert trace_reader.memory_rise(trace) == {(CPU, -1): 52}

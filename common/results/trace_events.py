@@ -91,7 +91,7 @@ class Window:
         """Drop what was read and append the next chunk; False at the end of the file."""
         if self._ended:
             return False
-        data = self._stream.read(CHUNK)
+        data = self._stream.read(max(CHUNK, len(self.text) - self.at))  # a long value is not begun again for each chunk
         self._ended = not data
         self._before += self.at
         self.text = self.text[self.at :] + self._decoder.decode(data, final=self._ended)

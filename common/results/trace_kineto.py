@@ -1,6 +1,6 @@
 """The fast way through a trace that looks as Kineto (torch.profiler) writes it, for files of gigabytes.
 
-Large chunks are cut at the boundary between two events and decoded with msgspec, which skips what nobody asked for.
+Pieces are cut at the boundary between two events and decoded with msgspec, which skips what nobody asked for.
 Anything this is not sure of is left to trace_events.py, so both always give the same answer.
 """
 
@@ -30,6 +30,7 @@ from common.results.trace_events import (
     salvage,
 )
 
+PIECE = 64 << 10  # bytes decoded at once: glibc maps blocks from 128 kB on anew each time, at the cost of page faults
 _BOUNDARY = b"\n  },\n  {"
 _EVENTS_START = re.compile(rb'"traceEvents":\s*\[\s*\n  \{')
 
@@ -81,7 +82,7 @@ def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Opt
             pending = pending[cut + len(_BOUNDARY) - 1 :]
         elif len(pending) > LONGEST:
             return None
-        chunk = stream.read(CHUNK)
+        chunk = stream.read(max(min(PIECE, CHUNK), len(pending)))  # a long event is not copied again for each piece
         if not chunk:
             break
         pending += chunk
