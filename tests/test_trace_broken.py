@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import random
+import unicodedata
 
 import pytest
 from fixtures_traces import REAL_FILES, kineto, memory, span, steps, write
 
 from common.errors import UserError
 from common.results import trace_kineto
+from common.results.summary import rows
+from common.results.tables import FORMATS, render
 from common.results.trace_reader import TraceError, read
 
 BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
@@ -117,3 +122,57 @@ def test_garbled_traces_never_crash_and_both_ways_agree(tmp_path):
             except TraceError as error:
                 answers.append(str(error))
         assert answers[0] == answers[1], f"seed {seed}"
+
+
+def test_garbled_archives_never_crash_and_both_ways_agree(tmp_path):
+    """Bytes changed inside the gzip stream: told by its checksum, or not even decompressed."""
+    whole = REAL_FILES[-1].read_bytes()
+    path = tmp_path / "t.json.gz"
+    expected = read(REAL_FILES[-1]).steps
+    for seed in range(60):
+        chance = random.Random(seed)
+        data = bytearray(whole)
+        for _ in range(chance.choice([1, 3])):
+            data[chance.randrange(2, len(data))] = chance.randrange(256)
+        path.write_bytes(bytes(data[: chance.choice([len(data), chance.randrange(3, len(data))])]))
+        answers = []
+        for fast in (True, False):
+            try:
+                answers.append(read(path, fast).steps)
+            except TraceError as error:
+                assert "\n" not in str(error)
+                answers.append(None)
+        assert answers[0] == answers[1], f"seed {seed}"
+        assert answers[0] in (None, expected)  # never a number that the damage made
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "\x1b[2J\x1b]0;x\x07",
+    "=cmd|' /C calc'!A0",
+    "\u202e",
+    "|`x`|",
+    "](javascript:a)",
+]
+
+
+def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
+    """Names of labels, devices and files that a terminal, a page or a spreadsheet would obey; some traces are cut."""
+    for seed in range(12):
+        chance = random.Random(seed)
+        names = chance.sample(HOSTILE, 4)
+        events = steps([100, 200]) + [span(name, 1001, 5) for name in names]
+        text = kineto(events, deviceProperties=[{"id": 0, "name": names[0]}], distributedInfo={"rank": names[1]})
+        cut = chance.choice([len(text), chance.randrange(len(text))])
+        write(tmp_path / f"{seed} <b>=1\x1b" / f"{names[2].replace('/', '')}.{seed}.pt.trace.json", text[:cut])
+    found = rows([tmp_path])
+    assert len(found) == 12 and {row["status"] for row in found} == {"ok", "error"}
+    for row in found:  # a cut trace is an error of its own row
+        assert row["status"] == "error" or row["average_step_time_us"] == 150
+    for format in FORMATS:
+        shown = render(found, format)
+        assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]
+        assert format in ("table", "json", "csv") or ("<script" not in shown and "<b>" not in shown)
+        if format == "csv":
+            cells = [cell for line in csv.reader(io.StringIO(shown)) for cell in line]
+            assert not [cell for cell in cells if cell.startswith("=")]
