@@ -1,0 +1,227 @@
+"""Two git revisions measured in alternation: A, B, B, A, ..., each round in fresh processes, in a work tree of its own.
+
+The work trees are in .build/revisions and are removed at the end; the user's files, index and branches are not touched.
+They share this checkout's environments and compiled extensions through links, so a revision that locks other packages
+is refused.  The rounds of a revision are merged into one run per implementation; both revisions' runs carry one run_id,
+since their rounds belong together.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+
+from common import cli, flag_types
+from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.implementations import BY_NAME
+from common.results import records
+from common.setup import environments
+from common.setup.locks import locked
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = ROOT / ".build"
+WORKTREE = "WORKTREE"
+DEFAULT_ROUNDS = 10
+_PASSES_BEFORE = ("correctness", "memory")
+_SHARED = (".venv", ".build")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the user gave for the benchmarks, and what is planned from it."""
+
+    given: Tuple[str, ...]
+    rounds: int
+    passes: Tuple[str, ...]
+    names: Tuple[str, ...]
+    in_place: bool
+
+
+def measure(baseline: str, new: str, flags: Sequence[str], log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
+    """Measure both revisions and return the two log folders.
+
+    Raises UserError for a revision that is none or cannot be measured here, and for flags that do not fit.
+    """
+    chosen = _parsed(flags)
+    names = baseline, new
+    revisions = [_commit(name) for name in names]
+    with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):
+        with _terminable(), _work_trees(revisions) as trees, tempfile.TemporaryDirectory(prefix="compare-") as scratch:
+            for tree, name in zip(trees, names):
+                _check(tree, name, chosen)
+            kept = _results_folders(log_dir, names)
+            try:
+                _run_all(trees, names, chosen, Path(scratch))
+            finally:  # what was measured before Ctrl-C is kept
+                _merge(Path(scratch), kept, chosen)
+    _say(f"results are in {kept[0]} and {kept[1]}")
+    return kept
+
+
+def _parsed(flags: Sequence[str]) -> Flags:
+    """Check the flags here, before anything is checked out."""
+    parser = cli.Parser(prog="compare.py --rev A --rev B --")
+    parser.add_argument("--only", type=flag_types.some_of(tuple(BY_NAME)), default=tuple(BY_NAME))
+    parser.add_argument("--skip", type=flag_types.some_of(tuple(BY_NAME)), default=())
+    cli.add_flags(parser)
+    parsed = parser.parse_args(list(flags))
+    for flag in ("--resume", "--log-dir"):
+        if any(word == flag or word.startswith(f"{flag}=") for word in flags):
+            raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
+    names = tuple(name for name in parsed.only if name not in parsed.skip)
+    passes = tuple(name for name in parsed.passes or (*_PASSES_BEFORE, "timing") if name != "trace")
+    return Flags(tuple(flags), parsed.rounds or DEFAULT_ROUNDS, passes, names, parsed.in_place)
+
+
+def _git(*arguments: str, check: bool = True) -> str:
+    """git's answer; UserError with its last line when it fails.  No hooks: a checkout here is nobody's checkout."""
+    command = ["git", "-C", str(ROOT), "-c", "core.hooksPath=/dev/null", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise UserError(f"--rev needs git: {error.strerror}") from error
+    if check and done.returncode != 0:
+        raise UserError(f"git {arguments[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
+    return done.stdout
+
+
+def _commit(name: str) -> str:
+    """The full hash that `name` stands for; WORKTREE for itself."""
+    if name == WORKTREE:
+        return name
+    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", check=False).strip()
+    if not found:
+        raise UserError(f"--rev {name}: no such revision in {ROOT}; give a commit, branch or tag, or {WORKTREE}")
+    return found
+
+
+def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Path, Path]:
+    """DIR/baseline and DIR/new, new and empty."""
+    if log_dir is None:
+        safe = ["".join(c if c.isalnum() or c in "._" else "-" for c in name) for name in names]
+        log_dir = BUILD / "compare" / f"{safe[0]}--{safe[1]}-{uuid.uuid4().hex[:6]}"
+    sides = log_dir / "baseline", log_dir / "new"
+    if any(side.exists() for side in sides):
+        raise UserError(f"--log-dir {log_dir}: holds an earlier comparison; name another folder")
+    try:
+        for side in sides:
+            side.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"--log-dir {log_dir}: cannot be written ({error.strerror}); name another folder") from error
+    return sides
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C, so that the work trees are removed then too."""
+    before = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _work_trees(revisions: Sequence[str]) -> Iterator[List[Path]]:
+    """A folder for each revision (one for two equal ones) with its files, gone afterwards."""
+    folders = {revision: BUILD / "revisions" / revision[:12] for revision in revisions}
+    try:
+        for revision, folder in folders.items():
+            _remove(folder)  # left by a comparison that was killed
+            if revision == WORKTREE:
+                _copy_files(folder)
+            else:
+                _git("worktree", "add", "--detach", "--force", str(folder), revision)
+            for name in _SHARED:
+                if (ROOT / name).exists():
+                    (folder / name).symlink_to(ROOT / name)
+        yield [folders[revision] for revision in revisions]
+    finally:
+        for folder in folders.values():
+            _remove(folder)
+        with suppress(OSError):
+            (BUILD / "revisions").rmdir()
+
+
+def _remove(folder: Path) -> None:
+    for name in _SHARED:  # links, and never what they point to
+        (folder / name).unlink(missing_ok=True)
+    if (folder / ".git").exists():
+        _git("worktree", "remove", "--force", "--force", str(folder), check=False)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_files(folder: Path) -> None:
+    """The user's files as they are: tracked ones, and new ones that git does not ignore."""
+    for name in filter(None, _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def _check(tree: Path, name: str, flags: Flags) -> None:
+    if not (tree / "benchmark_all.py").is_file():
+        raise UserError(f"--rev {name}: has no benchmark_all.py; give a later revision")
+    if flags.in_place:
+        return
+    for key in sorted({BY_NAME[name].environment for name in flags.names}):
+        lock = Path("requirements") / environments.ENVIRONMENTS[key].requirements
+        if not (tree / lock).is_file() or (tree / lock).read_bytes() != (ROOT / lock).read_bytes():
+            raise UserError(
+                f"--rev {name}: locks other packages ({lock}) than this checkout's environments have; run `make bench` "
+                "in a checkout of each revision and compare the two log folders"
+            )
+
+
+def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, scratch: Path) -> None:
+    """Fill scratch/<side>/<round> with log folders; side 0 is the baseline, round 0 the passes other than timing."""
+    before = ",".join(name for name in flags.passes if name != "timing")
+    rounds = range(1, flags.rounds + 1) if "timing" in flags.passes else ()
+    for number, passes in [*([(0, before)] if before else []), *((number, "timing") for number in rounds)]:
+        for side in (0, 1) if number % 2 else (1, 0):
+            _say(f"{f'round {number} of {flags.rounds}' if number else passes}: {names[side]}")
+            log = scratch / str(side) / str(number)
+            own = ["--passes", passes, "--rounds", "1", "--log-dir", str(log), "--quiet"]
+            command = [sys.executable, str(trees[side] / "benchmark_all.py"), *flags.given, *own]
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            if done.returncode == EXIT_INTERRUPTED:
+                raise KeyboardInterrupt
+            if done.returncode == EXIT_USAGE or not list(log.glob(f"*/{records.FILE_NAME}")):
+                last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+                raise UserError(f"--rev {names[side]}: {last}")
+
+
+def _merge(scratch: Path, kept: Sequence[Path], flags: Flags) -> None:
+    """One run per implementation out of one per round: timing-1 of the third round becomes timing-3."""
+    run_id = uuid.uuid4().hex[:12]
+    for number, folder in enumerate(kept):
+        merged: Dict[str, List[records.Record]] = {}
+        for log in sorted((scratch / str(number)).glob("*"), key=lambda log: int(log.name)):
+            for path in sorted(log.glob(f"*/{records.FILE_NAME}")):
+                header, *lines = records.read(path)
+                settings = {**header["settings"], "rounds": flags.rounds, "passes": list(flags.passes)}
+                start = [{**header, "run_id": run_id, "settings": settings}]
+                merged.setdefault(path.parent.name, start).extend(_renumbered(line, int(log.name)) for line in lines)
+        for name, lines in merged.items():
+            records.write(folder / name, lines)
+    for folder in [*kept, kept[0].parent]:
+        with suppress(OSError):  # goes only when it is empty
+            folder.rmdir()
+
+
+def _renumbered(line: records.Record, number: int) -> records.Record:
+    if line.get("job") != "timing-1":
+        return line
+    return {**line, "job": f"timing-{number}", **({"round": number} if "round" in line else {})}
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,160 @@
+"""compare.py --rev, with real revisions of a copy of this repository, measured for real."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from commands import ROOT
+
+from common.results import records
+
+pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
+pytestmark = pytest.mark.skipif(not (shutil.which("git") and (ROOT / ".git").exists()), reason="needs a git checkout")
+
+SLEEP = "        import time; time.sleep(0.5)\n"
+FLAGS = ["--in-place", "--preset", "quick", "--max-seconds", "0.05", "--only", "torchaudio", "--scope", "step"]
+
+
+def git(folder, *arguments):
+    command = ["git", "-C", str(folder), "-c", "user.name=Test", "-c", "user.email=test@example.org", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """This checkout's files as they are, committed as tag `fast`; then as `slow` with torchaudio's loss 0.5 s later."""
+    folder = tmp_path / "repository"
+    names = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in names:
+        if (ROOT / name).is_file() and not name.startswith(("tests/", "results/")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    git(folder, "init", "--quiet", "--initial-branch=main")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "fast")
+    git(folder, "tag", "fast")
+    slow_down(folder)
+    git(folder, "commit", "--quiet", "--all", "-m", "slow")
+    git(folder, "tag", "slow")
+    return folder
+
+
+def slow_down(folder):
+    script = folder / "benchmark_torchaudio.py"
+    lines = script.read_text().splitlines(keepends=True)
+    place = next(number for number, line in enumerate(lines) if line.startswith("    def loss("))
+    while not lines[place].rstrip().endswith(":"):
+        place += 1
+    script.write_text("".join([*lines[: place + 1], SLEEP, *lines[place + 1 :]]))
+
+
+def compare(folder, *arguments, code=0):
+    done = subprocess.run(
+        [sys.executable, str(folder / "compare.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=600,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def test_a_slower_revision_is_found_and_nothing_is_left_behind(repository, tiny_shapes, tmp_path):
+    keep = tmp_path / "keep"
+    revisions = ["--rev", "fast", "--rev", "slow", "--log-dir", keep, "--format", "json", "--fail-on-slower", "10%"]
+    rounds = ["--rounds", "3", "--passes", "memory,timing"]
+    done = compare(repository, *revisions, "--", *FLAGS, *rounds, "--shape-file", tiny_shapes, code=1)
+    (row,) = json.loads(done.stdout)
+    step = row["time"]["step"]
+    assert step["paired"] and step["verdict"] == "slower"
+    assert (step["baseline_rounds"], step["new_rounds"]) == (3, 3)
+    assert row["memory"]["step"]["verdict"] == "same"
+    hashes = [git(repository, "rev-parse", name).strip() for name in ("fast", "slow")]
+    assert [row[side]["git_revision"] for side in ("baseline", "new")] == hashes
+    assert not row["baseline"]["git_dirty"] and not row["new"]["git_dirty"]
+    order = [line.split(": ")[1] for line in done.stderr.splitlines() if line.startswith("round ")]
+    assert order == ["fast", "slow", "slow", "fast", "fast", "slow"]
+
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert git(repository, "status", "--porcelain") == "" and git(repository, "branch", "--list").split() == [
+        "*",
+        "main",
+    ]
+    assert not (repository / ".build" / "revisions").exists()
+
+    kept = [line for line in records.read(keep / "new" / "torchaudio-2") if line["record"] == "status"]
+    assert [line["job"] for line in kept] == ["memory", "timing-1", "timing-2", "timing-3"]
+    again = compare(repository, keep / "baseline", keep / "new", "--format", "json")
+    assert json.loads(again.stdout)[0]["time"] == row["time"]
+    compare(repository, *revisions, code=2)  # the folder holds an earlier comparison
+
+
+def test_the_files_as_they_are(repository, tiny_shapes):
+    """WORKTREE has what is not committed, and the user's change is still there afterwards."""
+    git(repository, "reset", "--quiet", "--hard", "fast")
+    slow_down(repository)
+    (repository / "new_file.py").write_text("")
+    before = git(repository, "status", "--porcelain")
+    one_round = ["--", *FLAGS, "--rounds", "1", "--passes", "timing", "--shape-file", tiny_shapes]
+    done = compare(repository, "--rev", "HEAD", "--rev", "WORKTREE", "--format", "json", *one_round)
+    (row,) = json.loads(done.stdout)
+    step = row["time"]["step"]
+    assert step["new_ms"] > step["baseline_ms"]
+    assert step["verdict"] == "unclear" and "1 round on a side" in step["reason"]
+    assert (
+        git(repository, "status", "--porcelain") == before
+        and SLEEP in (repository / "benchmark_torchaudio.py").read_text()
+    )
+    assert not (repository / ".build" / "revisions").exists()
+
+
+def test_revisions_that_cannot_be_measured(repository, tiny_shapes):
+    git(repository, "rm", "--quiet", "benchmark_all.py")
+    git(repository, "commit", "--quiet", "-m", "without")
+    done = compare(repository, "--rev", "fast", "--rev", "HEAD", code=2)
+    assert "--rev HEAD: has no benchmark_all.py" in done.stderr
+    git(repository, "reset", "--quiet", "--hard", "slow")
+    (repository / "requirements" / "main.txt").write_text("torch==2.12.0\n")
+    git(repository, "commit", "--quiet", "--all", "-m", "other packages")
+    done = compare(repository, "--rev", "slow", "--rev", "HEAD", "--", "--only", "torchaudio", code=2)
+    assert "--rev slow: locks other packages (requirements/main.txt)" in done.stderr
+    done = compare(
+        repository, "--rev", "fast", "--rev", "slow", "--", *FLAGS, "--shape-file", repository / "no", code=2
+    )
+    assert "--shape-file" in done.stderr
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def test_ctrl_c_removes_the_work_trees(repository, tiny_shapes):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "compare.py",
+            "--rev",
+            "fast",
+            "--rev",
+            "slow",
+            "--",
+            *FLAGS,
+            "--shape-file",
+            str(tiny_shapes),
+        ],
+        cwd=repository,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "correctness" in process.stderr.readline()
+    assert (repository / ".build" / "revisions").exists()
+    process.terminate()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert not (repository / ".build" / "revisions").exists()
