@@ -179,7 +179,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max-samples",
         type=flag_types.whole(1),
         metavar="K",
-        help=f"likewise, in samples. Default: {defaults['max_samples']} (60 with --preset cpu)",
+        help=f"likewise, in samples. Default: {defaults['max_samples']} (40 with --preset cpu)",
     )
     group.add_argument(
         "--threads",

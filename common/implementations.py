@@ -26,7 +26,9 @@ class Implementation:
 IMPLEMENTATIONS = (
     Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio"),
     Implementation("optimized_transducer", "benchmark_ot", "main", "optimized_transducer", built=True),
+    Implementation("fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True),
     Implementation("k2", "benchmark_k2", "k2", "k2"),
+    Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, exact=False),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", exact=False),
 )
 

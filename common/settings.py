@@ -32,8 +32,8 @@ PRESETS: Dict[str, Dict[str, Any]] = {
         "max_frames": 1000,
         "num_batches": 2,
         "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
-        "max_seconds": 2.5,
-        "max_samples": 60,
+        "max_seconds": 1.5,
+        "max_samples": 40,
     },
     "quick": {
         "batch_size": 2,
@@ -50,7 +50,7 @@ PRESETS: Dict[str, Dict[str, Any]] = {
 PRESET_NOTES = {
     "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
     "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 1,000 frames when "
-    "sorted); four implementations take about 5 minutes of measuring on two cores.  --preset seed is the full size",
+    "sorted); about a minute of measuring for each implementation on two cores.  --preset seed is the full size",
     "quick": "a smoke run of seconds: small joiner and vocabulary, one round.  Its numbers compare nothing",
 }
 

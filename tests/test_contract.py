@@ -60,8 +60,20 @@ def setting_of(adapter, shapes, device, key=0):
     return model, batch, adapter.widened(max(U for _, U in shapes))
 
 
+def refuses(adapter, shapes, device):
+    """Whether the adapter says that it takes no such batch; then it must refuse it, not answer something."""
+    if min(U for _, U in shapes) >= adapter.fewest_targets:
+        return False
+    model, batch, wide = setting_of(adapter, shapes, device)
+    with pytest.raises((AssertionError, RuntimeError, ValueError)):
+        work.prepare(wide, model, batch, "step").run()
+    return True
+
+
 @pytest.mark.parametrize("case", BATCHES)
 def test_loss_and_gradient_given_logits(adapter, device, case):
+    if refuses(adapter, BATCHES[case], device):
+        return
     model, batch, wide = setting_of(adapter, BATCHES[case], device)
     loss_error, grad_error = correctness.loss_scope_errors(wide, model, batch)
     assert loss_error < 1e-5 and grad_error < 1e-4
@@ -69,6 +81,8 @@ def test_loss_and_gradient_given_logits(adapter, device, case):
 
 @pytest.mark.parametrize("case", BATCHES)
 def test_loss_and_gradients_of_the_step(adapter, device, case):
+    if refuses(adapter, BATCHES[case], device):
+        return
     model, batch, wide = setting_of(adapter, BATCHES[case], device)
     loss_error, grad_error = correctness.step_scope_errors(wide, model, batch)
     assert loss_error < 1e-5 and grad_error < 1e-4

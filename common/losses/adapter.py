@@ -50,6 +50,7 @@ class Adapter:
     layout = "padded"
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
+    fewest_targets = 0
 
     def __init__(self, settings: Settings):
         self.settings = settings

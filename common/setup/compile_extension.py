@@ -28,9 +28,11 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     objects.mkdir()
     on_cuda = device == "cuda"
     define = [source.cuda_define] if on_cuda and source.cuda_define else []
+    sources = _files(sdist, source.sources)
+    sources = sources + _files(sdist, source.cuda_sources) if on_cuda else [_as_cpp(path) for path in sources]
     cpp_extension.load(
         name=source.module,
-        sources=_files(sdist, source.sources) + (_files(sdist, source.cuda_sources) if on_cuda else []),
+        sources=sources,
         extra_include_paths=[str(sdist), *([str(moderngpu / "src")] if moderngpu else [])],
         extra_cflags=[*source.flags, *define],
         extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
@@ -40,6 +42,13 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     )
     (objects / f"{source.module}.so").rename(target / f"{source.module}.so")
     shutil.rmtree(objects)
+
+
+def _as_cpp(path: str) -> str:
+    """The path itself, or for a .cu a copy of it that the C++ compiler takes."""
+    if not path.endswith(".cu"):
+        return path
+    return shutil.copy(path, path[: -len("cu")] + "cc")
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:

@@ -17,7 +17,7 @@ class SourcePackage:
 
     package: import name, and name in the package index; python: folder of the Python package; templates: files of it
     from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; module: the name under which the package imports its
-    compiled part; sources, flags: for every device; cuda_sources, cuda_define, nvcc_flags: added for CUDA (no
+    compiled part; sources, flags: for every device (a .cu among them is C++ when there is no CUDA); cuda_sources, cuda_define, nvcc_flags: added for CUDA (no
     cuda_sources: it has none); needs_moderngpu: its CUDA sources include moderngpu's headers; probe(module, device):
     raises RuntimeError when the loaded package does not run there; without_device: what to do then.
     """
@@ -36,16 +36,27 @@ class SourcePackage:
     needs_moderngpu: bool = False
 
 
+def _check_two_ln_2(loss: float) -> None:
+    """N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2."""
+    if not math.isclose(loss, 2 * math.log(2), rel_tol=1e-5):
+        raise RuntimeError(f"a loss that must be 2 ln 2 is {loss}")
+
+
 def _probe_optimized_transducer(module: ModuleType, device: str) -> None:
-    """N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2: the loss is 2 ln 2."""
     import torch
 
     one = torch.ones(1, dtype=torch.int32, device=device)
     loss = module.transducer_loss(
         torch.zeros(2, 2, device=device), one.view(1, 1), one, one, blank=0, from_log_softmax=False, reduction="sum"
-    ).item()
-    if not math.isclose(loss, 2 * math.log(2), rel_tol=1e-5):
-        raise RuntimeError(f"a loss that must be 2 ln 2 is {loss}")
+    )
+    _check_two_ln_2(loss.item())
+
+
+def _probe_fast_rnnt(module: ModuleType, device: str) -> None:
+    import torch
+
+    one = torch.ones(1, 1, dtype=torch.int64, device=device)
+    _check_two_ln_2(module.rnnt_loss(torch.zeros(1, 1, 2, 2, device=device), one, 0, reduction="sum").item())
 
 
 SOURCE_PACKAGES = {
@@ -68,6 +79,17 @@ SOURCE_PACKAGES = {
             needs_moderngpu=True,
             probe=_probe_optimized_transducer,
             without_device="uninstall it, and `make setup` compiles it for CUDA where MODERNGPU_HOME is set",
+        ),
+        SourcePackage(
+            package="fast_rnnt",
+            python="fast_rnnt/python/fast_rnnt",
+            module="_fast_rnnt",
+            sources=("fast_rnnt/csrc/mutual_information_cpu.cu", "fast_rnnt/python/csrc/*.cu"),
+            cuda_sources=("fast_rnnt/csrc/mutual_information_cuda.cu",),
+            cuda_define="-DFT_WITH_CUDA",
+            nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda"),
+            probe=_probe_fast_rnnt,
+            without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
     )
 }

@@ -1,0 +1,27 @@
+#!/usr/bin/env python3
+"""Benchmark fast_rnnt's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
+
+An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact
+losses.  Its step is what icefall trains (see common/losses/pruned.py); with its range widened to all of U it must equal
+the exact loss.  Refuses an utterance without a target.
+"""
+
+from common.cli import script_main
+from common.losses.pruned import Pruned
+from common.setup import extensions
+
+
+class FastRnntPruned(Pruned):
+    name = "fast_rnnt-pruned"
+    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
+    dtypes = ("float32", "float64")
+    fewest_targets = 1
+
+    def import_module(self, device):
+        return extensions.load(self.package, device)
+
+
+ADAPTER = FastRnntPruned
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))
