@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import subprocess
+import urllib.request
 
 import pytest
 from commands import ROOT
@@ -133,6 +134,9 @@ def test_the_trace_viewer_serves_perfetto_and_the_trace_on_loopback_only(tmp_pat
         assert listening_addresses(server.port) == {LOOPBACK}
         assert b"<script" in server.get("/") and b"erfetto" in server.get("/")
         assert gzip.decompress(server.get("/localtrace")).decode() == text
+        with urllib.request.urlopen(server.url) as page:  # the UI asks the internet who its user is
+            assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+            assert "Access-Control-Allow-Origin" not in page.headers
         assert "w.2.pt.trace.json.gz" in (tmp_path / "output").read_text()
 
 

@@ -20,6 +20,7 @@ from common.results.profiled import trace_files
 
 HOST = "127.0.0.1"
 PORT = 9001
+LOCAL_ONLY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
 
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
@@ -76,8 +77,9 @@ def serve(path: Path, port: int) -> None:
 
     class Handler(viewer.PerfettoHandler):
         def end_headers(self) -> None:
-            """Without vizviewer's leave for every web site to read the trace."""
+            """Without vizviewer's leave for every web site to read the trace, and nothing from the internet."""
             self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Security-Policy", LOCAL_ONLY)
             http.server.SimpleHTTPRequestHandler.end_headers(self)
 
     class Server(viewer.VizViewerTCPServer):
