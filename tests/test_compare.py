@@ -152,6 +152,19 @@ def test_another_gpu_and_another_cpu_are_refused(tmp_path):
     assert_user_error(run("compare.py", *sides), "device name A100 / H200")
 
 
+def test_memory_is_the_highest_peak_of_the_batches_that_both_sides_have(tmp_path):
+    """Batches 0 and 1 on both sides; the peak of the third is not compared."""
+    sides = []
+    for side, peaks in (("a", (8, 32, 999)), ("b", (20, 16))):
+        sides.append(write_run(tmp_path / side, jobs=[correctness(), memory(*peaks)], passes=["correctness", "memory"]))
+    (row,) = rows(*sides)
+    step = row["memory"]["step"]
+    assert (step["verdict"], step["ratio"], step["baseline_mb"], step["new_mb"]) == ("less", 0.625, 32, 20)
+    assert (step["counter"], step["batches"]) == ("torch_allocated_bytes", 2)
+    assert row["time"]["step"]["verdict"] == row["memory"]["loss"]["verdict"] == "unclear"
+    assert "no peaks of the memory pass for the baseline and the new side" in row["memory"]["loss"]["reason"]
+
+
 def test_only_batches_that_both_sides_have(tmp_path):
     before = measured(tmp_path / "a")
     kept = [line for line in records.read(before) if not (line["record"] == "sample" and line["batch"] == 9)]

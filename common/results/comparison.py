@@ -146,33 +146,30 @@ def _busy(run: MeasuredRun, scope: str) -> float:
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> Row:
-    """The geometric mean over batches of the ratios of the peaks; the highest peaks in MB (2**20 bytes)."""
-    found: Row = {
-        "verdict": "unclear",
-        "reason": "",
-        **{key: None for key in ("ratio", "baseline_mb", "new_mb", "counter")},
-        "batches": 0,
-    }
+    """The highest peak over the batches that both sides have, in MB (2**20 bytes), which decides what fits."""
     sides = [_peaks(run, scope) for run in (pair.baseline, pair.new)]
     for counter in _COUNTERS:
         before, after = (side.get(counter, {}) for side in sides)
-        batches = [batch for batch in before if before[batch] > 0 and after.get(batch, 0) > 0]
-        if batches:
-            ratio = statistics.geometric_mean([after[batch] / before[batch] for batch in batches])
-            peaks = [max(side[batch] for batch in batches) / MB for side in (before, after)]
-            verdict, reason = change_verdicts.memory(ratio, counter, tolerance)
-            return {
-                "verdict": verdict,
-                "reason": reason,
-                "ratio": ratio,
-                "baseline_mb": peaks[0],
-                "new_mb": peaks[1],
-                "counter": counter,
-                "batches": len(batches),
-            }
-    absent = [side for side, peaks in zip(("the baseline", "the new side"), sides) if not peaks]
-    found["reason"] = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch that both have'}"
-    return found
+        batches = set(before) & set(after)
+        peaks = [max((side[batch] for batch in batches), default=0) / MB for side in (before, after)]
+        if min(peaks) > 0:
+            verdict, reason = change_verdicts.memory(peaks[1] / peaks[0], counter, tolerance)
+            ratio, baseline, new = peaks[1] / peaks[0], *peaks
+            break
+    else:
+        absent = [side for side, found in zip(("the baseline", "the new side"), sides) if not found]
+        verdict, reason = "unclear", f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
+        ratio = baseline = new = counter = None
+        batches = set()
+    return {
+        "verdict": verdict,
+        "reason": reason,
+        "ratio": ratio,
+        "baseline_mb": baseline,
+        "new_mb": new,
+        "counter": counter,
+        "batches": len(batches),
+    }
 
 
 def _peaks(run: MeasuredRun, scope: str) -> Dict[str, Dict[Any, float]]:
