@@ -34,6 +34,7 @@ Counters = Optional[Tuple[Any, Any, Any]]  # Total Allocated, Device Type, Devic
 OnEvent = Callable[[Any, Any, Any, Any, Any, Counters], None]  # ph, cat, name, ts, dur, counters: of any type
 OnHeader = Callable[[str, Any], None]
 HEADER_KEYS = ("distributedInfo", "deviceProperties")
+STACKS = "python_function"  # the category of most events of a trace with stacks: nobody asks for these
 SALVAGED = "read field by field"  # a key no event has
 
 
@@ -63,12 +64,13 @@ def salvage(text: str) -> Optional[Event]:
 
 
 def deliver(event: Event, on_event: OnEvent) -> bool:
-    """Hand over what matters of an event; True when it was salvaged."""
-    args = event.get("args")
-    counters = None
-    if isinstance(args, dict):
-        counters = (args.get("Total Allocated"), args.get("Device Type"), args.get("Device Id"))
-    on_event(event.get("ph"), event.get("cat"), event.get("name"), event.get("ts"), event.get("dur"), counters)
+    """Hand over what matters of an event, if it does; True when it was salvaged."""
+    if event.get("cat") != STACKS:
+        args = event.get("args")
+        counters = None
+        if isinstance(args, dict):
+            counters = (args.get("Total Allocated"), args.get("Device Type"), args.get("Device Id"))
+        on_event(event.get("ph"), event.get("cat"), event.get("name"), event.get("ts"), event.get("dur"), counters)
     return SALVAGED in event
 
 

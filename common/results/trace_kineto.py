@@ -21,6 +21,7 @@ from common.results.trace_events import (
     DECODER,
     HEADER_KEYS,
     LONGEST,
+    STACKS,
     Broken,
     OnEvent,
     OnHeader,
@@ -99,15 +100,12 @@ def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
     except _DECODE_ERRORS:
         return _decode_singly(data, on_event)
     for event in events:
+        cat = event.cat
+        if cat == STACKS:
+            continue
         args = event.args
-        on_event(
-            event.ph,
-            event.cat,
-            event.name,
-            event.ts,
-            event.dur,
-            (args.total, args.device_type, args.device_id) if args is not None else None,
-        )
+        counters = (args.total, args.device_type, args.device_id) if args is not None else None
+        on_event(event.ph, cat, event.name, event.ts, event.dur, counters)
     return 0
 
 

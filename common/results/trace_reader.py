@@ -169,14 +169,20 @@ class _Collector:
         self._labels[name] = self._labels.get(name, 0.0) + dur
 
     def _memory(self, counters: Counters) -> None:
-        if counters is None or not all(is_number(counter) for counter in counters):
+        if counters is None:
             return
-        total, device_type, device_id = (int(counter) for counter in counters)
+        total, device_type, device_id = counters
+        if not (is_number(total) and is_number(device_type) and is_number(device_id)):
+            return
+        total, device_type, device_id = int(total), int(device_type), int(device_id)
         self._memory_events += 1
         device = (device_type, device_id)
-        if device not in self.peaks or total > self.peaks[device]:
+        if device not in self.peaks:
+            self.peaks[device] = self.lowest[device] = total
+        elif total > self.peaks[device]:
             self.peaks[device] = total
-        self.lowest[device] = min(total, self.lowest.get(device, total))
+        elif total < self.lowest[device]:
+            self.lowest[device] = total
 
     def summary(self, path: str, salvaged: int) -> TraceSummary:
         if not self._steps:
