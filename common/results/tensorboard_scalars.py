@@ -150,7 +150,7 @@ def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
 def _wall_time(started: Optional[str], files: Sequence[Path]) -> float:
     try:
         return datetime.fromisoformat(started or "").timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         return max(path.stat().st_mtime for path in files)
 
 
