@@ -1,0 +1,252 @@
+"""Verdicts on real samples: the same code against itself, a planted slowdown, another load.
+
+tests/data/compare/README.md tells where the samples are from.
+
+A seed draws rounds of one run into two groups.  Whatever is drawn, nothing changed between them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from common.results import change_verdicts, comparison, run_pairs, statistics
+from common.results.run_pairs import Pair
+from common.results.statistics import Ratio
+
+DATA = Path(__file__).parent / "data" / "compare"
+NAMES = ("torchaudio", "optimized_transducer")
+SEEDS = range(200)
+
+
+def real(load, name):
+    (run,) = run_pairs.read_runs(DATA / load / f"{name}.jsonl")
+    return run
+
+
+def timing_jobs(run):
+    return [lines for job, lines in run.jobs.items() if job.startswith("timing-")]
+
+
+def drawn(run, rounds, run_id, factor=1.0, calm=False):
+    """A run of these rounds of `run`, counted anew, its times multiplied.  calm: without what is known of the load."""
+
+    def copy(line, number):
+        changed = {"round": number}
+        if line["record"] == "sample":
+            changed["total_wall_ns"] = line["total_wall_ns"] * factor
+            changed["flags"] = [] if calm else line["flags"]
+        return {**line, **changed}
+
+    jobs = {f"timing-{n}": [copy(line, n) for line in lines] for n, lines in enumerate(rounds, start=1)}
+    return dataclasses.replace(run, header={**run.header, "run_id": run_id}, jobs=jobs)
+
+
+def separate_runs(run, seed, rounds, **options):
+    """Two groups of rounds that have nothing to do with each other."""
+    chosen = random.Random(seed).sample(timing_jobs(run), 2 * rounds)
+    return Pair(
+        drawn(run, chosen[:rounds], "one", calm=True), drawn(run, chosen[rounds:], "other", calm=True, **options)
+    )
+
+
+def in_alternation(run, seed, rounds, **options):
+    """Neighbouring rounds as pairs, either of them the baseline's, as --rev measures them."""
+    luck, jobs = random.Random(seed), timing_jobs(run)
+    pairs = luck.sample([jobs[place : place + 2] for place in range(0, len(jobs) - 1, 2)], rounds)
+    for pair in pairs:
+        luck.shuffle(pair)
+    return Pair(drawn(run, [one for one, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options))
+
+
+def verdicts(pairs, **options):
+    """How often each verdict was given, over both scopes."""
+    rows = [row for pair in pairs for row in comparison.compare([pair], **options)]
+    return Counter(time["verdict"] for row in rows for time in row["time"].values())
+
+
+def changes(found):
+    """Share of the verdicts that claim a change."""
+    return (found["faster"] + found["slower"]) / sum(found.values())
+
+
+@pytest.mark.parametrize("draw", [separate_runs, in_alternation])
+@pytest.mark.parametrize("rounds", [3, 10])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("load", ["one-thread", "two-threads"])
+def test_the_same_code_is_not_found_changed(load, name, rounds, draw):
+    """False alarms: at most 5%, with the default tolerance and with none that would help."""
+    pairs = [draw(real(load, name), seed, rounds) for seed in SEEDS]
+    assert changes(verdicts(pairs)) <= 0.05
+    assert changes(verdicts(pairs, tolerance=1e-9)) <= 0.05
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_code_under_another_load_is_not_found_changed(name):
+    """The rounds that ran alone against those beside other load: what is recorded of it forbids a verdict, however
+    clear the times look."""
+    run = real("two-threads", name)
+    flagged = [any(line.get("flags") for line in lines) for lines in timing_jobs(run)]
+    alone, beside = (
+        [lines for lines, busy in zip(timing_jobs(run), flagged) if busy is side] for side in (False, True)
+    )
+    looks_changed = 0
+    for seed in range(50):
+        luck = random.Random(seed)
+        one, other = drawn(run, luck.sample(alone, 4), "one"), drawn(run, luck.sample(beside, 4), "other")
+        assert set(verdicts([Pair(one, other), Pair(other, one)])) <= {"same", "unclear"}
+        calm = (drawn(run, timing_jobs(side), side.run_id, calm=True) for side in (one, other))
+        looks_changed += verdicts([Pair(*calm)])["slower"]
+    assert looks_changed > 0
+
+
+def test_one_part_of_a_run_against_another():
+    """Rounds that follow each other, as two runs one after the other would: what drifts between them is no change."""
+    pairs = []
+    for load in ("one-thread", "two-threads"):
+        for name in NAMES:
+            run = real(load, name)
+            jobs = timing_jobs(run)
+            for first in range(0, len(jobs) - 9):
+                one, other = jobs[first : first + 5], jobs[first + 5 : first + 10]
+                pairs.append(Pair(drawn(run, one, "one"), drawn(run, other, "other")))
+    assert changes(verdicts(pairs)) <= 0.05
+
+
+def quieter(run, spread):
+    """The run with all deviations from a batch's median shrunk alike, so that rounds deviate by `spread` (0.01 for 1%).
+
+    The real samples' shape, their drift and their outliers stay; their size is that of a machine of one's own.
+    """
+    samples = [line for lines in timing_jobs(run) for line in lines if line["record"] == "sample"]
+    centers = {
+        key: statistics.median([line["total_wall_ns"] for line in mine]) for key, mine in by_batch(samples).items()
+    }
+    rounds = by_batch(samples, "round")
+    deviations = []
+    for (*key, _), mine in rounds.items():
+        deviations.append(math.log(statistics.median([line["total_wall_ns"] for line in mine]) / centers[tuple(key)]))
+    power = spread / math.sqrt(statistics.mean([deviation**2 for deviation in deviations]))
+
+    def shrunk(line):
+        if line["record"] != "sample":
+            return line
+        center = centers[line["scope"], line["batch"]]
+        return {**line, "total_wall_ns": center * (line["total_wall_ns"] / center) ** power}
+
+    return dataclasses.replace(run, jobs={job: [shrunk(line) for line in lines] for job, lines in run.jobs.items()})
+
+
+def by_batch(samples, *more):
+    found = {}
+    for line in samples:
+        found.setdefault(tuple(line[key] for key in ("scope", "batch", *more)), []).append(line)
+    return found
+
+
+@pytest.mark.parametrize("draw, rounds", [(separate_runs, 12), (in_alternation, 10)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name, draw, rounds):
+    """Rounds that deviate by 1% and a tolerance of 1%: the spread allows it where the interval is within +-1%."""
+    run, found, narrow = quieter(real("one-thread", name), 0.01), Counter(), 0
+    for seed in SEEDS:
+        (row,) = comparison.compare([draw(run, seed, rounds, factor=1.03)], tolerance=0.01)
+        for time in row["time"].values():
+            if math.log(time["high"] / time["low"]) <= 0.02:
+                narrow += 1
+                found[time["verdict"]] += 1
+    assert narrow >= 50 and found["slower"] >= 0.9 * narrow and found["faster"] == found["same"] == 0
+
+
+def test_a_planted_slowdown_below_the_spread_is_not_guessed():
+    """As measured, beside all that load, 3% cannot be seen; nothing is claimed, least of all that it is faster."""
+    run = real("two-threads", "torchaudio")
+    found = verdicts([in_alternation(run, seed, 10, factor=1.03) for seed in SEEDS])
+    assert changes(found) <= 0.05 and found["faster"] <= 0.025 * sum(found.values())
+
+
+def test_a_planted_slowdown_is_found_at_its_size():
+    """Exactly paired, the spread of the samples does not matter."""
+    run = real("two-threads", "torchaudio")
+    pair = Pair(drawn(run, timing_jobs(run)[:3], "x"), drawn(run, timing_jobs(run)[:3], "x", factor=1.03))
+    (row,) = comparison.compare([pair])
+    for time in row["time"].values():
+        assert time["verdict"] == "slower" and time["ratio"] == pytest.approx(1.03)
+    assert len(comparison.regressions([row], 0.02)) == 2 and comparison.regressions([row], 0.03) == []
+
+
+def test_intervals_are_wider_the_more_of_them_there_are():
+    pairs = [separate_runs(real("one-thread", name), 1, 8) for name in NAMES]
+    alone, both = comparison.compare(pairs[:1], ["step"]), comparison.compare(pairs)
+    assert (alone[0]["confidence"], both[0]["confidence"]) == pytest.approx((0.95, 0.9875))
+    assert both[0]["time"]["step"]["high"] > alone[0]["time"]["step"]["high"]
+
+
+def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0, 1.0, 1.0, 1.0), new=(1.5, 1.5, 1.5, 1.5), error=0.01):
+    return Ratio(value, low, high, 2, baseline, new, error)
+
+
+def test_two_rounds_are_never_enough():
+    few = ratio(baseline=(1.0, 1.0))
+    doubt = change_verdicts.time_doubt(few, True, (0, 0))
+    assert doubt.startswith("2 rounds on a side") and "--rounds 10" in doubt
+    assert change_verdicts.time(few, True, 0.02, 0.95, doubt) == ("unclear", f"50.0% more time, but {doubt}")
+    one = ratio(low=None, high=None, baseline=(1.0,), error=None)
+    assert change_verdicts.time_doubt(one, False, (0, 0)).startswith("1 round on a side")
+
+
+def test_a_run_that_drifts_as_much_as_the_two_differ_is_in_doubt():
+    drifting = ratio(baseline=(1.0, 1.0, 1.6, 1.6))
+    assert "drifts by 60.0%" in change_verdicts.time_doubt(drifting, False, (0, 0))
+    assert change_verdicts.time_doubt(drifting, True, (0, 0)) == ""  # the other side's rounds drifted beside them
+    assert change_verdicts.time_doubt(ratio(baseline=(1.0, 1.0, 1.4, 1.4)), False, (0, 0)) == ""
+
+
+def test_load_is_a_doubt_between_separate_runs_only():
+    assert "20% of the baseline's samples" in change_verdicts.time_doubt(ratio(), False, (0.2, 0))
+    assert change_verdicts.time_doubt(ratio(), False, (0.1, 0.1)) == ""
+    assert change_verdicts.time_doubt(ratio(), True, (0.9, 0)) == ""
+
+
+def test_the_advice_names_a_number_of_rounds():
+    # 5% off, 3% from the tolerance; the spread of a round is 2%: t(5) * 0.02 / sqrt(6) = 2.1% tells, t(4) does: 2.5%.
+    wide = ratio(1.05, 0.99, 1.11, (1.0,) * 3, (1.05,) * 3, 0.02 / math.sqrt(3))
+    verdict, reason = change_verdicts.time(wide, True, 0.02, 0.95, "")
+    assert verdict == "unclear" and reason.endswith("about 5 rounds would tell")
+    close = ratio(1.0201, 0.99, 1.05, (1.0,) * 3, (1.0201,) * 3, 0.02 / math.sqrt(3))
+    assert "too close to the tolerance" in change_verdicts.time(close, True, 0.02, 0.95, "")[1]
+
+
+def test_memory():
+    assert change_verdicts.memory(1.0, "torch_allocated_bytes", 0.02)[0] == "same"
+    assert change_verdicts.memory(1.05, "torch_allocated_bytes", 0.02)[0] == "more"
+    assert change_verdicts.memory(0.9, "device_allocated_bytes", 0.02)[0] == "less"
+    assert change_verdicts.memory(1.05, "process_bytes", 0.02)[0] == "same"  # VmHWM is not exact
+    assert change_verdicts.memory(1.2, "process_bytes", 0.02)[0] == "more"
+
+
+@pytest.mark.parametrize(
+    "baseline, new, expected",
+    [
+        ((1e-7, 2e-6), (2e-7, 3e-6), "same"),
+        ((1e-9, 2e-6), (9e-7, 2e-6), "same"),  # rounding
+        ((1e-7, 2e-6), (1e-7, 5e-5), "worse"),
+        ((1e-7, 5e-5), (1e-7, 2e-6), "better"),
+        ((2e-5, 2e-6), (1e-7, 5e-5), "unclear"),
+        ((1e-7, 2e-6), (1e-7, 5e-3), "wrong"),
+        ((1e-7, 5e-3), (1e-7, 2e-6), "better"),
+        ((1e-7, 5e-3), (1e-7, 5e-3), "wrong"),
+        (None, (1e-7, 2e-6), "unclear"),
+    ],
+)
+def test_errors(baseline, new, expected):
+    def record(errors):
+        ok = errors and max(errors) < 1e-4
+        return errors and {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": ok}
+
+    assert change_verdicts.errors(record(baseline), record(new))[0] == expected
