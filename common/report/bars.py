@@ -11,6 +11,7 @@ from common.results.tables import number
 
 LANE = 62  # pixels
 INK = "#777777"  # page.css draws it in the colour of the text
+NEUTRAL = "#7f8791"  # no stage's; black and white both show on it
 
 
 def stages_of(entries: Sequence[Entry]) -> Dict[str, int]:
@@ -170,7 +171,7 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
     if not measured:
         return None
     data = [_bar("highest peak of a step", [(at, entry.peak_mb) for at, entry in enumerate(measured)], 5, "MB")]
-    data[0]["marker"]["pattern"]["shape"] = ""
+    data[0]["marker"].update(color=NEUTRAL, pattern={"shape": ""})
     peaks = [(at, peak) for at, entry in enumerate(measured) for peak in _peaks(entry).values()]
     data.append(
         {

@@ -110,7 +110,8 @@ def versions(entries: Sequence[Entry]) -> Table:
         ]
         cells = [Cell(plain(value or "-")) for value in values]
         started = plain(entry.row["started"] or "-").replace("T", " ").replace("+00:00", "")
-        folder = Cell(plain(entry.folder.name), plain(entry.folder.name), entry.results)
+        name = plain(entry.folder.resolve().name)
+        folder = Cell(name, name, entry.results if entry.header else entry.folder)
         rows.append([Cell(entry.label), *cells, Cell(started), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 

@@ -3,7 +3,7 @@
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
 const plots = [...document.querySelectorAll(".plot")];
-const settings = { responsive: true, displayModeBar: false, displaylogo: false };
+const settings = { displayModeBar: false };
 
 // A legend below its plot must not take the plot's height; how many lines it has depends on the width.
 function room(plot, width) {
@@ -21,9 +21,13 @@ for (const plot of plots) {
   Plotly.newPlot(plot, figure.data, figure.layout, settings);
 }
 
-addEventListener("resize", () => {
-  for (const plot of plots) Plotly.relayout(plot, { height: room(plot, plot.clientWidth) });
-});
+function fit() {
+  for (const plot of plots) {
+    Plotly.relayout(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
+  }
+}
+addEventListener("resize", fit);
+addEventListener("afterprint", fit);
 
 // A page is narrower than a screen, and is laid out without telling the plots.
 const paperWidth = 670;
@@ -32,9 +36,6 @@ addEventListener("beforeprint", () => {
     const width = plot.closest(".smalls") ? Math.floor(paperWidth / 3) - 16 : paperWidth;
     Plotly.relayout(plot, { width, height: room(plot, width), autosize: false });
   }
-});
-addEventListener("afterprint", () => {
-  for (const plot of plots) Plotly.relayout(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
 });
 
 // Numbers by size, text by the alphabet, what is not known last in both directions.

@@ -122,14 +122,16 @@ def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
         return False
     points: List[Tuple[float, float]] = [(times(entry)["median"], entry.peak_mb) for entry in both]
     front = [points[place] for place in pareto(points)]
-    axes.step(*zip(*front), where="post", color=QUIET, ls=":", label="Pareto front")
-    middle = max(x for x, _ in points) / 2
+    right, top = 1.1 * max(x for x, _ in points), 1.15 * max(y for _, y in points)
+    corners = [(front[0][0], top), *front, (right, front[-1][1])]
+    axes.step(*zip(*corners), where="post", color=QUIET, ls=":", label="Pareto front")
+    middle = right / 2
     for place, (entry, (x, y)) in enumerate(zip(both, points)):
         axes.plot([x], [y], MARKERS[place % len(MARKERS)], color=color(place), mec=INK, mew=0.6, ms=8)
         side = {"ha": "right", "xytext": (-7, 6)} if x > middle else {"ha": "left", "xytext": (7, 6)}
         axes.annotate(_named(entry), (x, y), textcoords="offset points", **side)
-    axes.set_xlim(0, 1.1 * max(x for x, _ in points))
-    axes.set_ylim(0, 1.15 * max(y for _, y in points))
+    axes.set_xlim(0, right)
+    axes.set_ylim(0, top)
     axes.set_xlabel("step time, ms")
     axes.set_ylabel("peak memory, MB")
     axes.grid()

@@ -1,0 +1,71 @@
+"""A real headless browser for the tests: Debian's chromium, driven by selenium through its own chromedriver."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from pathlib import Path
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+DRIVER = shutil.which("chromedriver") or ""
+FLAGS = (
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+class Browser:
+    """One window.  A fresh profile, and nothing that looks for updates."""
+
+    def __init__(self, profile: Path):
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = CHROMIUM
+        for flag in (*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])):
+            options.add_argument(flag)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        # The path is given, so that selenium looks for no driver in the network.
+        self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+
+    def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen") -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
+        self.driver.get(path.as_uri())
+
+    def js(self, code: str, *arguments):
+        return self.driver.execute_script(f"return {code}", *arguments)
+
+    def console(self) -> list:
+        """What was written to the console since the last call: errors, warnings and broken policies."""
+        return [line for line in self.driver.get_log("browser") if line["level"] != "INFO"]
+
+    def requests(self) -> list:
+        """Addresses asked for since the last call, those of the browser's own pages (a new tab) left out."""
+        events = [json.loads(line["message"])["message"] for line in self.driver.get_log("performance")]
+        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [params["request"]["url"] for params in sent if not params["documentURL"].startswith("chrome")]
+
+    def screenshot(self, path: Path, height: int) -> None:
+        """The upper `height` pixels of the page, seen or not, as PNG."""
+        clip = {"x": 0, "y": 0, "width": self.js("document.documentElement.clientWidth"), "height": height, "scale": 1}
+        taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def printed(self) -> bytes:
+        """The page as PDF, on A4."""
+        paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
+        return base64.b64decode(self.driver.execute_cdp_cmd("Page.printToPDF", paper)["data"])
+
+    def close(self) -> None:
+        self.driver.quit()

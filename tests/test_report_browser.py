@@ -1,0 +1,182 @@
+"""The report in a real browser: offline, drawn, sorted, dark, on a phone and on paper."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+
+import pytest
+from browsers import CHROMIUM, DRIVER, Browser
+from fixtures_runs import header, status, traced_run
+from fixtures_traces import kineto, span, steps
+from fixtures_traces import memory as memory_event
+
+from common.report import writing
+from common.results import records
+
+pytest.importorskip("selenium", reason="selenium is not installed in this Python")
+pytest.importorskip("plotly", reason="plotly is not installed in this Python")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="needs chromium and chromedriver on PATH (Debian: apt-get install chromium chromium-driver)",
+)
+
+EVIL = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
+PLOTS = (
+    "step-time-0",
+    "peak-memory-0",
+    "time-memory-0",
+    "memory-within-0",
+    "samples-0",
+    "shape-t-0",
+    "shape-padding-0",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A page of three runs with traces, one of them with a hostile name, and one that failed."""
+    log = tmp_path_factory.mktemp("log")
+    window = [*steps([100, 200]), span("joiner", 1120, 80)]
+    window += [memory_event(at, total << 20) for at, total in ((1010, 3), (1130, 9), (1180, 4))]
+    for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
+        traced_run(log / f"run-{len(name)}", kineto(window), name=name)
+    records.write(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
+    return writing.write(writing.read_groups([log])[1], log / "report.html")
+
+
+def heading(browser, title):
+    """The button of a column of the first table."""
+    xpath = f"(//table)[1]//th/button[starts-with(normalize-space(.), '{title}')]"
+    return browser.driver.find_element("xpath", xpath)
+
+
+def column(browser, place):
+    cells = "[...document.querySelector('table').tBodies[0].rows].map(row => row.cells[arguments[0]].dataset.value)"
+    return browser.js(cells, place)
+
+
+def test_opens_offline_without_a_word_on_the_console(browser, report):
+    browser.requests()
+    browser.console()
+    browser.open(report)
+    assert [url for url in browser.requests() if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    assert browser.console() == []
+
+
+def test_plots_are_drawn(browser, report):
+    browser.open(report)
+    for key in PLOTS:
+        size = browser.js("document.querySelector(arguments[0]).getBoundingClientRect()", f"#{key} .main-svg")
+        assert size["width"] > 200 and size["height"] > 100, key
+        drawn = "document.querySelectorAll(arguments[0]).length"
+        assert browser.js(drawn, f"#{key} .barlayer path, #{key} .scatterlayer path"), key
+        assert browser.js("document.querySelector(arguments[0]).getAttribute('aria-label')", f"#{key} .plot")
+
+
+def test_hostile_names_run_nothing_and_are_seen(browser, report):
+    browser.open(report)
+    assert browser.js("window.broken") is None
+    assert browser.js("document.images.length") == 0
+    assert "<script>window.broken" in browser.js("document.querySelector('table').textContent")
+    assert "<script>" in browser.js("document.querySelector('#step-time-0 .plot').textContent")
+    assert "pip install k2" in browser.js("document.querySelector('.failures').textContent")
+
+
+def test_a_script_that_slipped_in_would_not_run(browser, report):
+    browser.open(report)
+    page = "(() => { const it = document.createElement('script'); it.textContent = 'window.slipped = 1';"
+    browser.js(f"{page} document.body.append(it); }})()")
+    assert browser.js("window.slipped") is None
+    assert "Content Security Policy" in str(browser.console())
+
+
+def test_sorting_by_click(browser, report):
+    browser.open(report)
+    step = [title.text.split("\n")[0] for title in browser.driver.find_elements("css selector", "th")].index("step ms")
+    button = heading(browser, "step ms")
+    for direction, sign in (("ascending", 1), ("descending", -1)):
+        button.click()
+        assert browser.js("arguments[0].closest('th').getAttribute('aria-sort')", button) == direction
+        values = [sign * float(value) for value in column(browser, step) if value]
+        assert values == sorted(values)
+        assert column(browser, step)[-1] == ""  # k2 was not timed: last, whichever way
+
+
+def test_sorting_by_keyboard(browser, report):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open(report)
+    heading(browser, "status").send_keys(Keys.SHIFT, Keys.TAB)  # to the column before
+    browser.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    names = column(browser, 0)
+    assert names == sorted(names, key=str.lower) and len(names) == 4
+    assert browser.js("document.querySelectorAll('th[aria-sort=ascending]').length") == 1
+    browser.driver.switch_to.active_element.send_keys(Keys.SPACE)
+    assert column(browser, 0) == names[::-1]
+
+
+def test_a_table_downloads(browser, report):
+    browser.open(report)
+    link = browser.driver.find_element("css selector", ".download a")
+    assert link.get_attribute("download") == "results.csv"
+    data = base64.b64decode(link.get_attribute("href").partition("base64,")[2]).decode()
+    assert {row["implementation"] for row in csv.DictReader(io.StringIO(data))} >= {"torchaudio", "k2"}
+
+
+@pytest.mark.parametrize("width, dark", [(1200, False), (1200, True), (390, False), (390, True)])
+def test_nothing_overflows_the_page(browser, report, width, dark):
+    browser.open(report, width=width, dark=dark)
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    widest = "Math.max(...[...document.querySelectorAll('.main-svg')].map(it => it.getBoundingClientRect().right))"
+    assert browser.js(widest) <= width
+    assert browser.console() == []
+
+
+def contrast(browser, selector, of="color"):
+    """WCAG 2 contrast of what `selector` finds to the page."""
+    code = "getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"
+    colors = [browser.js(code, selector, of), browser.js(code, "body", "backgroundColor")]
+    luminances = []
+    for color in colors:
+        parts = [int(part) / 255 for part in color.strip("rgb()").split(",")]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        luminances.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
+    high, low = max(luminances), min(luminances)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_has_contrast_in_light_and_dark(browser, report, dark):
+    browser.open(report, dark=dark)
+    for selector in ("body", ".lead", "figcaption", "summary", "th button", ".failures strong", "footer"):
+        assert contrast(browser, selector) >= 4.5, selector
+    for selector in ("#step-time-0 .xtick text", "#step-time-0 .annotation-text", "#step-time-0 .legendtext"):
+        assert contrast(browser, selector, "fill") >= 4.5, selector
+
+
+def test_it_prints_dark_or_not_on_white(browser, report):
+    browser.open(report, dark=True, media="print")
+    assert browser.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    browser.open(report)
+    assert browser.printed().startswith(b"%PDF")
+    assert browser.js("document.documentElement.scrollWidth") <= 1200  # and the screen is as it was
+
+
+def test_a_plot_follows_the_width(browser, report):
+    browser.open(report)
+    wide = browser.js("document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width")
+    size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    narrow = "document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width"
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    WebDriverWait(browser.driver, 10).until(lambda _: browser.js(narrow) < min(wide, 600))
