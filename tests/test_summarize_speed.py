@@ -36,11 +36,11 @@ def test_a_made_trace_is_as_kineto_writes_it(tmp_path, version):
 
 def test_the_table_side_by_side():
     done = run(
-        "benchmarks/summarize_speed.py", "--megabytes", "1", "--repeats", "1", "--compare", "any-layout,cut,json"
+        "benchmarks/summarize_speed.py", "--megabytes", "1", "--repeats", "1", "--compare", "any-layout,unpack,cut,json"
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split("|") for line in done.stdout.splitlines() if line.startswith("|")]
-    assert len(lines) == 2 + 2 * 4  # .json and .json.gz
+    assert len(lines) == 2 + 2 * 5  # .json and .json.gz
     assert len({line[6:] for line in map(tuple, lines[2:]) if line[6].strip() != "-"}) == 1  # one answer from all
     assert "note:" not in done.stdout and "python" in done.stdout
 
