@@ -8,6 +8,7 @@ since their rounds belong together.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -191,12 +192,26 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, scratch:
             log = scratch / str(side) / str(number)
             own = ["--passes", passes, "--rounds", "1", "--log-dir", str(log), "--quiet"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *flags.given, *own]
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            done = subprocess.run(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment(scratch)
+            )
             if done.returncode == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt
             if done.returncode == EXIT_USAGE or not list(log.glob(f"*/{records.FILE_NAME}")):
                 last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
                 raise UserError(f"--rev {names[side]}: {last}")
+
+
+def _environment(scratch: Path) -> Dict[str, str]:
+    """With the links in a work tree ignored by git, which would take them for uncommitted changes."""
+    ignored = scratch / "ignored"
+    ignored.write_text("".join(f"/{name}\n" for name in _SHARED))
+    return {
+        **os.environ,
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.excludesFile",
+        "GIT_CONFIG_VALUE_0": str(ignored),
+    }
 
 
 def _merge(scratch: Path, kept: Sequence[Path], flags: Flags) -> None:
