@@ -21,8 +21,9 @@ sample       job, scope ("loss" or "step"), round, batch (index), repeat, warmup
 memory       job, scope, batch, device_allocated_bytes, device_reserved_bytes (CUDA peaks above the baseline, else
              null), torch_allocated_bytes (CPU: peak of torch's own allocations above the baseline, else null),
              process_bytes (CPU: VmHWM above the baseline, else null)
-trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder), key_averages (names),
-             profiler ({record_shapes, with_stack, profile_memory})
+trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder, .json or .json.gz),
+             key_averages (names), profiler ({record_shapes, with_stack, profile_memory}), memory_snapshot (file name
+             or null), warnings (lines for the user)
 status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"), pass, round (or null),
              status (ok | oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the
              job failed, stderr_tail (its last lines)
