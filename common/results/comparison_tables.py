@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from common.results.change_verdicts import percent
 from common.results.comparison import Row
 from common.results.exports import json_text, plain
-from common.results.tables import _escaped as escaped
+from common.results.tables import escaped as escaped
 
 FORMATS = ("table", "markdown", "json")
 TITLES = ("implementation", "what", "verdict", "ratio", "interval", "baseline", "new", "rounds", "batches")

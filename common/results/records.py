@@ -4,8 +4,9 @@ A run of an implementation owns one folder, ``log/<name>-<suffix>/``: its record
 its key_averages text.  The folder can be moved, copied or deleted on its own.  Every record is one JSON object on one
 line with the key ``record``; times are nanoseconds, sizes are bytes.  No torch here.
 
-run          always the first line: schema (1), run_id, name, suffix, package, exact (bool), settings (every flag as
-             resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
+run          always the first line: schema (1), run_id (shared by the implementations of one run, and by the two sides
+             of one ``compare.py --rev``: their rounds are paired), name, suffix, package, exact (bool), settings (every
+             flag as resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
              memory_bytes, os, python)
 environment  once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
              threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max, useful_cells,

@@ -30,7 +30,7 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
         shown = [plain(line) for line in lines]
         if shown:
             blocks.append(
-                "\n".join(f"- {_escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
+                "\n".join(f"- {escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
             )
     return "\n\n".join(blocks) + "\n"
 
@@ -193,17 +193,17 @@ def _aligned(cells: Cells, widths: Sequence[int]) -> str:
 
 def _markdown(title: str, group: Sequence[Row]) -> str:
     lines = [
-        f"**{_escaped(title)}**",
+        f"**{escaped(title)}**",
         "",
         "| " + " | ".join(column.title for column in COLUMNS) + " |",
         "| " + " | ".join("---:" if column.numeric else "---" for column in COLUMNS) + " |",
     ]
     for row in group:
-        lines.append("| " + " | ".join(_escaped(plain(column.text(row))) for column in COLUMNS) + " |")
+        lines.append("| " + " | ".join(escaped(plain(column.text(row))) for column in COLUMNS) + " |")
     return "\n".join(lines)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Markdown that shows `text` itself: no markup, no links."""
     return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(text, quote=False))
 
