@@ -80,7 +80,7 @@ DEFAULTS: Dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of a run as resolved.  `shape_file` is relative to the suite's folder where it is in there, so that runs
+    """The flags of a run as resolved.  `shape_file` is relative to the suite where it lies in there, so that runs
     of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
     `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps."""
 

@@ -17,9 +17,10 @@ class SourcePackage:
 
     package: import name, and name in the package index; python: folder of the Python package; templates: files of it
     from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; module: the name under which the package imports its
-    compiled part; sources, flags: for every device (a .cu among them is C++ when there is no CUDA); cuda_sources, cuda_define, nvcc_flags: added for CUDA (no
-    cuda_sources: it has none); needs_moderngpu: its CUDA sources include moderngpu's headers; probe(module, device):
-    raises RuntimeError when the loaded package does not run there; without_device: what to do then.
+    compiled part; sources, flags: for every device (a .cu among them is C++ when there is no CUDA); cuda_sources,
+    cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA sources include
+    moderngpu's headers; probe(module, device): raises RuntimeError when the loaded package does not run there;
+    without_device: what to do then.
     """
 
     package: str
