@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from common import cli, flag_types
+from common.commands import guarded
 from common.implementations import BY_NAME, IMPLEMENTATIONS
 from common.running import runner
 
@@ -44,7 +45,7 @@ def main() -> int:
     chosen = [name for name in arguments.only if name not in arguments.skip]
     if not chosen:
         parser.error("argument --skip: nothing is left of --only")
-    return runner.guarded(parser.prog, lambda: runner.benchmark(chosen, arguments))
+    return guarded(parser.prog, lambda: runner.benchmark(chosen, arguments))
 
 
 if __name__ == "__main__":

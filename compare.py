@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import List, Sequence, Tuple
 
 from common import cli, flag_types
+from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.results import comparison, comparison_tables, run_pairs
 from common.results.exports import plain
 from common.results.run_pairs import Pair
-from common.running import runner
 
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
@@ -119,4 +119,4 @@ def main(arguments: Sequence[str]) -> int:
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(runner.guarded("compare.py", lambda: main(sys.argv[1:])))
+    sys.exit(guarded("compare.py", lambda: main(sys.argv[1:])))

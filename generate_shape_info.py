@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Optional, Sequence
 
 from common.cli import Parser
-from common.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.commands import guarded
+from common.errors import EXIT_OK, UserError
 from common.flag_types import positive, whole
 
 PROG = "generate_shape_info.py"
@@ -86,19 +87,16 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     flags = parser().parse_args(arguments)
-    try:
-        check(flags)
-        require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
-        from common.data import shape_generation
+    return guarded(PROG, lambda: generate(flags), interrupted="interrupted, nothing was written")
 
-        for line in shape_generation.generate(flags):
-            print(line)
-    except UserError as error:
-        print(f"{PROG}: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        print(f"\n{PROG}: interrupted, nothing was written", file=sys.stderr)
-        return EXIT_INTERRUPTED
+
+def generate(flags: argparse.Namespace) -> int:
+    check(flags)
+    require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
+    from common.data import shape_generation
+
+    for line in shape_generation.generate(flags):
+        print(line)
     return EXIT_OK
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import List, Optional
 
 from common.cli import Parser
-from common.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+from common.commands import guarded
+from common.errors import EXIT_FAILED, EXIT_OK
 from common.report import pngs, writing
-from common.results.exports import plain
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
 samples over time, and what was measured where.  Every number links to the samples it is from, by relative path, so a
@@ -50,8 +50,4 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"report.py: error: {plain(error)}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+    sys.exit(guarded("report.py", main))

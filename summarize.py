@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from common.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
-from common.results.exports import plain
+from common.commands import guarded
+from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.results.summary import rows
 from common.results.tables import FORMATS, render
 
@@ -81,8 +81,4 @@ def _drop_stdout() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"summarize.py: error: {plain(error)}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+    sys.exit(guarded("summarize.py", main))

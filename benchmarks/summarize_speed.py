@@ -265,6 +265,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from common.running.runner import guarded
+    from common.commands import guarded
 
     sys.exit(guarded("summarize_speed.py", main))

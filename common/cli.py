@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, NoReturn, Optional, Sequence
 
 from common import flag_types, settings
+from common.commands import guarded
 from common.errors import EXIT_USAGE, UserError
 
 
@@ -292,4 +293,4 @@ def script_main(name: str, description: Optional[str], argv: Optional[Sequence[s
     )
     add_flags(parser)
     arguments = parser.parse_args(argv)
-    return runner.guarded(parser.prog, lambda: runner.benchmark([name], arguments, alone=True))
+    return guarded(parser.prog, lambda: runner.benchmark([name], arguments, alone=True))

@@ -63,9 +63,14 @@ class Checkout:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        (folder / "common" / "setup").mkdir(parents=True)
-        for name in ("__init__", "errors", "setup/__init__", "setup/locks", "setup/pythons", "setup/environments"):
-            shutil.copy(ROOT / "common" / f"{name}.py", folder / "common" / f"{name}.py")
+        for room, names in {
+            ".": ("__init__", "commands", "errors"),
+            "results": ("__init__", "exports"),
+            "setup": ("__init__", "environments", "locks", "pythons"),
+        }.items():
+            (folder / "common" / room).mkdir(parents=True, exist_ok=True)
+            for name in names:
+                shutil.copy(ROOT / "common" / room / f"{name}.py", folder / "common" / room)
         (folder / "drive.py").write_text(DRIVER)
         self.wheels = folder / "wheels"
         self.lock("main", make_wheel(self.wheels, "1"))

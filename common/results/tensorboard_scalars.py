@@ -22,7 +22,8 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from common.errors import EXIT_OK, EXIT_USAGE, UserError
+from common.commands import guarded
+from common.errors import EXIT_OK, UserError
 from common.results import records, summary, tables
 from common.results.exports import plain
 
@@ -178,8 +179,4 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"tensorboard: error: {error}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+    sys.exit(guarded("tensorboard", main))

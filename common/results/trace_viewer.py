@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from common.errors import EXIT_OK, EXIT_USAGE, UserError
+from common.commands import guarded
+from common.errors import EXIT_OK, UserError
 from common.results import records
 from common.results.exports import plain
 from common.results.profiled import trace_files
@@ -111,8 +112,4 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except UserError as error:
-        print(f"trace-viewer: error: {error}", file=sys.stderr)
-        sys.exit(EXIT_USAGE)
+    sys.exit(guarded("trace-viewer", main))

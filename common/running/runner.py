@@ -12,10 +12,10 @@ import argparse
 import random
 import sys
 from dataclasses import dataclass
-from typing import Callable, Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 from common import cli, settings
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, UserError
+from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.implementations import BY_NAME
 from common.report import writing
 from common.results import records, summary, tables
@@ -165,18 +165,3 @@ def show(run_of: Dict[str, Run]) -> None:
     """Print the table of this run's rows, read back from disk: what is shown is what is kept."""
     folders = [run.folder for run in run_of.values() if (run.folder / records.FILE_NAME).exists()]
     print(tables.render(summary.rows(folders, all_runs=True), "table"))
-
-
-def guarded(program: str, body: Callable[[], int]) -> int:
-    """Run a command's body; a user's mistake becomes one line on stderr and EXIT_USAGE, a closed pipe no traceback."""
-    try:
-        return body()
-    except UserError as error:
-        print(f"{program}: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return EXIT_FAILED

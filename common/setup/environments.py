@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterable, List, Optional, Tuple
 
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, NotRunnable, UserError
+from common.commands import guarded
+from common.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
 from common.setup import pythons
 from common.setup.locks import locked
 
@@ -204,22 +205,26 @@ def main(arguments: Optional[List[str]] = None) -> int:
     ):
         commands.add_parser(command, help=text, description=text).add_argument("names", nargs="*", metavar="NAME")
     parsed = parser.parse_args(arguments)
+    return guarded(
+        "environments",
+        lambda: _run(parsed.command, parsed.names),
+        interrupted="interrupted; `make setup` starts the unfinished environment again",
+    )
+
+
+def _run(command: str, names: List[str]) -> int:
     try:
-        if parsed.command == "setup":
-            return setup(parsed.names)
-        if parsed.command == "clean":
-            clean(parsed.names)
+        if command == "setup":
+            return setup(names)
+        if command == "clean":
+            clean(names)
             return EXIT_OK
-        return _show(parsed.names or list(ENVIRONMENTS), names_too=parsed.command == "status")
-    except UserError as error:
-        _say(f"environments: error: {error}")
-        return EXIT_USAGE
+        return _show(names or list(ENVIRONMENTS), names_too=command == "status")
+    except BrokenPipeError:  # not of these files
+        raise
     except OSError as error:
         _say(f"environments: error: {error}; make {ROOT / '.venv'} writable or free some space, then run it again")
         return EXIT_FAILED
-    except KeyboardInterrupt:
-        _say("environments: interrupted; `make setup` starts the unfinished environment again")
-        return EXIT_INTERRUPTED
 
 
 def _show(names: List[str], names_too: bool) -> int:
