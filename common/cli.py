@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, NoReturn, Optional, Sequence
 
-from common import flag_types, settings
+from common import flag_types, settings, workloads
 from common.commands import guarded
 from common.errors import EXIT_USAGE, UserError
 
@@ -30,12 +30,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags every benchmark script takes.  What is not given stays None and is resolved with the preset."""
     defaults = settings.DEFAULTS
     group = parser.add_argument_group("what is measured")
-    presets = "; ".join(f"{name}: {note}" for name, note in settings.PRESET_NOTES.items())
+    sizes, kinds = (
+        "; ".join(f"{name}: {note}" for name, note in notes.items())
+        for notes in (settings.PRESET_NOTES, workloads.NOTES)
+    )
     group.add_argument(
         "--preset",
-        choices=settings.PRESETS,
+        type=flag_types.preset,
+        metavar="SIZE,WORKLOAD",
         help=(
-            f"the size of the run. {presets}. Default: seed on CUDA, cpu on a CPU; every flag below overrides its part"
+            f"a size, a workload, or both: cpu,chars. Sizes: {sizes}. Workloads: {kinds} ({workloads.ESTIMATE}). "
+            "Default: seed on CUDA, cpu on a CPU, and bpe500; every flag below overrides its part"
         ),
     )
     group.add_argument(
@@ -72,7 +77,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--vocab-size",
         type=flag_types.whole(2),
         metavar="V",
-        help=f"symbols, blank included. Default: {defaults['vocab_size']} (50 with --preset quick)",
+        help=(
+            f"symbols, blank included. Default: {defaults['vocab_size']} (50 with --preset quick, 4096 with "
+            "bpe4096-x8, 30 with chars)"
+        ),
     )
     group.add_argument(
         "--encoder-dim",
@@ -147,6 +155,48 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=flag_types.whole(0),
         help=f"of inputs, weights, choice of batches and order of processes. Default: {defaults['seed']}",
+    )
+
+    group = parser.add_argument_group("other lengths, from the same utterances (in this order)")
+    group.add_argument(
+        "--concatenate",
+        type=flag_types.whole(1),
+        metavar="K",
+        help=(
+            "K utterances in a row become one, their T and U added up: long form; --batch-size counts the long ones. "
+            f"Default: {defaults['concatenate']} (4 with --preset long-form)"
+        ),
+    )
+    group.add_argument(
+        "--subsampling",
+        type=int,
+        choices=(4, 6, 8),
+        help=(
+            "of the front end: the frames that the same audio has after x6 or x8, at least 1; 4 is the shape file as "
+            f"it is. Default: {defaults['subsampling']} (8 with --preset bpe4096-x8)"
+        ),
+    )
+    group.add_argument(
+        "--token-scale",
+        type=flag_types.positive,
+        metavar="F",
+        help=(
+            "U is multiplied by F and rounded, for a vocabulary of longer or shorter tokens than BPE 500 "
+            f"({workloads.ESTIMATE}). Default: {defaults['token_scale']:g} (0.66 with --preset bpe4096-x8, 2.66 with "
+            "chars)"
+        ),
+    )
+    group.add_argument(
+        "--frames",
+        type=flag_types.whole(1),
+        metavar="T",
+        help="every utterance has just T frames, whatever the shape file and --subsampling say. Default: their own",
+    )
+    group.add_argument(
+        "--tokens",
+        type=flag_types.whole(0),
+        metavar="U",
+        help="every utterance has just U target tokens, likewise. Default: their own",
     )
 
     group = parser.add_argument_group("timing (profiler off)")

@@ -6,6 +6,9 @@ import argparse
 import math
 from typing import Callable, Dict, Sequence, Tuple
 
+from common import settings
+from common.errors import UserError
+
 
 def str2bool(text: str) -> bool:
     """True for yes, true, t, y, 1; False for no, false, f, n, 0; in any case."""
@@ -45,6 +48,15 @@ def positive(text: str) -> float:
 def percentage(text: str) -> float:
     """A fraction from "2%" or "0.02"."""
     return positive(text[:-1]) / 100 if text.endswith("%") else positive(text)
+
+
+def preset(text: str) -> str:
+    """A size preset, a workload, or both: see common.settings.preset_parts."""
+    try:
+        settings.preset_parts(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def device(text: str) -> str:

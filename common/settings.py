@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple
 
+from common import workloads
 from common.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +56,7 @@ PRESET_NOTES = {
 }
 
 DEFAULTS: Dict[str, Any] = {
+    **workloads.DEFAULTS,
     "dtype": "float32",
     "sort_utterance": False,
     "batches": None,
@@ -82,7 +84,8 @@ DEFAULTS: Dict[str, Any] = {
 class Settings:
     """The flags of a run as resolved.  `shape_file` is relative to the suite where it lies in there, so that runs
     of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
-    `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps."""
+    `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps;
+    `preset` is as `preset_parts` reads it; `subsampling` to `tokens` are explained in common.data.variations."""
 
     shape_file: str
     device: str
@@ -93,6 +96,11 @@ class Settings:
     num_batches: int
     sort_utterance: bool
     batches: str
+    subsampling: int
+    token_scale: float
+    concatenate: int
+    frames: Optional[int]
+    tokens: Optional[int]
     vocab_size: int
     encoder_dim: int
     schedule: Mapping[str, int]
@@ -134,18 +142,41 @@ class Settings:
         return cls(**{**values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
 
 
-def resolve(given: Mapping[str, Any], device: str) -> Settings:
-    """Settings from the flags that were `given` (absent or None: not given), the preset and the defaults, in this
-    order.
+def preset_parts(text: str) -> Tuple[Optional[str], str]:
+    """(size preset or None, workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises UserError for others."""
+    words = [word.strip() for word in text.split(",")]
+    sizes = [word for word in words if word in PRESETS]
+    kinds = [word for word in words if word in workloads.WORKLOADS]
+    if len(sizes) > 1 or len(kinds) > 1 or len(sizes) + len(kinds) != len(words):
+        raise UserError(
+            f"give a size ({', '.join(PRESETS)}), a workload ({', '.join(workloads.WORKLOADS)}), or both "
+            f"(cpu,chars), not {text!r}"
+        )
+    return (sizes[0] if sizes else None), (kinds[0] if kinds else workloads.DEFAULT)
 
-    `device` is "cpu", "cuda" or "cuda:N", already found; the preset is "seed" on CUDA and "cpu" on a CPU unless given.
+
+def preset_note(preset: str) -> str:
+    """What the preset of resolved settings is, for people."""
+    size, workload = preset_parts(preset)
+    notes = [PRESET_NOTES[size]] if size else []
+    return "; ".join(notes + ([] if workload == workloads.DEFAULT else [workloads.NOTES[workload]]))
+
+
+def resolve(given: Mapping[str, Any], device: str) -> Settings:
+    """Settings from the flags that were `given` (absent or None: not given), the workload, the size preset and the
+    defaults, in this order.
+
+    `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu" on a CPU unless given.
     The correctness pass is always among the passes: no time without it.
     Raises UserError for a setting that this device has no use for.
     """
-    preset = given.get("preset") or ("cpu" if device == "cpu" else "seed")
-    values = {**DEFAULTS, **PRESETS[preset], "shape_file": "shape_info.pt"}
+    size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
+    size = size or ("cpu" if device == "cpu" else "seed")
+    values = {**DEFAULTS, **PRESETS[size], "shape_file": "shape_info.pt"}
+    own = workloads.WORKLOADS[workload]
+    values.update({key: value[size] if isinstance(value, dict) else value for key, value in own.items()})
     values.update({key: value for key, value in given.items() if value is not None})
-    values.update(device=device, preset=preset)
+    values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
     values["passes"] = tuple(name for name in PASSES if name == "correctness" or name in values["passes"])
     if values["batches"] is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first"

@@ -13,7 +13,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -79,6 +79,16 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
 def provenance_path(path: Path) -> Path:
     """Where the provenance of the shape file `path` is."""
     return Path(path).with_suffix(".json")
+
+
+def known_factor(path: Path) -> Optional[int]:
+    """The subsampling of the frames in the shape file `path`, where the provenance beside it says one."""
+    try:
+        options = json.loads(provenance_path(path).read_text(encoding="utf-8"))["options"]
+        factor = options.get("subsampling_factor")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return factor if factor in FACTORS else None
 
 
 def check_output(path: Path) -> None:

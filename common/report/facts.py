@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from common import workloads
 from common.report.collect import Entry
 from common.report.markup import Cell, Column, Table
 from common.results import statistics
@@ -150,7 +151,7 @@ def _facts(entry: Entry) -> List[Tuple[str, str]]:
             f"{settings.get('encoder_dim')} to V = {settings['vocab_size']}" if "vocab_size" in settings else None,
         ),
         ("Dtype", settings.get("dtype")),
-        ("Shapes", _shapes(entry)),
+        ("Shapes", _shapes(entry, settings)),
         ("Seed", settings.get("seed")),
         ("Rounds", f"{entry.row['rounds']} fresh processes" if entry.row["rounds"] else None),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if isinstance(schedule, dict) else None),
@@ -168,9 +169,11 @@ def _batches(settings: Dict[str, Any], batches: Sequence[Dict[str, Any]]) -> str
     return f"{chosen}, {order}; {useful:.0%} of the cells useful"
 
 
-def _shapes(entry: Entry) -> Optional[str]:
+def _shapes(entry: Entry, settings: Dict[str, Any]) -> Optional[str]:
     path, digest = entry.environment.get("shape_file"), entry.environment.get("shape_file_sha256")
-    return f"{Path(str(path)).name} (sha256 {str(digest)[:12]})" if path and digest else None
+    if not path or not digest:
+        return None
+    return ", ".join([f"{Path(str(path)).name} (sha256 {str(digest)[:12]})", *workloads.described(settings)])
 
 
 def _command(command: Any) -> Optional[str]:

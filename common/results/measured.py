@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from common import workloads
 from common.results import records, statistics
 from common.results.profiled import MB, Profiled, profiled, read_windows, trace_files
 
@@ -84,6 +85,8 @@ def _last(jobs: Dict[str, List[Record]], kind: str) -> Optional[Record]:
 def _configuration(header: Record, settings: Record, environment: Record) -> Dict[str, Any]:
     """The settings that make rows comparable; None where they are not known or do not apply."""
     found = {key: settings.get(key) for key in _SETTINGS}
+    if settings:
+        found.update(workloads.comparable(settings))
     found["max_frames" if not settings.get("sort_utterance") else "batch_size"] = None
     if header.get("exact") is not False:
         found["pruned_recipe"] = found["prune_range"] = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from common import workloads
 from common.errors import UserError
 from common.results import records
 from common.results.exports import plain
@@ -25,6 +26,14 @@ _SETTINGS = {
     "vocab_size": "vocabulary",
     "encoder_dim": "joiner dimension",
     "seed": "seed",
+}
+#: Likewise, of common.workloads.
+WORKLOAD = {
+    "subsampling": "subsampling",
+    "token_scale": "token scale",
+    "concatenate": "utterances as one",
+    "frames": "T of every utterance",
+    "tokens": "U of every utterance",
 }
 
 
@@ -80,6 +89,8 @@ class MeasuredRun:
         machine = self.header.get("machine") or {}
         device = environment.get("device") or str(settings.get("device") or "").split(":")[0] or None
         found = {label: settings.get(key) for key, label in _SETTINGS.items()}
+        workload = workloads.comparable(settings)
+        found.update({label: workload[key] for key, label in WORKLOAD.items()})
         found["max frames" if settings.get("sort_utterance") else "batch size"] = settings.get(
             "max_frames" if settings.get("sort_utterance") else "batch_size"
         )

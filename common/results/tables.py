@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from common import workloads
 from common.results.exports import csv_text, json_text, plain
 from common.results.summary import Row, same_configuration
 
@@ -146,6 +147,7 @@ def heading(group: Sequence[Row]) -> str:
     )
     parts = [
         f"{size} ({known.get('batches')} {known.get('num_batches')} batches)",
+        *workloads.described(known),
         f"V {known.get('vocab_size')}",
         f"joiner {known.get('encoder_dim')}",
         str(known.get("dtype")),

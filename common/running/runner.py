@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Set
 
-from common import cli, settings
+from common import cli, settings, workloads
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.implementations import BY_NAME
 from common.report import writing
@@ -66,7 +66,8 @@ def announce(names: Sequence[str], chosen: Settings, quiet: bool) -> None:
         )
     else:
         batches = f"{chosen.num_batches} batches of {chosen.batch_size} utterances ({chosen.batches})"
-    print(f"preset {chosen.preset}: {settings.PRESET_NOTES[chosen.preset]}", file=sys.stderr)
+    batches = ", ".join([batches, *workloads.described(chosen.to_json())])
+    print(f"preset {chosen.preset}: {settings.preset_note(chosen.preset)}", file=sys.stderr)
     print(
         f"measuring {', '.join(names)} on {chosen.device}: {batches}, V {chosen.vocab_size}, "
         f"joiner {chosen.encoder_dim}, {chosen.dtype}, {chosen.rounds} round{'s' * (chosen.rounds != 1)}; "

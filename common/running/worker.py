@@ -66,10 +66,18 @@ class Output:
 
 
 def load_batches(settings: Settings):
-    """(all batches of the shape file, indices of the measured ones)."""
-    from common.data import batching, shapes
+    """(all batches of the shape file's utterances in the lengths of the settings, indices of the measured ones)."""
+    from common.data import batching, shapes, variations
 
-    utterances = shapes.load(Path(settings.shape_file))
+    path = Path(settings.shape_file)
+    utterances = variations.vary(
+        shapes.load(path),
+        subsampling=variations.check_subsampling(path, shapes.known_factor(path), settings.subsampling),
+        token_scale=settings.token_scale,
+        concatenate=settings.concatenate,
+        frames=settings.frames,
+        tokens=settings.tokens,
+    )
     if settings.sort_utterance:
         batches = batching.max_frames(utterances, settings.max_frames)
     else:

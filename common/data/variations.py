@@ -1,0 +1,70 @@
+"""Other lengths from the same utterances: a stronger front end, another vocabulary, long form, or just one T and one U.
+
+Each is a rule on the rows of the shape file, applied once, before batches are made.  Leaves out what no rule on (T, U)
+can know: generate_shape_info.py counts the tokens of a real vocabulary and the frames of a real front end.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+
+from common.data.shapes import LARGEST, subsampled
+from common.errors import UserError
+
+#: Of shape_info.pt, and of any shape file that does not say otherwise.
+SUBSAMPLING = 4
+
+
+def vary(
+    shapes: np.ndarray,
+    *,
+    subsampling: int = SUBSAMPLING,
+    token_scale: float = 1.0,
+    concatenate: int = 1,
+    frames: Optional[int] = None,
+    tokens: Optional[int] = None,
+) -> np.ndarray:
+    """Rows (utterances, 2), columns T and U at x4, as int32 rows of other lengths; the arguments apply in this order:
+
+    concatenate: every `concatenate` rows that follow each other become one, their T and U added up; what is left over
+    at the end becomes a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames, and those go
+    through the front end of shapes.subsampled (as icefall's at x4 and x8: 8 is exactly a third convolution, (T - 1) //
+    2; 6 is ESPnet's, (2 T - 1) // 3); never below 1.  token_scale: U is multiplied and rounded (half to even); text
+    stays text, so U >= 1 gives at least 1.  frames, tokens: this T, this U, for every row.
+
+    With the defaults, the rows as they are.  Raises UserError for an utterance longer than a shape file could hold.
+    """
+    rows = np.asarray(shapes, dtype=np.int64)
+    if concatenate > 1:
+        rows = np.add.reduceat(rows, np.arange(0, len(rows), concatenate), axis=0)
+    T, U = rows.T
+    if subsampling != SUBSAMPLING:
+        T = np.maximum(subsampled(SUBSAMPLING * T + 3, subsampling), 1)
+    if token_scale != 1:
+        U = np.maximum(np.rint(U * token_scale), np.minimum(U, 1))
+    T = T if frames is None else np.full_like(T, frames)
+    U = U if tokens is None else np.full_like(U, tokens)
+    longest = max(T.max(), U.max())
+    if longest > LARGEST:
+        raise UserError(
+            f"an utterance of {longest:.0f} frames or tokens: at most {LARGEST} can be; take a smaller --concatenate, "
+            "--token-scale, --frames or --tokens"
+        )
+    return np.stack([T, U], axis=1).astype(np.int32)
+
+
+def check_subsampling(path: object, known: Optional[int], wanted: int) -> int:
+    """The factor for `vary` where the provenance of the shape file `path` says `known` (None: nothing).
+
+    A file of another factor than 4 can be used as it is, never be turned into a third: UserError.
+    """
+    if known in (None, SUBSAMPLING):
+        return wanted
+    if wanted in (known, SUBSAMPLING):
+        return SUBSAMPLING
+    raise UserError(
+        f"--subsampling {wanted}: the frames of {path} are at x{known} already, as the file beside it says; "
+        "make one with generate_shape_info.py --subsampling-factor 4 or leave the flag out"
+    )

@@ -1,0 +1,166 @@
+"""Other lengths from the same utterances: the rules by hand, and that what differs in them is never compared."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from commands import assert_user_error, run
+from fixtures_runs import write_run
+
+from common import settings, workloads
+from common.data import shapes, variations
+from common.errors import UserError
+from common.results import run_pairs, summary, tables
+from common.running import worker
+
+ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
+
+
+def vary(**options):
+    return variations.vary(ROWS, **options).tolist()
+
+
+def test_the_defaults_change_nothing():
+    assert vary() == ROWS.tolist() and variations.vary(ROWS).dtype == np.int32
+
+
+def test_frames_of_other_front_ends_by_hand():
+    # x8 is a third convolution (T - 1) // 2, x6 is (2 T - 1) // 3, and no utterance is left without a frame
+    assert vary(subsampling=8) == [[175, 60], [1, 0], [4, 1], [16, 3], [3, 5]]
+    assert vary(subsampling=6) == [[234, 60], [1, 0], [6, 1], [21, 3], [4, 5]]
+
+
+def test_frames_agree_with_the_front_ends_themselves():
+    """From feature frames to x4 to x8 is from feature frames to x8; to x6 it is one frame less at most."""
+    frames = np.arange(100, 3000)
+    at_4 = np.stack([shapes.subsampled(frames, 4), np.ones_like(frames)], axis=1)
+    assert np.array_equal(variations.vary(at_4, subsampling=8)[:, 0], shapes.subsampled(frames, 8))
+    missing = shapes.subsampled(frames, 6) - variations.vary(at_4, subsampling=6)[:, 0]
+    assert set(missing.tolist()) == {0, 1} and missing.mean() < 0.4
+
+
+def test_tokens_are_scaled_and_rounded_and_text_stays_text():
+    assert [row[1] for row in vary(token_scale=0.5)] == [30, 0, 1, 2, 2]  # 0.5 would be none, 1.5 is 2, 2.5 is 2
+    assert [row[1] for row in vary(token_scale=2.66)] == [160, 0, 3, 8, 13]
+
+
+def test_utterances_in_a_row_become_one_and_the_rest_is_kept():
+    assert vary(concatenate=2) == [[353, 60], [43, 4], [7, 5]]
+    assert vary(concatenate=100) == [[403, 69]]
+    assert vary(concatenate=2, subsampling=8, token_scale=0.5) == [[176, 30], [21, 2], [3, 2]]
+
+
+def test_one_length_for_all():
+    assert vary(frames=9) == [[9, 60], [9, 0], [9, 1], [9, 3], [9, 5]]
+    assert vary(tokens=0, frames=3, subsampling=8, token_scale=3) == [[3, 0]] * 5
+
+
+def test_lengths_that_no_shape_file_could_hold():
+    for option in ({"frames": 2**31}, {"token_scale": 1e9}):
+        with pytest.raises(UserError, match="--concatenate"):
+            vary(**option)
+
+
+def load_batches(path, **flags):
+    chosen = settings.resolve({"shape_file": str(path), "preset": "quick", **flags}, "cpu")
+    batches, selected = worker.load_batches(chosen)
+    return [batches[index].tolist() for index in selected]
+
+
+def test_batches_are_made_of_the_lengths_asked_for(tiny_shapes):
+    assert load_batches(tiny_shapes) == [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]
+    assert load_batches(tiny_shapes, concatenate=2, token_scale=2.0) == [[[27, 10], [39, 18]], [[51, 26], [63, 34]]]
+    assert load_batches(tiny_shapes, subsampling=8, tokens=1) == [[[5, 1], [7, 1]], [[8, 1], [10, 1]]]
+    assert load_batches(tiny_shapes, sort_utterance=True, batches="first", frames=600, num_batches=1) == [[[600, 13]]]
+
+
+def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
+    shapes.provenance_path(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
+    as_it_is = [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]
+    assert load_batches(tiny_shapes) == load_batches(tiny_shapes, subsampling=8) == as_it_is
+    with pytest.raises(UserError, match="at x8 already"):
+        load_batches(tiny_shapes, subsampling=6)
+    for text in ("[]", "{", '{"options": {}}', '{"options": null}', '{"options": {"subsampling_factor": [8]}}'):
+        shapes.provenance_path(tiny_shapes).write_text(text)
+        assert shapes.known_factor(tiny_shapes) is None
+
+
+@pytest.mark.parametrize(
+    "text, device, preset, expected",
+    [
+        (None, "cpu", "cpu", {"vocab_size": 500, "batch_size": 2, "subsampling": 4}),
+        ("bpe500", "cuda", "seed", {"vocab_size": 500, "batch_size": 30}),
+        ("quick,bpe500", "cpu", "quick", {"vocab_size": 50}),
+        ("chars", "cpu", "cpu,chars", {"vocab_size": 30, "token_scale": 2.66, "batch_size": 2}),
+        ("chars, seed", "cpu", "seed,chars", {"vocab_size": 30, "batch_size": 30}),
+        ("quick,bpe4096-x8", "cpu", "quick,bpe4096-x8", {"vocab_size": 4096, "encoder_dim": 32, "subsampling": 8}),
+        ("long-form", "cuda:1", "seed,long-form", {"concatenate": 4, "batch_size": 8}),
+        ("cpu,long-form", "cpu", "cpu,long-form", {"concatenate": 4, "batch_size": 1}),
+    ],
+)
+def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
+    chosen = settings.resolve({"preset": text}, device)
+    assert chosen.preset == preset
+    assert {key: getattr(chosen, key) for key in expected} == expected
+    assert settings.resolve({"preset": preset}, device) == chosen
+    assert settings.preset_note(preset)
+
+
+def test_flags_win_over_both_presets():
+    chosen = settings.resolve({"preset": "quick,chars", "vocab_size": 7, "token_scale": 1.5, "batch_size": 3}, "cpu")
+    assert (chosen.vocab_size, chosen.token_scale, chosen.batch_size) == (7, 1.5, 3)
+
+
+@pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,cpu", "cpu,", ""])
+def test_other_presets_are_refused(text):
+    with pytest.raises(UserError, match="bpe4096-x8"):
+        settings.preset_parts(text)
+
+
+def test_bad_flags_in_one_line():
+    assert_user_error(run("benchmark_torchaudio.py", "--preset", "cpu,words"), "--preset", "cpu,words", "chars")
+    assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
+
+
+OTHERS = {"subsampling": 8, "token_scale": 2.66, "concatenate": 4, "frames": 100, "tokens": 0}
+
+
+def test_every_workload_setting_has_words_and_decides_what_is_compared():
+    assert set(OTHERS) == set(workloads.DEFAULTS) == set(run_pairs.WORKLOAD)
+    assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
+    assert workloads.described(workloads.comparable({})) == []
+    assert workloads.described(OTHERS) == ["x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0"]
+
+
+@pytest.mark.parametrize("key", sorted(OTHERS))
+def test_rows_of_other_lengths_never_share_a_group(key, tmp_path):
+    """A run from before these settings counts as one with the defaults."""
+    write_run(tmp_path / "a", "torchaudio")
+    write_run(tmp_path / "b", "k2", **workloads.DEFAULTS)
+    write_run(tmp_path / "c", "k2", **{**workloads.DEFAULTS, key: OTHERS[key]})
+    groups = tables.groups(summary.rows([tmp_path]))
+    assert sorted(sorted(row["log_dir"][-1] for row in group) for group in groups) == [["a", "b"], ["c"]]
+    words = workloads.described({key: OTHERS[key]})[0]
+    assert [words in tables.heading(group) for group in groups] == [len(group) == 1 for group in groups]
+
+    old, same, other = (run_pairs.read_runs(tmp_path / name)[0] for name in "abc")
+    assert run_pairs.differences(old, same) == []
+    assert run_pairs.differences(old, other) == run_pairs.differences(same, other) != []
+
+
+def test_a_workload_end_to_end(tiny_shapes, tmp_path):
+    done = run(
+        "benchmark_torchaudio.py",
+        *("--in-place", "--preset", "quick,chars", "--max-seconds", "0.05", "--passes", "timing", "--scope", "loss"),
+        *("--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2.66 x tokens, V 30" in done.stdout and "preset quick,chars" in done.stderr
+    (row,) = summary.rows([tmp_path / "log"])
+    # U 2 3 | 4 5 become 5 8 | 11 13
+    assert (row["useful_cells"], row["padded_cells"]) == (
+        12 * 6 + 15 * 9 + 18 * 12 + 21 * 14,
+        2 * 15 * 9 + 2 * 21 * 14,
+    )
