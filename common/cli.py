@@ -247,6 +247,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ),
     )
 
+    group.add_argument(
+        "--limits",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        default=True,
+        help=(
+            "measure the device's copy bandwidth and matrix rate before the first round, which '%% of limit' needs; a "
+            "few seconds for the whole run. Default: true"
+        ),
+    )
+
     group = parser.add_argument_group("trace (torch.profiler, for TensorBoard)")
     group.add_argument(
         "--schedule",

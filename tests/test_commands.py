@@ -52,6 +52,10 @@ def test_a_run_from_start_to_end(flags, log):
         assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
         assert any(s["warmup"] for s in samples)
         assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
+        (limits,) = [r for r in kept if r["record"] == "limits"]
+        best = [min(line["ns"]) for line in limits["copies"] + limits["products"]]
+        assert len(best) >= 3 and all(best) and limits["reason"] == ""
+        assert limits["copies"][0]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
     one, other = (records.run_header(records.read(log / f"{name}-2")) for name in rows)
     assert one["run_id"] == other["run_id"] and one["machine"]["cores"] >= 1
 

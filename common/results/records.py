@@ -25,6 +25,11 @@ memory       job, scope, batch, device_allocated_bytes, device_reserved_bytes (C
 trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder, .json or .json.gz),
              key_averages (names), profiler ({record_shapes, with_stack, profile_memory}), memory_snapshot (file name
              or null), warnings (lines for the user)
+limits       no job; at least one in each run that was timed, before its first round, the same record in all
+             implementations of the run: torch, device, device_name, threads, dtype, tf32 (bool: might CUDA use it; null
+             on a CPU), cache_bytes (of all last-level caches, or null), copies (list of {buffer_bytes, ns}: bytes of
+             one of the two buffers, ns of each copy of one to the other), products (list of {n, ns}: n x n matrices of
+             the dtype), foreign_cpu (see sample), reason (why a list is empty, else "")
 status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"), pass, round (or null),
              status (ok | oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the
              job failed, stderr_tail (its last lines)

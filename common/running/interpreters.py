@@ -13,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence
+from typing import List, Mapping, Optional, Sequence, Tuple
 
 from common.errors import UserError
 from common.implementations import Implementation
@@ -50,6 +50,23 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     if _here(implementation):
         return Choice(here)
     return Choice(None, environments.reason(implementation.environment))
+
+
+def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
+    """The first name in `pythons` whose Python has the newest torch; None without any.  Torch is not imported."""
+    distinct = list(dict.fromkeys(pythons.values()))
+    versions = {python: _torch_version(python) if len(distinct) > 1 else () for python in distinct}
+    return max(pythons, key=lambda name: versions[pythons[name]], default=None)
+
+
+def _torch_version(python: Path) -> Tuple[int, ...]:
+    """(2, 11, 0); () where there is none."""
+    code = "from importlib.metadata import version; print(version('torch'))"
+    try:
+        answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(int(part) for part in answer.strip().partition("+")[0].split(".") if part.isdigit())
 
 
 def continue_in(environment: str) -> None:

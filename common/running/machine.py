@@ -50,6 +50,27 @@ def describe() -> Dict[str, Any]:
     }
 
 
+def free_bytes() -> Optional[int]:
+    """Memory that programs could take now; None where the system does not tell."""
+    free = _field("/proc/meminfo", "MemAvailable")
+    return int(free.split()[0]) * 1024 if free else None
+
+
+def cache_bytes() -> Optional[int]:
+    """All last-level caches of this machine together; None where the system does not tell."""
+    caches: Dict[str, Tuple[int, int]] = {}  # CPUs that share it -> level, bytes
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        try:
+            cpus, level, size = ((folder / name).read_text().strip() for name in ("shared_cpu_list", "level", "size"))
+            found = (int(level), int(size.rstrip("KMG")) * units.get(size[-1], 1))
+        except (OSError, ValueError, IndexError):
+            continue
+        caches[cpus] = max(caches.get(cpus, found), found)
+    last = max((level for level, _ in caches.values()), default=None)
+    return None if last is None else sum(size for level, size in caches.values() if level == last)
+
+
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     """(revision, are there uncommitted changes?) of the checkout, or (None, None) outside one."""
     try:

@@ -191,6 +191,8 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, scratch:
             _say(f"{f'round {number} of {flags.rounds}' if number else passes}: {names[side]}")
             log = scratch / str(side) / str(number)
             own = ["--passes", passes, "--rounds", "1", "--log-dir", str(log), "--quiet"]
+            if (trees[side] / "common" / "passes" / "limits.py").is_file():  # the device's, not the revision's
+                own += ["--limits", "false"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *flags.given, *own]
             done = subprocess.run(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment(scratch)

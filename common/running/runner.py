@@ -30,7 +30,8 @@ CANNOT_RUN = ("missing", "unsupported")
 
 @dataclass(frozen=True)
 class Job:
-    """One process to start.  `name` as in the records: "correctness", "timing-1", ..., "memory", "trace"."""
+    """One process to start.  `name` as in the records: "correctness", "timing-1", ..., "memory", "trace"; "limits", of
+    the device, has the implementation in whose Python it runs."""
 
     implementation: str
     pass_name: str
@@ -83,17 +84,24 @@ def run_jobs(
     chosen: Settings,
     timeout: float,
     quiet: bool,
+    with_limits: bool = True,
 ) -> bool:
-    """Run what is not done yet.  Returns False when the user interrupted.
+    """Run what is not done yet, and `with_limits` the limits job before the first timing job of these.  Returns False
+    when the user interrupted.
 
     After a job that is not ok the later ones of that implementation are skipped.   A user error of a worker (a broken
     shape file, say) concerns every row and ends the run.
     """
     warned: Set[str] = set()
     pending = [job for job in jobs if not run_of[job.implementation].is_done(job.name)]
-    with Progress(len(pending), quiet) as progress:
+    with_limits = with_limits and any(job.pass_name == "timing" for job in pending)
+    with Progress(len(pending) + with_limits, quiet) as progress:
         for job in pending:
             run = run_of[job.implementation]
+            if with_limits and job.pass_name == "timing" and not run.failed:
+                with_limits = False
+                if not measure_limits(run_of, python_of, chosen, timeout, progress):
+                    return False
             if run.failed:
                 progress.skip()
                 continue
@@ -110,6 +118,39 @@ def run_jobs(
                 run.add(produced)
                 warn(produced, warned)
             progress.done(f"{job.implementation} {job.name}", run.last_status)
+    return True
+
+
+def measure_limits(
+    run_of: Dict[str, Run],
+    python_of: Dict[str, interpreters.Choice],
+    chosen: Settings,
+    timeout: float,
+    progress: Progress,
+) -> bool:
+    """Measure what the device does at best, in the newest torch of the run, and add the ``limits`` record to every run
+    that goes on.  It fails nothing: without it there is no "% of limit".  Returns False when the user interrupted.
+    """
+    pythons = {name: choice.python for name, choice in python_of.items() if choice.python and not run_of[name].failed}
+    name = interpreters.with_newest_torch(pythons)
+    if name is None:
+        progress.skip()
+        return True
+    job = Job(name, "limits")
+    progress.start(job.name)
+    try:
+        *produced, status = processes.execute(job, pythons[name], run_of[name].folder, chosen, timeout, progress.note)
+    except processes.Interrupted:
+        return False
+    found = [record for record in produced if record["record"] == "limits"]
+    if not found:
+        reason = f"{status['status']}: {status['reason']}"
+        found = [{"record": "limits", "copies": [], "products": [], "reason": reason}]
+    for record in found:
+        record.pop("job", None)  # of no implementation
+    for other in pythons:
+        run_of[other].add(found)
+    progress.done(job.name, status)
     return True
 
 
@@ -145,7 +186,9 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool =
     announce(names, chosen, arguments.quiet)
     interrupted = False
     try:
-        interrupted = not run_jobs(plan(names, chosen), run_of, choices, chosen, arguments.timeout, arguments.quiet)
+        interrupted = not run_jobs(
+            plan(names, chosen), run_of, choices, chosen, arguments.timeout, arguments.quiet, arguments.limits
+        )
     except KeyboardInterrupt:  # between two jobs
         interrupted = True
     except UserError:

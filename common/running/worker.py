@@ -85,8 +85,8 @@ def load_batches(settings: Settings):
     return batches, batching.select(batches, settings.batches, settings.num_batches, settings.seed)
 
 
-def prepare(settings: Settings, script: str) -> Context:
-    """Everything a pass needs.  Raises NotRunnable or UserError."""
+def set_up_torch(settings: Settings) -> Any:
+    """Threads, denormals and device as the run has them; returns the torch.device.  Raises NotRunnable."""
     try:
         import torch
     except ImportError as error:
@@ -104,6 +104,14 @@ def prepare(settings: Settings, script: str) -> Context:
             raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
+    return device
+
+
+def prepare(settings: Settings, script: str) -> Context:
+    """Everything a pass needs.  Raises NotRunnable or UserError."""
+    device = set_up_torch(settings)
+    import torch
+
     dtype = getattr(torch, settings.dtype)
     adapter = importlib.import_module(script).ADAPTER(settings)
     adapter.load(device.type)
@@ -176,8 +184,16 @@ def status_of(error: BaseException) -> str:
 
 def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
     """Run the job and return status and reason."""
+    settings = Settings.from_json(job["settings"])
     try:
-        context = prepare(Settings.from_json(job["settings"]), job["script"])
+        if job["pass"] == "limits":  # of the device alone: no loss, no batches
+            device = set_up_torch(settings)
+            from common.passes import limits
+
+            for record in limits.run(settings, device):
+                output.write(record)
+            return {"status": "ok", "reason": ""}
+        context = prepare(settings, job["script"])
         output.write(environment(context))
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)

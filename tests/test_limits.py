@@ -1,0 +1,91 @@
+"""What a device does at best: how it is measured, with a fake clock, and that a run goes on without it."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from common import settings
+from common.passes import limits
+from common.results import records
+from common.running import interpreters, machine, runner, runs
+from common.running.progress import Progress
+
+CPU = torch.device("cpu")
+MS = 1_000_000
+
+
+class FakeClock:
+    """Every span it is asked for lasts as long as the next of `durations`, in ns, and the last one from then on."""
+
+    def __init__(self, *durations):
+        self.durations = list(durations)
+
+    def synchronize(self):
+        pass
+
+    def mark(self):
+        return None
+
+    def between(self, begin, end):
+        return self.durations.pop(0) if len(self.durations) > 1 else self.durations[0]
+
+
+def test_repeats_fill_their_time_and_the_first_does_not_count():
+    done = []
+    assert limits.repeated(lambda: done.append(0), FakeClock(100 * MS), 0.35) == [100 * MS] * 4
+    assert len(done) == 5
+    assert limits.repeated(lambda: None, FakeClock(9000 * MS), 0.35) == [9000 * MS] * limits.FEWEST
+    assert limits.repeated(lambda: None, FakeClock(1), 0.35) == [1] * limits.MOST
+
+
+def test_products_grow_until_the_next_would_take_too_long():
+    fast_then_slow = FakeClock(*[MS] * limits.MOST, 60 * MS)
+    found = list(limits.products(CPU, torch.float32, fast_then_slow, 0.4))
+    assert [line["n"] for line in found] == [256, 512]  # the next: 8 x 60 ms
+    assert found[0]["ns"] == [MS] * limits.MOST and found[1]["ns"] == [60 * MS] * 7
+
+
+def test_buffers_are_far_larger_than_caches_and_leave_memory_to_others():
+    sizes = [line["buffer_bytes"] for line in limits.copies(CPU, FakeClock(MS), 0.001)]
+    assert sizes[1] == 2 * sizes[0]
+    assert 2 * sizes[1] <= machine.free_bytes() / 2
+    assert sizes[0] >= 4 * (machine.cache_bytes() or 0) or 8 * sizes[1] >= 0.8 * machine.free_bytes()
+
+
+def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
+    monkeypatch.setattr(limits, "SIZES", (-1,))
+    chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
+    (record,) = limits.run(chosen, CPU)
+    assert record["products"] == [] and record["reason"].startswith("products: ")
+    assert len(record["copies"]) == 2 and record["threads"] == torch.get_num_threads()
+
+
+def test_the_newest_torch_is_found_without_importing_it(tmp_path):
+    pythons = {}
+    for name, version in (("k2", "1.13.1+cu117"), ("a", "2.11.0"), ("b", "2.9.1"), ("none", "")):
+        pythons[name] = tmp_path / name
+        pythons[name].write_text(f"#!/bin/sh\necho {version}\n")
+        pythons[name].chmod(pythons[name].stat().st_mode | stat.S_IXUSR)
+    assert interpreters.with_newest_torch(pythons) == "a"
+    assert interpreters.with_newest_torch({"gone": tmp_path / "gone"}) == "gone"  # alone, it is not even asked
+    assert interpreters.with_newest_torch({}) is None
+    here = interpreters.with_newest_torch({"none": pythons["none"], "here": Path(sys.executable)})
+    assert here == "here"
+
+
+@pytest.mark.parametrize("python, reason", [(Path("/bin/false"), "error: ended with exit code 1")])
+def test_a_run_goes_on_where_nothing_could_be_measured(tmp_path, python, reason):
+    chosen = settings.resolve({"preset": "quick"}, "cpu")
+    run_of = runs.open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False)
+    choices = {name: interpreters.Choice(python) for name in run_of}
+    with Progress(1, quiet=True) as progress:
+        assert runner.measure_limits(run_of, choices, chosen, 60, progress)
+    for run in run_of.values():
+        (_, record) = records.read(run.folder)
+        assert record["record"] == "limits" and record["reason"].startswith(reason)
+        assert not run.failed and "job" not in record
