@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from common import workloads
 from common.errors import UserError
@@ -162,12 +162,16 @@ def preset_note(preset: str) -> str:
     return "; ".join(notes + ([] if workload == workloads.DEFAULT else [workloads.NOTES[workload]]))
 
 
+def with_correctness(passes: Sequence[str]) -> Tuple[str, ...]:
+    """The passes in their order; correctness is always among them: no time without it."""
+    return tuple(name for name in PASSES if name == "correctness" or name in passes)
+
+
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
     """Settings from the flags that were `given` (absent or None: not given), the workload, the size preset and the
     defaults, in this order.
 
     `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu" on a CPU unless given.
-    The correctness pass is always among the passes: no time without it.
     Raises UserError for a setting that this device has no use for.
     """
     size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
@@ -177,7 +181,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     values.update({key: value[size] if isinstance(value, dict) else value for key, value in own.items()})
     values.update({key: value for key, value in given.items() if value is not None})
     values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
-    values["passes"] = tuple(name for name in PASSES if name == "correctness" or name in values["passes"])
+    values["passes"] = with_correctness(values["passes"])
     if values["batches"] is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first"
     if values["memory_snapshot"] and device == "cpu":

@@ -88,8 +88,10 @@ def test_two_revisions_in_alternation_and_nothing_is_left_behind(repository, tin
     ]
     assert not (repository / ".build" / "revisions").exists()
 
-    kept = [line["job"] for line in records.read(keep / "new" / "torchaudio-2") if line["record"] == "status"]
-    assert [job for job in kept if job != "correctness"] == ["memory", "timing-1", "timing-2", "timing-3"]
+    header, *lines = records.read(keep / "new" / "torchaudio-2")
+    kept = [line["job"] for line in lines if line["record"] == "status"]
+    assert kept == ["correctness", "memory", "timing-1", "timing-2", "timing-3"]
+    assert header["settings"]["passes"] == ["correctness", "timing", "memory"] and header["settings"]["rounds"] == 3
     again = compare(repository, keep / "baseline", keep / "new", "--format", "json")
     assert json.loads(again.stdout)[0]["time"] == row["time"]
     compare(repository, *revisions, code=2)  # the folder holds an earlier comparison

@@ -2,8 +2,8 @@
 
 The work trees are in .build/revisions and are removed at the end; the user's files, index and branches are not touched.
 They share this checkout's environments and compiled extensions through links, so a revision that locks other packages
-is refused.  The rounds of a revision are merged into one run per implementation; both revisions' runs carry one run_id,
-since their rounds belong together.
+is refused.  Correctness and memory are measured once per revision; then each round continues (--resume) the runs of
+its revision by one.  Both revisions' runs carry one run_id in the end, since their rounds belong together.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from common import cli, flag_types
 from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from common.implementations import BY_NAME
 from common.results import records
+from common.settings import with_correctness
 from common.setup import environments
 from common.setup.locks import locked
 
@@ -31,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / ".build"
 WORKTREE = "WORKTREE"
 DEFAULT_ROUNDS = 10
-_PASSES_BEFORE = ("correctness", "memory")
+_PASSES = ("timing", "memory")
 _SHARED = (".venv", ".build")
 
 
@@ -60,9 +61,9 @@ def measure(baseline: str, new: str, flags: Sequence[str], log_dir: Optional[Pat
                 _check(tree, name, chosen)
             kept = _results_folders(log_dir, names)
             try:
-                _run_all(trees, names, chosen, Path(scratch))
+                _run_all(trees, names, chosen, kept, Path(scratch))
             finally:  # what was measured before Ctrl-C is kept
-                _merge(Path(scratch), kept, chosen)
+                _finish(kept, chosen)
     _say(f"results are in {kept[0]} and {kept[1]}")
     return kept
 
@@ -78,7 +79,7 @@ def _parsed(flags: Sequence[str]) -> Flags:
         if any(word == flag or word.startswith(f"{flag}=") for word in flags):
             raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
     names = tuple(name for name in parsed.only if name not in parsed.skip)
-    passes = tuple(name for name in parsed.passes or (*_PASSES_BEFORE, "timing") if name != "trace")
+    passes = tuple(name for name in with_correctness(parsed.passes or _PASSES) if name != "trace")
     return Flags(tuple(flags), parsed.rounds or DEFAULT_ROUNDS, passes, names, parsed.in_place)
 
 
@@ -182,15 +183,17 @@ def _check(tree: Path, name: str, flags: Flags) -> None:
             )
 
 
-def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, scratch: Path) -> None:
-    """Fill scratch/<side>/<round> with log folders; side 0 is the baseline, round 0 the passes other than timing."""
+def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Sequence[Path], scratch: Path) -> None:
+    """Fill the log folders `kept`: the passes other than timing, then one timing round after the other."""
     before = ",".join(name for name in flags.passes if name != "timing")
-    rounds = range(1, flags.rounds + 1) if "timing" in flags.passes else ()
-    for number, passes in [*([(0, before)] if before else []), *((number, "timing") for number in rounds)]:
+    for number in range(flags.rounds + 1 if "timing" in flags.passes else 1):
         for side in (0, 1) if number % 2 else (1, 0):
-            _say(f"{f'round {number} of {flags.rounds}' if number else passes}: {names[side]}")
-            log = scratch / str(side) / str(number)
-            own = ["--passes", passes, "--rounds", "1", "--log-dir", str(log), "--quiet"]
+            _say(f"{f'round {number} of {flags.rounds}' if number else before}: {names[side]}")
+            plan = ["--passes", before, "--rounds", "1"]
+            if number:
+                _change(kept[side], flags.passes, number)
+                plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
+            own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
             if (trees[side] / "common" / "passes" / "limits.py").is_file():  # the device's, not the revision's
                 own += ["--limits", "false"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *flags.given, *own]
@@ -199,7 +202,7 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, scratch:
             )
             if done.returncode == EXIT_INTERRUPTED:
                 raise KeyboardInterrupt
-            if done.returncode == EXIT_USAGE or not list(log.glob(f"*/{records.FILE_NAME}")):
+            if done.returncode == EXIT_USAGE or not list(kept[side].glob(f"*/{records.FILE_NAME}")):
                 last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
                 raise UserError(f"--rev {names[side]}: {last}")
 
@@ -216,28 +219,22 @@ def _environment(scratch: Path) -> Dict[str, str]:
     }
 
 
-def _merge(scratch: Path, kept: Sequence[Path], flags: Flags) -> None:
-    """One run per implementation out of one per round: timing-1 of the third round becomes timing-3."""
+def _change(log: Path, passes: Sequence[str], rounds: int, **more: str) -> None:
+    """Say in the runs in `log` that they have these passes and so many timing rounds: what is missing is resumed."""
+    for path in log.glob(f"*/{records.FILE_NAME}"):
+        header, *lines = records.read(path)
+        settings = {**header["settings"], "passes": list(passes), "rounds": rounds}
+        records.write(path.parent, [{**header, **more, "settings": settings}, *lines])
+
+
+def _finish(kept: Sequence[Path], flags: Flags) -> None:
+    """What was measured becomes one run with two sides; a folder without results goes."""
     run_id = uuid.uuid4().hex[:12]
-    for number, folder in enumerate(kept):
-        merged: Dict[str, List[records.Record]] = {}
-        for log in sorted((scratch / str(number)).glob("*"), key=lambda log: int(log.name)):
-            for path in sorted(log.glob(f"*/{records.FILE_NAME}")):
-                header, *lines = records.read(path)
-                settings = {**header["settings"], "rounds": flags.rounds, "passes": list(flags.passes)}
-                start = [{**header, "run_id": run_id, "settings": settings}]
-                merged.setdefault(path.parent.name, start).extend(_renumbered(line, int(log.name)) for line in lines)
-        for name, lines in merged.items():
-            records.write(folder / name, lines)
+    for log in kept:
+        _change(log, flags.passes, flags.rounds, run_id=run_id)
     for folder in [*kept, kept[0].parent]:
         with suppress(OSError):  # goes only when it is empty
             folder.rmdir()
-
-
-def _renumbered(line: records.Record, number: int) -> records.Record:
-    if line.get("job") != "timing-1":
-        return line
-    return {**line, "job": f"timing-{number}", **({"round": number} if "round" in line else {})}
 
 
 def _say(line: str) -> None:
