@@ -92,7 +92,21 @@ def test_cells_are_t_times_u_plus_one():
         "U_max": 1,
         "useful_cells": 17,
         "padded_cells": 36,
+        "frames": 13,
+        "tokens": 1,
+        "one_symbol_cells": (8 - 1) + 9,
     }
+    assert batches.describe(0, prune_range=1)["pruned_cells"] == 4 + 9
+    assert batches.describe(1, prune_range=5)["pruned_cells"] == 2 * 5
+    assert batches.describe(1, prune_range=9)["pruned_cells"] == 12
+    assert batches.describe(1)["one_symbol_cells"] == 0  # no path: five symbols in two frames
+
+
+@pytest.mark.parametrize("T, U", [(1, 0), (1, 1), (5, 2), (6, 6), (9, 1)])
+def test_one_symbol_cells_are_those_that_a_path_meets(T, U):
+    """Every frame takes one step, with a symbol or without, from (0, 0) to (T, U)."""
+    met = {(t, u) for t in range(T) for u in range(U + 1) if u <= t and U - u <= T - t}
+    assert batching.fixed_size(rows((T, U)), 1).describe(0)["one_symbol_cells"] == len(met)
 
 
 @pytest.mark.parametrize("make", [lambda s: batching.fixed_size(s, 7), lambda s: batching.max_frames(s, 900)])

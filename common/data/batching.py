@@ -47,9 +47,13 @@ class Batches:
         description = self.describe(index)
         return description["useful_cells"], description["padded_cells"]
 
-    def describe(self, index: int) -> Dict[str, Any]:
-        """Batch `index` as the ``environment`` record of common.results.records lists it."""
+    def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, Any]:
+        """Batch `index` as the ``environment`` record of common.results.records lists it; with the cells that are left
+        of `prune_range` symbols per frame where it is given."""
         frames, tokens = self[index].astype(np.int64).T
+        pruned = (
+            {} if prune_range is None else {"pruned_cells": int((frames * np.minimum(tokens + 1, prune_range)).sum())}
+        )
         return {
             "index": range(len(self))[index],
             "N": len(frames),
@@ -57,6 +61,10 @@ class Batches:
             "U_max": int(tokens.max()),
             "useful_cells": int((frames * (tokens + 1)).sum()),
             "padded_cells": len(frames) * int(frames.max()) * (int(tokens.max()) + 1),
+            "frames": int(frames.sum()),
+            "tokens": int(tokens.sum()),
+            "one_symbol_cells": int(np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()),
+            **pruned,
         }
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:

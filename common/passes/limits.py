@@ -15,7 +15,7 @@ import torch
 
 from common.passes.timing import Clock
 from common.running import machine
-from common.running.machine import ForeignLoad
+from common.running.machine import ForeignLoad, busy_flags
 from common.settings import Settings
 
 MIB = 2**20
@@ -99,6 +99,7 @@ def run(settings: Settings, device: torch.device) -> Iterator[Dict[str, Any]]:
                 found[kind] = list(measured)
         except RuntimeError as error:
             reasons.append(f"{kind}: {str(error).strip().splitlines()[0]}")
+    foreign = load.share()
     yield {
         "record": "limits",
         "torch": torch.__version__,
@@ -109,6 +110,7 @@ def run(settings: Settings, device: torch.device) -> Iterator[Dict[str, Any]]:
         "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
         "cache_bytes": cache_bytes(device),
         **found,
-        "foreign_cpu": load.share(),
+        "foreign_cpu": foreign,
+        "flags": busy_flags(foreign),
         "reason": "; ".join(reasons),
     }

@@ -16,7 +16,7 @@ import torch
 from common.losses import work
 from common.losses.stages import observed_by
 from common.passes import stopping
-from common.running.machine import BUSY_SHARE, ForeignLoad
+from common.running.machine import ForeignLoad, busy_flags
 
 
 class Clock:
@@ -91,8 +91,7 @@ class LoadedSamples:
     def flush(self) -> Iterator[Dict[str, Any]]:
         share = self.load.share()
         for sample in self.waiting:
-            flags = ["busy"] if share is not None and share > BUSY_SHARE else []
-            yield {**sample, "foreign_cpu": share, "flags": flags}
+            yield {**sample, "foreign_cpu": share, "flags": busy_flags(share)}
         self.waiting = []
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common import workloads
-from common.results import records, statistics
+from common.results import floor, records, statistics
 from common.results.profiled import MB, Profiled, profiled, read_windows, trace_files
 
 Row = Dict[str, Any]
@@ -57,6 +57,7 @@ def fill(row: Row, found: List[Record], folder: Path) -> None:
     ]
     _timing(row, samples)
     _batches(row, environment)
+    floor.fill(row, [line for line in found if line["record"] == "limits"], environment, settings, samples)
     _memory(row, [line for lines in ended_well.values() for line in lines if line["record"] == "memory"])
     _correctness(row, _last(jobs, "correctness"))
     numbers = _traces(row, _last(jobs, "trace"), folder)
@@ -134,6 +135,7 @@ def _timing(row: Row, samples: List[Record]) -> None:
             by_round.setdefault(sample["round"], []).append(sample["total_wall_ns"] / 1e6)
             for stage, duration in (sample.get("stages") or {}).items():
                 stages.setdefault(scope, {}).setdefault(str(stage), []).append(duration / 1e6)
+        row["round_medians_ms"][scope] = _round_medians(mine)
         row[f"{scope}_ms"] = statistics.describe([value for values in by_round.values() for value in values])
         interval = statistics.interval_of_rounds(by_round)
         row[f"{scope}_ms_interval"] = list(interval) if interval else None
@@ -149,6 +151,18 @@ def _timing(row: Row, samples: List[Record]) -> None:
     row["flagged_samples"] = sum(bool(sample.get("flags")) for sample in samples)
     if row["flagged_samples"]:
         row["notes"].append(f"{row['flagged_samples']} of {row['samples']} samples ran beside other load")
+
+
+def _round_medians(samples: List[Record]) -> Dict[str, Dict[str, float]]:
+    """round -> batch -> median; text, as JSON keeps keys.  Times that no clock gave are left out."""
+    found: Dict[str, Dict[str, List[float]]] = {}
+    for sample in samples:
+        if sample["total_wall_ns"] > 0:
+            batches = found.setdefault(str(sample["round"]), {})
+            batches.setdefault(str(sample["batch"]), []).append(sample["total_wall_ns"] / 1e6)
+    return {
+        name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in found.items()
+    }
 
 
 def _milliseconds(samples: List[Record], key: str) -> List[float]:

@@ -10,8 +10,10 @@ run          always the first line: schema (1), run_id (shared by the implementa
              memory_bytes, os, python)
 environment  once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
              threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max, useful_cells,
-             padded_cells}: index into the batches of the shape file; cells are T * (U + 1)), warnings (lines for the
-             user)
+             padded_cells, frames, tokens, one_symbol_cells, pruned_cells}: index into the batches of the shape file;
+             cells are T * (U + 1), frames and tokens the sums of T and of U, one_symbol_cells those that a path with at
+             most one symbol a frame can meet, pruned_cells T * min(S, U + 1) for the run's prune range S; older runs
+             have none of the last four), warnings (lines for the user)
 correctness  job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss with
              its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
              loss to the exact one at the configured range; null for exact losses), note
@@ -29,7 +31,8 @@ limits       no job; at least one in each run that was timed, before its first r
              implementations of the run: torch, device, device_name, threads, dtype, tf32 (bool: might CUDA use it; null
              on a CPU), cache_bytes (of all last-level caches, or null), copies (list of {buffer_bytes, ns}: bytes of
              one of the two buffers, ns of each copy of one to the other), products (list of {n, ns}: n x n matrices of
-             the dtype), foreign_cpu (see sample), reason (why a list is empty, else "")
+             the dtype), foreign_cpu and flags (see sample), reason (why a list is empty,
+             else "")
 status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"), pass, round (or null),
              status (ok | oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the
              job failed, stderr_tail (its last lines)

@@ -46,6 +46,7 @@ EMPTY: Row = {
     "step_forward_ms": None,
     "loss_forward_ms": None,
     "stages": {},
+    "round_medians_ms": {},  # scope -> round -> batch
     "samples": 0,
     "flagged_samples": 0,
     "rounds": 0,
@@ -57,6 +58,11 @@ EMPTY: Row = {
     "padded_cells": None,
     "useful_cells": None,
     "useful_fraction": None,
+    # what the device does at best, what the loss must do at least, and how much of the median that is
+    "copy_bytes_per_second": None,
+    "flops_per_second": None,
+    "floor": {},  # scope -> packed, padded -> bytes, flops, ms
+    "limit_percent": {},  # scope -> packed, padded
     # the run; unreadable: nothing of it could be read
     "configuration": {},
     "suffix": None,

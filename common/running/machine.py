@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 #: Share of the machine's CPU time, taken by others, from which on a sample is flagged "busy".
 BUSY_SHARE = 0.05
@@ -138,6 +138,11 @@ class ForeignLoad:
             return None
         foreign = (self.busy - before) - (self.own - own)
         return round(min(max(foreign / (elapsed * self.cpus), 0.0), 1.0), 4)
+
+
+def busy_flags(share: Optional[float]) -> List[str]:
+    """["busy"] for what was measured beside more load than BUSY_SHARE."""
+    return ["busy"] if share is not None and share > BUSY_SHARE else []
 
 
 def die_with_parent() -> None:

@@ -141,7 +141,7 @@ def environment(context: Context) -> Dict[str, Any]:
         "denormals": context.settings.denormals,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
-        "batches": [context.all_batches.describe(index) for index in context.batches],
+        "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
         "warnings": [warning for warning in [context.all_batches.warning()] if warning],
     }
 
