@@ -8,44 +8,33 @@ measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2
 import sys
 from pathlib import Path
 
-from common import cli, flag_types
+from common import cli
 from common.commands import guarded
-from common.implementations import BY_NAME, IMPLEMENTATIONS
+from common.implementations import with_variants
 from common.running import runner
 
 
 def list_implementations() -> int:
-    """Name, environment and script of each, and where it would run."""
+    """Name, script and environment of each and of its variants, and where it would run."""
     from common.running import interpreters
 
-    for implementation in IMPLEMENTATIONS:
+    for implementation in with_variants():
         choice = interpreters.choose(implementation, in_place=False, prefer_here=False)
         where = f"environment {implementation.environment}" if choice.python else f"missing: {choice.reason}"
-        print(f"{implementation.name:22s} {implementation.script + '.py':26s} {where}")
+        print(f"{implementation.name:30s} {implementation.script + '.py':30s} {implementation.kind:10s} {where}")
     return 0
 
 
 def main() -> int:
-    names = tuple(BY_NAME)
     parser = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
-    group = parser.add_argument_group("which implementations")
-    group.add_argument(
-        "--only",
-        type=flag_types.some_of(names),
-        metavar="A,B",
-        default=names,
-        help=f"these: {', '.join(names)}. Default: all",
-    )
-    group.add_argument("--skip", type=flag_types.some_of(names), metavar="A,B", default=(), help="all but these")
-    group.add_argument("--list", action="store_true", help="list them, with the environment each runs in, and stop")
+    cli.add_choice(parser)
+    parser.add_argument("--list", action="store_true", help="list them, with the environment each runs in, and stop")
     cli.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
         return list_implementations()
-    chosen = [name for name in arguments.only if name not in arguments.skip]
-    if not chosen:
-        parser.error("argument --skip: nothing is left of --only")
-    return guarded(parser.prog, lambda: runner.benchmark(chosen, arguments))
+    names = cli.chosen(parser, arguments)
+    return guarded(parser.prog, lambda: runner.benchmark(names, arguments))
 
 
 if __name__ == "__main__":

@@ -7,18 +7,12 @@ the exact loss.  Refuses an utterance without a target.
 """
 
 from common.cli import script_main
+from common.losses.k2_package import FastRnntPackage
 from common.losses.pruned import Pruned
-from common.setup import extensions
 
 
-class FastRnntPruned(Pruned):
+class FastRnntPruned(FastRnntPackage, Pruned):
     name = "fast_rnnt-pruned"
-    hint = "pip install fast_rnnt, or run `make setup`, which builds it"
-    dtypes = ("float32", "float64")
-    fewest_targets = 1
-
-    def import_module(self, device):
-        return extensions.load(self.package, device)
 
 
 ADAPTER = FastRnntPruned

@@ -2,28 +2,15 @@
 """Benchmark k2.rnnt_loss, the exact (unpruned) loss of k2.
 
 Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
+Variants: rnnt_type modified and constrained, where a target leads to the next frame.
 """
 
-from types import SimpleNamespace
-
-import common.losses.k2_package
 from common.cli import script_main
-from common.losses.adapter import Adapter
+from common.losses.k2_package import FullLoss, K2Package
 
 
-class K2(Adapter):
+class K2(K2Package, FullLoss):
     name = "k2"
-    hint = common.losses.k2_package.HINT
-    dtypes = ("float32", "float64")
-
-    def version(self):
-        return common.losses.k2_package.version(self.module)
-
-    def prepare(self, batch):
-        return SimpleNamespace(symbols=batch.targets.long(), boundary=common.losses.k2_package.boundary(batch))
-
-    def loss(self, logits, prepared):
-        return self.module.rnnt_loss(logits, termination_symbol=0, reduction="sum", **vars(prepared))
 
 
 ADAPTER = K2

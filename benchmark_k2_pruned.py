@@ -6,18 +6,13 @@ losses.  Its step is what icefall trains (see common/losses/pruned.py); with its
 equal the exact loss.
 """
 
-import common.losses.k2_package
 from common.cli import script_main
+from common.losses.k2_package import K2Package
 from common.losses.pruned import Pruned
 
 
-class K2Pruned(Pruned):
+class K2Pruned(K2Package, Pruned):
     name = "k2-pruned"
-    hint = common.losses.k2_package.HINT
-    dtypes = ("float32", "float64")
-
-    def version(self):
-        return common.losses.k2_package.version(self.module)
 
 
 ADAPTER = K2Pruned

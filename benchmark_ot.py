@@ -2,7 +2,9 @@
 """Benchmark optimized_transducer.transducer_loss.
 
 Takes packed logits, each utterance's own cells and no padding, and writes the gradient over them in place: of all exact
-losses it needs the least memory.  Without an installed package it is built once from its own source package.
+losses it needs the least memory.  Variants: log-probs (from_log_softmax=True after a log_softmax of torch's, which
+costs that advantage); modified (one_sym_per_frame=True, at most one symbol per frame and a blank on the last).
+Without an installed package it is built once from its own source package.
 """
 
 from types import SimpleNamespace
@@ -16,6 +18,8 @@ class OptimizedTransducer(Adapter):
     name = "optimized_transducer"
     hint = "pip install optimized_transducer, or run `make setup`, which builds it"
     layout = "packed"
+    reductions = ("sum", "mean")
+    variants = {"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}}
 
     def import_module(self, device):
         return extensions.load(self.package, device)
@@ -23,10 +27,16 @@ class OptimizedTransducer(Adapter):
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
 
-    def loss(self, logits, prepared):
-        return self.module.transducer_loss(
-            logits, blank=0, reduction="sum", from_log_softmax=False, one_sym_per_frame=False, **vars(prepared)
-        )
+    def function(self):
+        return self.module.transducer_loss
+
+    def options(self):
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "from_log_softmax": self.log_probs,
+            "one_sym_per_frame": self.topology != "regular",
+        }
 
 
 ADAPTER = OptimizedTransducer

@@ -2,7 +2,7 @@
 """Benchmark torchaudio.functional.rnnt_loss.
 
 Takes padded logits and normalises them itself; computes the gradient already in its forward, so its backward alone says
-little.  CPU and CUDA; float16 on CUDA.
+little.  CPU and CUDA; float16 on CUDA.  Variant log-probs: fused_log_softmax=False after a log_softmax of torch's.
 """
 
 from types import SimpleNamespace
@@ -15,12 +15,16 @@ class Torchaudio(Adapter):
     name = "torchaudio"
     hint = "pip install torchaudio"
     dtypes = ("float32", "float16")
+    variants = {"log-probs": {"log_probs": True}}
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
 
-    def loss(self, logits, prepared):
-        return self.module.functional.rnnt_loss(logits, blank=0, reduction="sum", **vars(prepared))
+    def function(self):
+        return self.module.functional.rnnt_loss
+
+    def options(self):
+        return {"blank": self.blank, "clamp": -1, "reduction": self.reduction, "fused_log_softmax": not self.log_probs}
 
 
 ADAPTER = Torchaudio

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Dict, NoReturn, Optional, Sequence
+from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
 from common import flag_types, settings, workloads
 from common.commands import guarded
 from common.errors import EXIT_USAGE, UserError
+from common.implementations import BY_NAME, IMPLEMENTATIONS, with_variants
 
 
 class Parser(argparse.ArgumentParser):
@@ -343,8 +344,41 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     return given
 
 
-def script_main(name: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
-    """A benchmark script of one implementation, from flags to exit code."""
+def add_choice(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose implementations; `chosen` reads them."""
+    names = tuple(one.name for one in with_variants())
+    standard = tuple(one.name for one in IMPLEMENTATIONS if not one.template)
+    group = parser.add_argument_group("which implementations")
+    group.add_argument(
+        "--only",
+        type=flag_types.some_of(names, standard),
+        metavar="A,B",
+        default=standard,
+        help=(
+            f"these: {', '.join(standard)}; or, in another way of calling it, "
+            f"{', '.join(name for name in names if ':' in name)}. Default: all but those variants"
+        ),
+    )
+    group.add_argument(
+        "--skip", type=flag_types.some_of(names, standard), metavar="A,B", default=(), help="all but these"
+    )
+
+
+def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:
+    """Names of the implementations that the flags of `add_choice` choose."""
+    names = [name for name in arguments.only if name not in arguments.skip]
+    if not names:
+        parser.error("argument --skip: nothing is left of --only")
+    return names
+
+
+def script_main(
+    name: str, description: Optional[str], argv: Optional[Sequence[str]] = None, beside_all: bool = False
+) -> int:
+    """A benchmark script of one implementation, from flags to exit code.
+
+    beside_all: measure every other implementation too, for a loss that is to be compared with them.
+    """
     from common.running import runner
 
     parser = Parser(
@@ -352,6 +386,19 @@ def script_main(name: str, description: Optional[str], argv: Optional[Sequence[s
         description=description,
         epilog="Results: README.md tells how to read them; summarize.py prints the table of any log folder again.",
     )
+    variants = BY_NAME[name].variants
+    if variants:
+        parser.add_argument(
+            "--variant",
+            type=flag_types.some_of(("default", *variants)),
+            metavar="A,B",
+            default=("default",),
+            help=f"the way of calling it: default, {', '.join(variants)}, or several. Default: default",
+        )
+    if beside_all:
+        add_choice(parser)
     add_flags(parser)
     arguments = parser.parse_args(argv)
-    return guarded(parser.prog, lambda: runner.benchmark([name], arguments, alone=True))
+    own = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
+    others = [other for other in chosen(parser, arguments) if other not in own] if beside_all else []
+    return guarded(parser.prog, lambda: runner.benchmark([*own, *others], arguments, own=own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from typing import Callable, Dict, Sequence, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from common import settings
 from common.errors import UserError
@@ -66,13 +66,14 @@ def device(text: str) -> str:
     return text
 
 
-def some_of(choices: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """A comma-separated list out of `choices`, in their order; "all" (or "both") is all of them."""
+def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
+    """A comma-separated list out of `choices`, in their order; "all" (or "both") is `everything`, by default all of
+    them."""
 
     def parse(text: str) -> Tuple[str, ...]:
         words = [word.strip() for word in text.split(",") if word.strip()]
         if words in (["all"], ["both"]):
-            return tuple(choices)
+            return tuple(choices if everything is None else everything)
         unknown = [word for word in words if word not in choices]
         if unknown or not words:
             raise argparse.ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")

@@ -5,31 +5,86 @@ No import of torch or of any loss here: the parent process and the summarizer re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Mapping
+
+from common.errors import UserError
+
+#: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
+#: exact: the transducer loss of Graves 2012; topology: exact, on another lattice (one symbol per frame); pruned:
+#: approximates by design; additive: exact, on logits am + lm without a joiner's nonlinearity.
+KINDS = ("exact", "topology", "pruned", "additive")
 
 
 @dataclass(frozen=True)
 class Implementation:
     """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER; environment: the
     key of common.setup.environments.ENVIRONMENTS that has it; package: what must import for it to run as installed;
-    built: the suite can build the package from source where it is not installed; exact: False for losses that
-    approximate by design."""
+    built: the suite can build the package from source where it is not installed; kind: one of KINDS; variants: other
+    ways to call it, each with its kind (what they set is in the adapter); template: benchmark_all.py leaves it out
+    unless it is named."""
 
     name: str
     script: str
     environment: str
     package: str
     built: bool = False
-    exact: bool = True
+    kind: str = "exact"
+    variants: Mapping[str, str] = field(default_factory=dict)
+    variant: str = ""
+    template: bool = False
 
+    @property
+    def exact(self) -> bool:
+        return self.kind == "exact"
+
+    @property
+    def folder(self) -> str:
+        """The part of a log folder's name: "k2-modified" for "k2:modified"."""
+        return self.name.replace(":", "-")
+
+    def of_variant(self, variant: str) -> Implementation:
+        """Itself called in another way, as an implementation of its own: "k2:modified".  Raises UserError."""
+        if variant not in self.variants:
+            there = f"it has {', '.join(self.variants)}" if self.variants else "it has none"
+            raise UserError(f"{self.name}: no variant {variant!r}; {there}")
+        return replace(self, name=f"{self.name}:{variant}", kind=self.variants[variant], variants={}, variant=variant)
+
+
+TOPOLOGIES = {"modified": "topology", "constrained": "topology"}
 
 IMPLEMENTATIONS = (
-    Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio"),
-    Implementation("optimized_transducer", "benchmark_ot", "main", "optimized_transducer", built=True),
-    Implementation("fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True),
-    Implementation("k2", "benchmark_k2", "k2", "k2"),
-    Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, exact=False),
-    Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", exact=False),
+    Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact"}),
+    Implementation(
+        "optimized_transducer",
+        "benchmark_ot",
+        "main",
+        "optimized_transducer",
+        built=True,
+        variants={"log-probs": "exact", "modified": "topology"},
+    ),
+    Implementation("fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=TOPOLOGIES),
+    Implementation("k2", "benchmark_k2", "k2", "k2", variants=TOPOLOGIES),
+    Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
+    Implementation("reference", "benchmark_reference", "main", "torch"),
+    Implementation("mine", "benchmark_mine", "main", "torch", template=True),
+    Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
+    Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
 )
 
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
+
+
+def find(name: str) -> Implementation:
+    """The implementation of a name as tables show it, a variant's too ("k2:modified").  Raises UserError."""
+    base, _, variant = name.partition(":")
+    if base not in BY_NAME:
+        raise UserError(f"no implementation is named {base!r}; there are {', '.join(BY_NAME)}")
+    return BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
+
+
+def with_variants() -> tuple:
+    """Every implementation, each followed by its variants."""
+    return tuple(
+        entry for one in IMPLEMENTATIONS for entry in (one, *(one.of_variant(variant) for variant in one.variants))
+    )

@@ -128,3 +128,11 @@ def test_wrong_words_are_argparse_errors():
 def test_the_main_environment_has_what_the_scripts_import(package):
     """Elsewhere a missing package skips tests; there it would hide that the lock file lacks it."""
     importlib.import_module(package)
+
+
+def test_variants_are_chosen_by_name_and_by_flag():
+    done = run("benchmark_ot.py", "--variant", "sideways")
+    assert_user_error(done, "--variant", "log-probs", "modified", "sideways")
+    assert_user_error(run("benchmark_all.py", "--only", "k2:sideways"), "--only", "k2:modified")
+    listed = run("benchmark_all.py", "--list").stdout
+    assert "k2:constrained" in listed and "topology" in listed

@@ -75,3 +75,46 @@ def test_gradient_scales_with_what_comes_from_above():
     (once,) = torch.autograd.grad(losses.sum(), logits, retain_graph=True)
     (weighted,) = torch.autograd.grad((losses * torch.tensor([1.0, -2.5])).sum(), logits)
     assert torch.allclose(weighted, once * torch.tensor([1.0, -2.5]).view(2, 1, 1, 1), atol=1e-15)
+
+
+def paths(T, U, topology):
+    """Every path as its arcs ("blank" or "label", t, u), by brute force."""
+    ahead = 0 if topology == "regular" else 1
+
+    def go(t, u, taken):
+        if (t, u) == (T, U):
+            yield taken
+        if t < T:
+            yield from go(t + 1, u, [*taken, ("blank", t, u)])
+            if u < U and not (topology == "modified-last-blank" and t == T - 1):
+                forced = [("blank", t, u + 1)] if topology == "constrained" else []
+                yield from go(t + ahead, u + 1, [*taken, ("label", t, u), *forced])
+
+    return list(go(0, 0, []))
+
+
+@pytest.mark.parametrize("topology", reference.TOPOLOGIES)
+@pytest.mark.parametrize("T, U", [(1, 0), (3, 2), (4, 3), (2, 1), (1, 1)])
+def test_every_topology_is_the_sum_over_its_paths(topology, T, U):
+    log_probs = torch.randn(T, U + 1, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    targets = [1 + u % 3 for u in range(U)]
+    scores = [
+        sum(float(log_probs[t, u, 0 if arc == "blank" else targets[u]]) for arc, t, u in path)
+        for path in paths(T, U, topology)
+    ]
+    wanted = -torch.logsumexp(torch.tensor(scores, dtype=torch.float64), 0).item() if scores else math.inf
+    found = reference.arc_losses(
+        log_probs.unsqueeze(0), torch.tensor([targets], dtype=torch.long), [(T, U)], topology=topology
+    )
+    assert found.item() == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("topology", reference.TOPOLOGIES)
+def test_gradients_of_every_topology(topology):
+    logits = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    targets = torch.tensor([[1, 4], [2, 2]])
+
+    def loss(x):
+        return reference.losses(x, targets, [(4, 2), (3, 1)], 0, topology)
+
+    assert torch.autograd.gradcheck(loss, logits.requires_grad_())

@@ -1,14 +1,15 @@
 """What an implementation must say of itself, and the step that all which take logits share.
 
 An adapter is one class in one benchmark_<x>.py.  It names itself, loads the real package, turns a batch into what the
-package wants (untimed) and calls the loss (timed).  Losses that take more than logits (the pruned ones) override
-`logits` and `step`.  No torch at import, so that ``--help`` is fast.
+package wants (untimed) and names the function that is timed and its options.  Losses that take more than logits (the
+pruned ones) override `logits` and `step`.  No torch at import, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Dict, Tuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
 from common.errors import NotRunnable
 from common.implementations import BY_NAME
@@ -40,9 +41,13 @@ def import_package(package: str, hint: str) -> ModuleType:
 class Adapter:
     """One implementation under the run's settings.
 
-    name: its line in common.implementations, which also says its package and whether it is exact; hint: how a user
-    installs it; layout: "padded" (logits (N, T, U+1, V)) or "packed" (logits of every utterance's own cells, (sum T_i
-    (U_i+1), V)); devices, dtypes: what it takes.
+    name: its line in common.implementations, which also says its package and its kind; hint: how a user installs it;
+    layout: what `loss` takes: "padded" (logits (N, T, U+1, V)), "packed" (logits of every utterance's own cells, (sum
+    T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these names); devices, dtypes: what it takes;
+    reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1 where it refuses U = 0; log_probs: it takes
+    log-probabilities, so that a log_softmax is part of `loss`; is_module: `function` is a class whose constructor takes
+    the options; topology: the lattice, see common.losses.reference;
+    variants: what each variant in common.implementations sets of all this.
     """
 
     name: str
@@ -50,12 +55,23 @@ class Adapter:
     layout = "padded"
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
+    reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_targets = 0
+    log_probs = False
+    is_module = False
+    topology = "regular"
+    variants: Mapping[str, Mapping[str, Any]] = {}
+    # What the benchmarks use; conformance.py tries others.
+    blank = 0
+    reduction = "sum"
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, variant: str = ""):
+        implementation = BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
         self.settings = settings
-        self.package = BY_NAME[self.name].package
-        self.exact = BY_NAME[self.name].exact
+        self.package = implementation.package
+        self.kind = implementation.kind
+        for attribute, value in self.variants[variant].items() if variant else ():
+            setattr(self, attribute, value)
 
     def load(self, device: str) -> None:
         """Import the package; raise NotRunnable when it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
@@ -81,19 +97,31 @@ class Adapter:
         """Layers of its own beside the joiner's, trained by its step."""
         return {}
 
-    def prepare(self, batch: Batch) -> Any:
-        """What the package wants beside logits (targets, lengths, in its dtypes).  Untimed."""
+    def prepare(self, batch: Batch) -> SimpleNamespace:
+        """What the package wants beside logits (targets, lengths, in its dtypes), by parameter name.  Untimed."""
         raise NotImplementedError
 
-    def loss(self, logits: torch.Tensor, prepared: Any) -> torch.Tensor:
-        """The summed loss, a scalar.  Timed.  `logits` may be overwritten: every sample gets its own."""
+    def function(self) -> Callable[..., torch.Tensor]:
+        """The package's function of logits, what `prepare` returns and `options`."""
         raise NotImplementedError
 
-    def logits(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+    def options(self) -> Dict[str, Any]:
+        """Everything else that is passed to `function`, its own defaults spelled out where they matter."""
+        raise NotImplementedError
+
+    def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
+        """The reduced loss.  Timed.  `logits` may be overwritten: every sample gets its own."""
+        if self.log_probs:
+            logits = logits.log_softmax(-1)
+        if self.is_module:
+            return self.function()(**self.options())(logits, **vars(prepared))
+        return self.function()(logits, **vars(prepared), **self.options())
+
+    def logits(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
         """The logits that scope `loss` is given.  Untimed there; part of the step."""
         return model.logits(batch, self.layout)
 
-    def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+    def step(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
         """From encoder and decoder outputs to the summed loss that is differentiated.  Timed."""
         with stage("joiner"):
             logits = self.logits(model, batch, prepared)
@@ -103,12 +131,26 @@ class Adapter:
     # -- correctness -----------------------------------------------------------------------------------------------
 
     def widened(self, U: int) -> Adapter:
-        """The adapter under which its result must equal the exact loss, for at most `U` targets: itself if it is
-        exact."""
+        """The adapter under which its result must equal the exact loss, for at most `U` targets: itself if it does not
+        prune."""
         return self
+
+    def take(self, logits: torch.Tensor, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
+        """Padded logits (N, T, U+1, V) as `loss` takes them."""
+        from common.losses import layouts
+
+        return layouts.pack(logits, batch.shapes) if self.layout == "packed" else logits
+
+    def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(N,) losses that `given`, what `loss` takes as float64 on the CPU, must lead to; differentiable."""
+        from common.losses import layouts, reference
+
+        cells = layouts.unpack(given, batch.shapes) if self.layout == "packed" else given
+        return reference.losses(cells, batch.targets, batch.shapes, self.blank, self.topology)
 
     def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
         """What `step` must return, in float64 on the CPU, for a float64 `model` and `batch`; differentiable."""
         from common.losses import reference
 
-        return reference.losses(model.logits(batch, "padded"), batch.targets, batch.shapes).sum()
+        logits = model.logits(batch, "padded")
+        return reference.losses(logits, batch.targets, batch.shapes, self.blank, self.topology).sum()

@@ -32,8 +32,8 @@ class Pruned(Adapter):
 
     layout = "pruned"
 
-    def __init__(self, settings):
-        super().__init__(settings)
+    def __init__(self, settings, variant=""):
+        super().__init__(settings, variant)
         self.prune_range = settings.prune_range
         if settings.pruned_recipe == "benchmark-2022" and settings.encoder_dim < settings.vocab_size:
             raise UserError(
@@ -76,7 +76,7 @@ class Pruned(Adapter):
                 lm=lm,
                 am=am,
                 symbols=prepared.symbols,
-                termination_symbol=0,
+                termination_symbol=self.blank,
                 lm_only_scale=LM_ONLY_SCALE,
                 am_only_scale=AM_ONLY_SCALE,
                 boundary=prepared.boundary,
@@ -101,15 +101,19 @@ class Pruned(Adapter):
         _, arc_gradients = self.simple_loss(*self.projections(model, batch), prepared)
         return self.pruned_logits(model, batch, arc_gradients, prepared)
 
-    def loss(self, logits, prepared):
-        return self.module.rnnt_loss_pruned(
-            logits=logits,
-            symbols=prepared.symbols,
-            ranges=prepared.ranges,
-            termination_symbol=0,
-            boundary=prepared.boundary,
-            reduction="sum",
-        )
+    def take(self, logits, batch, prepared):
+        """All of U in the range of every frame, where the pruned loss is the exact one."""
+        import torch
+
+        N, T, U1, _ = logits.shape
+        prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
+        return logits
+
+    def function(self):
+        return self.module.rnnt_loss_pruned
+
+    def options(self):
+        return {"termination_symbol": self.blank, "rnnt_type": self.topology, "reduction": self.reduction}
 
     def step(self, model, batch, prepared):
         simple_loss, arc_gradients = self.simple_loss(*self.projections(model, batch), prepared)

@@ -4,6 +4,11 @@ Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2
 backward variables beta(t, u) over the lattice of T frames and U targets, and the gradient from their product.  Loops
 over cells, no vectorising, float64 throughout: slow, for small batches only.  It shares no code with any
 implementation it judges.
+
+Topologies other than Graves's "regular" one, where a target stays on its frame: in "modified" (k2, fast_rnnt) it leads
+to the next frame, as blank does, so that a frame has one symbol at most; in "constrained" (likewise) it does so by
+taking the blank that follows it on the same frame with it; in "modified-last-blank" (optimized_transducer's
+one_sym_per_frame) the path must end with a blank.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import List, Sequence, Tuple
 import torch
 
 LOG_ZERO = -math.inf
+TOPOLOGIES = ("regular", "modified", "constrained", "modified-last-blank")
 
 
 def log_add(a: float, b: float) -> float:
@@ -24,42 +30,61 @@ def log_add(a: float, b: float) -> float:
     return high + math.log1p(math.exp(low - high))
 
 
-def lattice(
-    blank: List[List[float]], label: List[List[float]], T: int, U: int
-) -> Tuple[float, List[List[float]], List[List[float]]]:
+Scores = List[List[float]]
+
+
+def label_scores(blank: Scores, label: Scores, T: int, U: int, topology: str) -> Scores:
+    """Log-probability of moving from (t, u) to the next target, the forced blank of "constrained" included; LOG_ZERO
+    where the topology has no such move."""
+    scores = [[label[t][u] for u in range(U)] for t in range(T)]
+    if topology == "constrained":
+        scores = [[scores[t][u] + blank[t][u + 1] for u in range(U)] for t in range(T)]
+    if topology == "modified-last-blank":
+        scores[T - 1] = [LOG_ZERO] * U
+    return scores
+
+
+def lattice(blank: Scores, label: Scores, T: int, U: int, topology: str = "regular") -> Tuple[float, Scores, Scores]:
     """Log-likelihood of one utterance, and its derivatives with respect to the log-probabilities of its arcs.
 
     blank[t][u], u <= U: log-probability of blank at (t, u), which leads to (t + 1, u); label[t][u], u < U: of target u
-    + 1, which leads to (t, u + 1).  The path ends with the blank at (T - 1, U).  Returns (log Pr(y | x), d/d blank,
-    d/d label); a derivative is the posterior probability that the path takes that arc.
+    + 1, which leads to (t, u + 1), or to (t + 1, u + 1) where the topology is not "regular".  The path starts at (0, 0)
+    and ends at (T, U).  Returns (log Pr(y | x), d/d blank, d/d label); a derivative is the posterior probability that
+    the path takes that arc.  Where no path exists the log-likelihood is -inf and the derivatives are zero.
     """
-    alpha = [[LOG_ZERO] * (U + 1) for _ in range(T)]
+    ahead = 0 if topology == "regular" else 1
+    move = label_scores(blank, label, T, U, topology)
+
+    alpha = [[LOG_ZERO] * (U + 1) for _ in range(T + 1)]
     alpha[0][0] = 0.0
-    for t in range(T):
+    for t in range(T + 1):
         for u in range(U + 1):
             if t > 0:
                 alpha[t][u] = log_add(alpha[t][u], alpha[t - 1][u] + blank[t - 1][u])
-            if u > 0:
-                alpha[t][u] = log_add(alpha[t][u], alpha[t][u - 1] + label[t][u - 1])
+            if u > 0 and 0 <= t - ahead < T:
+                alpha[t][u] = log_add(alpha[t][u], alpha[t - ahead][u - 1] + move[t - ahead][u - 1])
 
-    beta = [[LOG_ZERO] * (U + 1) for _ in range(T)]
-    beta[T - 1][U] = blank[T - 1][U]
+    beta = [[LOG_ZERO] * (U + 1) for _ in range(T + 1)]
+    beta[T][U] = 0.0
     for t in reversed(range(T)):
         for u in reversed(range(U + 1)):
-            if t < T - 1:
-                beta[t][u] = log_add(beta[t][u], beta[t + 1][u] + blank[t][u])
+            beta[t][u] = beta[t + 1][u] + blank[t][u]
             if u < U:
-                beta[t][u] = log_add(beta[t][u], beta[t][u + 1] + label[t][u])
+                beta[t][u] = log_add(beta[t][u], beta[t + ahead][u + 1] + move[t][u])
 
     total = beta[0][0]
     d_blank = [[0.0] * (U + 1) for _ in range(T)]
     d_label = [[0.0] * U for _ in range(T)]
+    if total == LOG_ZERO:
+        return total, d_blank, d_label
     for t in range(T):
         for u in range(U + 1):
-            after = beta[t + 1][u] if t < T - 1 else (0.0 if u == U else LOG_ZERO)
-            d_blank[t][u] = math.exp(alpha[t][u] + blank[t][u] + after - total)
+            d_blank[t][u] += math.exp(alpha[t][u] + blank[t][u] + beta[t + 1][u] - total)
             if u < U:
-                d_label[t][u] = math.exp(alpha[t][u] + label[t][u] + beta[t][u + 1] - total)
+                taken = math.exp(alpha[t][u] + move[t][u] + beta[t + ahead][u + 1] - total)
+                d_label[t][u] += taken
+                if topology == "constrained":
+                    d_blank[t][u + 1] += taken
     return total, d_blank, d_label
 
 
@@ -67,11 +92,11 @@ class _Lattice(torch.autograd.Function):
     """-log-likelihood of each utterance from its arcs' log-probabilities, with the gradient of `lattice`."""
 
     @staticmethod
-    def forward(ctx, blank, label, shapes):
+    def forward(ctx, blank, label, shapes, topology):
         losses = torch.zeros(len(shapes), dtype=torch.float64)
         d_blank, d_label = torch.zeros_like(blank), torch.zeros_like(label)
         for n, (T, U) in enumerate(shapes):
-            total, from_blank, from_label = lattice(blank[n].tolist(), label[n].tolist(), T, U)
+            total, from_blank, from_label = lattice(blank[n].tolist(), label[n].tolist(), T, U, topology)
             losses[n] = -total
             d_blank[n, :T, : U + 1] = -torch.tensor(from_blank, dtype=torch.float64)
             if U > 0:
@@ -82,11 +107,15 @@ class _Lattice(torch.autograd.Function):
     @staticmethod
     def backward(ctx, upstream):
         d_blank, d_label = ctx.saved_tensors
-        return upstream.view(-1, 1, 1) * d_blank, upstream.view(-1, 1, 1) * d_label, None
+        return upstream.view(-1, 1, 1) * d_blank, upstream.view(-1, 1, 1) * d_label, None, None
 
 
 def arc_losses(
-    log_probs: torch.Tensor, targets: torch.Tensor, shapes: Sequence[Tuple[int, int]], blank: int = 0
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    shapes: Sequence[Tuple[int, int]],
+    blank: int = 0,
+    topology: str = "regular",
 ) -> torch.Tensor:
     """(N,) float64 losses from log-probabilities (N, T, U+1, V) that need not be normalised; differentiable.
 
@@ -95,15 +124,20 @@ def arc_losses(
     """
     N, T, U1, _ = log_probs.shape
     index = targets[:, : U1 - 1].long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
-    return _Lattice.apply(log_probs[..., blank], log_probs[:, :, : U1 - 1].gather(3, index).squeeze(3), shapes)
+    arcs = log_probs[..., blank], log_probs[:, :, : U1 - 1].gather(3, index).squeeze(3)
+    return _Lattice.apply(*arcs, shapes, topology)
 
 
 def losses(
-    logits: torch.Tensor, targets: torch.Tensor, shapes: Sequence[Tuple[int, int]], blank: int = 0
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    shapes: Sequence[Tuple[int, int]],
+    blank: int = 0,
+    topology: str = "regular",
 ) -> torch.Tensor:
     """(N,) float64 transducer losses, -log Pr(y | x), of logits (N, T, U+1, V); differentiable, on the CPU.
 
     logits: any float dtype, unnormalised; targets (N, U) integers in [0, V) but for `blank`; shapes: (T, U) of each
-    utterance, T >= 1, U >= 0.
+    utterance, T >= 1, U >= 0; topology: one of TOPOLOGIES.
     """
-    return arc_losses(logits.cpu().double().log_softmax(-1), targets.cpu(), shapes, blank)
+    return arc_losses(logits.cpu().double().log_softmax(-1), targets.cpu(), shapes, blank, topology)

@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 
-from common.losses import inputs, pruned, reference
+from common.losses import inputs, pruned
 from common.losses import work as works
 from common.losses.adapter import Adapter
 from common.losses.inputs import Batch
@@ -37,30 +37,14 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return difference / max(expected.abs().max().item() if expected.numel() else 0.0, 1e-30)
 
 
-def pack(cells: torch.Tensor, shapes: List[Tuple[int, int]]) -> torch.Tensor:
-    """(N, T, U+1, V) -> (sum T_i (U_i+1), V): the cells of each utterance."""
-    return torch.cat([cells[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(shapes)])
-
-
-def unpack(cells: torch.Tensor, shapes: List[Tuple[int, int]]) -> torch.Tensor:
-    """The inverse of `pack`, with zeros in the padding."""
-    N, T, U = inputs.padded_sizes(shapes)
-    padded = cells.new_zeros(N, T, U + 1, cells.size(1))
-    for n, part in enumerate(cells.split([T * (U + 1) for T, U in shapes])):
-        padded[n, : shapes[n][0], : shapes[n][1] + 1] = part.view(shapes[n][0], shapes[n][1] + 1, -1)
-    return padded
-
-
 def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
     """(loss error, gradient error) given logits.  Padded cells count: their gradient must be zero."""
     work = works.prepare(adapter, model, batch, "loss")
-    given = work.logits.detach().cpu().double()  # a copy: the loss may overwrite its logits
-    leaf = (unpack(given, batch.shapes) if adapter.layout == "packed" else given.clone()).requires_grad_()
+    leaf = work.logits.detach().cpu().double().clone().requires_grad_()  # a copy: the loss may overwrite its logits
     actual = work.run()
-    expected = reference.losses(leaf, batch.targets, batch.shapes).sum()
+    expected = adapter.expected(leaf, batch).sum()
     expected.backward()
-    gradient = pack(leaf.grad, batch.shapes) if adapter.layout == "packed" else leaf.grad
-    return relative_error(actual, expected), relative_error(work.logits.grad, gradient)
+    return relative_error(actual, expected), relative_error(work.logits.grad, leaf.grad)
 
 
 def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
@@ -118,10 +102,10 @@ def run(context) -> Iterator[Dict[str, Any]]:
     loss_error, grad_error = check(adapter, context.device, context.dtype)
     tolerance = TOLERANCE[context.settings.dtype]
     gap = None
-    if not adapter.exact:
+    if adapter.kind == "pruned":
         batch = context.make_batch(context.batches[0], repeat=0, utterances=1)
         gap = pruned.approximation_gap(adapter, context.model, batch)
-    note = "" if adapter.exact else "approximate; judged with its range widened to all of U"
+    note = "approximate; judged with its range widened to all of U" if adapter.kind == "pruned" else ""
     yield {
         "record": "correctness",
         "loss_error": finite(loss_error),

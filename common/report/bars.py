@@ -67,7 +67,7 @@ def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
         }
     )
     names = [
-        f"{shown(entry.label)}{_approximate(entry)}  <b>{number(times(entry)['median'])} ms</b>"
+        f"{shown(entry.marked)}  <b>{number(times(entry)['median'])} ms</b>"
         f"  {number(times(entry)['p20'], 3)}\u2013{number(times(entry)['p80'], 3)}"
         for entry in timed
     ]
@@ -94,10 +94,6 @@ def _legend() -> Dict[str, object]:
     """Below the axis; page.js gives it the height that its lines take."""
     below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"}
     return {**below, "entrywidth": 150, "font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR}
-
-
-def _approximate(entry: Entry) -> str:
-    return "" if entry.exact else " (approx.)"
 
 
 def _bar(name: str, points: Sequence, place: int, unit: str) -> Trace:
@@ -203,7 +199,7 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
                     "hovertemplate": f"%{{x:.4g}} MB<extra>highest while {shown(stage)} ran, profiled</extra>",
                 }
             )
-    names = [f"{shown(entry.label)}{_approximate(entry)}  <b>{number(entry.peak_mb)} MB</b>" for entry in measured]
+    names = [f"{shown(entry.marked)}  <b>{number(entry.peak_mb)} MB</b>" for entry in measured]
     height = LANE * len(measured) + 64
     return Figure(
         "peak-memory",

@@ -67,6 +67,11 @@ class Entry:
         return self.row["exact"] is not False
 
     @property
+    def marked(self) -> str:
+        """The label with what sets its kind apart from an exact loss."""
+        return tables.marked(self.label, self.row["kind"])
+
+    @property
     def step_ms(self) -> Optional[Dict[str, float]]:
         return _sound(self.row["step_ms"])
 

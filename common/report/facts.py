@@ -66,9 +66,8 @@ def _result(entry: Entry) -> List[Cell]:
         value, words = number_of(entry)
         cells.append(Cell(words, value, entry.trace if profiled else entry.results))
     row = entry.row
-    name = entry.label + ("" if entry.exact else " (approx.)")
     return [
-        Cell(name, mark="name"),
+        Cell(entry.marked, mark="name"),
         Cell(plain(row["status"]), mark="good" if row["status"] == "ok" else "bad"),
         Cell(_version(row["implementation_version"])),
         Cell(_version(row["torch_version"])),

@@ -80,10 +80,6 @@ def _lanes(axes: Any, labels: Sequence[str]) -> None:
     axes.figure.set_size_inches(7, 1.3 + 0.55 * len(labels))
 
 
-def _named(entry: Entry) -> str:
-    return entry.label + ("" if entry.exact else " (approx.)")
-
-
 def step_time(axes: Any, entries: Sequence[Entry]) -> bool:
     timed = [entry for entry in entries if times(entry)]
     if not timed:
@@ -99,7 +95,7 @@ def step_time(axes: Any, entries: Sequence[Entry]) -> bool:
     above = [times(entry)["p80"] - median for entry, median in zip(timed, medians)]
     whole = {"fmt": "D", "color": INK, "ms": 4, "capsize": 3, "lw": 1.2, "label": "median, p20 to p80"}
     axes.errorbar(medians, range(len(timed)), xerr=[below, above], **whole)
-    _lanes(axes, [f"{_named(entry)}\n{number(median)} ms" for entry, median in zip(timed, medians)])
+    _lanes(axes, [f"{entry.marked}\n{number(median)} ms" for entry, median in zip(timed, medians)])
     axes.set_xlim(left=0)
     axes.set_xlabel("step time, ms")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=4, borderaxespad=0)
@@ -111,7 +107,7 @@ def peak_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     if not measured:
         return False
     axes.barh(range(len(measured)), [peak for _, peak in measured], 0.5, color=PALETTE[5], edgecolor=INK, linewidth=0.6)
-    _lanes(axes, [f"{_named(entry)}\n{number(peak)} MB" for entry, peak in measured])
+    _lanes(axes, [f"{entry.marked}\n{number(peak)} MB" for entry, peak in measured])
     axes.set_xlabel("peak memory of a step above its baseline, MB")
     return True
 
@@ -129,7 +125,7 @@ def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     for place, (entry, (x, y)) in enumerate(zip(both, points)):
         axes.plot([x], [y], MARKERS[place % len(MARKERS)], color=color(place), mec=INK, mew=0.6, ms=8)
         side = {"ha": "right", "xytext": (-7, 6)} if x > middle else {"ha": "left", "xytext": (7, 6)}
-        axes.annotate(_named(entry), (x, y), textcoords="offset points", **side)
+        axes.annotate(entry.marked, (x, y), textcoords="offset points", **side)
     axes.set_xlim(0, right)
     axes.set_ylim(0, top)
     axes.set_xlabel("step time, ms")
@@ -145,7 +141,7 @@ def memory_within(axes: Any, entries: Sequence[Entry]) -> bool:
         axes.step(curve.ms, curve.mb, where="post", color=color(place), ls=DASHES[place % len(DASHES)], lw=1.4)
         peak = (curve.ms[curve.mb.index(curve.peak_mb)], curve.peak_mb)
         style = {"color": color(place), "mec": INK, "mew": 0.6, "ls": DASHES[place % len(DASHES)]}
-        axes.plot(*peak, marker=MARKERS[place % len(MARKERS)], label=_named(entry), **style)
+        axes.plot(*peak, marker=MARKERS[place % len(MARKERS)], label=entry.marked, **style)
     if curves:
         axes.set_xlabel("ms since the step began (profiled)")
         axes.set_ylabel("allocated above the start, MB")

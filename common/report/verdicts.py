@@ -38,8 +38,8 @@ def verdicts(entries: Sequence[Entry]) -> List[Verdict]:
         least_memory("Least memory, exact losses", exact),
     ]
     if len(exact) < len(entries):
-        found.append(fastest("Fastest overall, approximate too", entries, "step"))
-        found.append(least_memory("Least memory overall, approximate too", entries))
+        found.append(fastest("Fastest overall, of any kind", entries, "step"))
+        found.append(least_memory("Least memory overall, of any kind", entries))
     else:
         found.append(_same_overall(found[0]))
     return [verdict for verdict in found if verdict is not None]
@@ -72,7 +72,7 @@ def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Ver
     taken = ["takes ", _time(best, scope), " " + ("a step" if scope == "step" else "from logits to their gradient")]
     remark = _left_out(entries) + _other_runs(candidates)
     if not rivals:
-        return Verdict(question, _named(best), True, ["The only one measured: it ", *taken, ".", remark])
+        return Verdict(question, best.marked, True, ["The only one measured: it ", *taken, ".", remark])
     close = [
         (entry, ratio)
         for entry, ratio in rivals
@@ -80,7 +80,7 @@ def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Ver
     ]
     if not close:
         reason = ["It ", *taken, ". Next is ", *_times(rivals[0], scope), ".", remark]
-        return Verdict(question, _named(best), True, reason)
+        return Verdict(question, best.marked, True, reason)
     reason = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
     if len(close) > 1:
         reason.append(f"; {len(close) - 1} more cannot be told from it either")
@@ -92,10 +92,6 @@ def against(baseline: Entry, entry: Entry, scope: str) -> Optional[Ratio]:
     same_run = baseline.row["run_id"] == entry.row["run_id"]
     compare = statistics.paired_ratio if same_run else statistics.independent_ratio
     return compare(rounds(baseline, scope), rounds(entry, scope))
-
-
-def _named(entry: Entry) -> str:
-    return entry.label if entry.exact else f"{entry.label} (approx.)"
 
 
 def _size(ratio: Optional[Ratio]) -> float:
@@ -145,7 +141,7 @@ def least_memory(question: str, entries: Sequence[Entry]) -> Optional[Verdict]:
     best, remark = ordered[0], _left_out(entries)
     peak = Link(f"{number(best.peak_mb)} MB", best.results)
     if len(ordered) == 1:
-        return Verdict(question, _named(best), True, ["The only one measured: its peak is ", peak, ".", remark])
+        return Verdict(question, best.marked, True, ["The only one measured: its peak is ", peak, ".", remark])
     second = ordered[1]
     ratio = second.peak_mb / best.peak_mb
     other = Link(f"{number(second.peak_mb)} MB", second.results)
@@ -158,6 +154,6 @@ def least_memory(question: str, entries: Sequence[Entry]) -> Optional[Verdict]:
             ").",
             remark,
         ]
-        return Verdict(question, _named(best), True, reason)
+        return Verdict(question, best.marked, True, reason)
     reason = [f"{best.label} (", peak, f") and {second.label} (", other, ") are within 2% of each other.", remark]
     return Verdict(question, "unclear", False, reason)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence, Tuple
 
 from common.errors import UserError
-from common.results import change_verdicts, statistics
+from common.results import change_verdicts, records, statistics
 from common.results.profiled import MB
 from common.results.run_pairs import MeasuredRun, Pair
 
@@ -91,7 +91,8 @@ def _row(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float,
 
 def _side(run: MeasuredRun) -> Dict[str, Any]:
     status, reason = run.failure or ("ok", "")
-    about = {key: run.header.get(key) for key in ("name", "run_id", "started", "git_revision", "git_dirty", "exact")}
+    about = {key: run.header.get(key) for key in ("name", "run_id", "started", "git_revision", "git_dirty")}
+    about["kind"] = records.kind_of(run.header)
     environment = {key: run.environment.get(key) for key in ("torch", "implementation_version", "python")}
     return {"file": str(run.path), **about, **environment, "status": status, "reason": reason}
 

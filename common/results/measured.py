@@ -42,7 +42,8 @@ def fill(row: Row, found: List[Record], folder: Path) -> None:
         name=str(header["name"]),
         suffix=_text(header.get("suffix")),
         run_id=str(header.get("run_id")),
-        exact=header.get("exact"),
+        kind=records.kind_of(header),
+        exact=records.kind_of(header) == "exact",
         started=str(header.get("started") or ""),
         torch_version=_text(environment.get("torch")),
         implementation_version=_text(environment.get("implementation_version")),
@@ -89,7 +90,7 @@ def _configuration(header: Record, settings: Record, environment: Record) -> Dic
     if settings:
         found.update(workloads.comparable(settings))
     found["max_frames" if not settings.get("sort_utterance") else "batch_size"] = None
-    if header.get("exact") is not False:
+    if records.kind_of(header) != "pruned":
         found["pruned_recipe"] = found["prune_range"] = None
     found["device"] = _device(settings, environment)
     found["device_name"] = environment.get("device_name")
@@ -191,7 +192,7 @@ def _correctness(row: Row, line: Optional[Record]) -> None:
         return
     for key in ("loss_error", "grad_error", "approximation_gap"):
         row[key] = float(line[key]) if line.get(key) is not None else None
-    if row["exact"] is False:
+    if row["kind"] == "pruned":
         gap = row["approximation_gap"]
         row["notes"].append(
             "approximate by design: its errors are those with the range widened to all of U"

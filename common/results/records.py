@@ -5,7 +5,8 @@ its key_averages text.  The folder can be moved, copied or deleted on its own.  
 line with the key ``record``; times are nanoseconds, sizes are bytes.  No torch here.
 
 run          always the first line: schema (1), run_id (shared by the implementations of one run, and by the two sides
-             of one ``compare.py --rev``: their rounds are paired), name, suffix, package, exact (bool), settings (every
+             of one ``compare.py --rev``: their rounds are paired), name ("k2", or "k2:modified" for a variant), suffix,
+             package, kind (one of common.implementations.KINDS; older runs have none), exact (bool), settings (every
              flag as resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
              memory_bytes, os, python)
 environment  once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
@@ -118,6 +119,11 @@ def read(path: Path) -> List[Record]:
 def run_header(records: List[Record]) -> Record:
     """The ``run`` record, or an empty dict for a folder of someone else's traces."""
     return records[0] if records and records[0]["record"] == "run" else {}
+
+
+def kind_of(header: Record) -> str:
+    """The kind of a ``run`` record's implementation, also of runs from before there were kinds."""
+    return header.get("kind") or ("pruned" if header.get("exact") is False else "exact")
 
 
 def latest_jobs(records: Iterable[Record]) -> Dict[str, List[Record]]:

@@ -106,7 +106,7 @@ class MeasuredRun:
                 "machine": machine.get("cpu") and f"{machine['cpu']}, {machine.get('cores')} cores",
             }
         )
-        if self.header.get("exact") is False:
+        if records.kind_of(self.header) == "pruned":
             found.update({"pruned recipe": settings.get("pruned_recipe"), "prune range": settings.get("prune_range")})
         return found
 

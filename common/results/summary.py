@@ -29,6 +29,7 @@ EMPTY: Row = {
     "device_name": None,
     "torch_version": None,
     "implementation_version": None,
+    "kind": None,
     "exact": None,
     # profiled
     "windows": [],

@@ -8,6 +8,7 @@ import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common import workloads
+from common.implementations import KINDS
 from common.results.exports import csv_text, json_text, plain
 from common.results.summary import Row, same_configuration
 
@@ -68,8 +69,14 @@ def _peak(row: Row) -> Optional[float]:
     return None
 
 
+def marked(name: str, kind: Optional[str]) -> str:
+    """A name with what sets its kind apart from an exact loss."""
+    mark = {"topology": " (topology)", "pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
+    return name + mark
+
+
 def _name(row: Row) -> str:
-    return row["name"] + (" (approx.)" if row["exact"] is False else "")
+    return marked(row["name"], row["kind"])
 
 
 class Column(NamedTuple):
@@ -126,11 +133,12 @@ def _shared(row: Row) -> Row:
     return {"configuration": {key: value for key, value in row["configuration"].items() if key not in own}}
 
 
-def _rank(row: Row) -> Tuple[bool, float, float, float, str]:
-    """Exact losses first: an approximation that is faster is not the faster loss."""
+def _rank(row: Row) -> Tuple[int, float, float, float, str]:
+    """By kind first: an approximation that is faster is not the faster loss."""
     medians = [row[key]["median"] if row[key] else math.inf for key in ("step_ms", "loss_ms")]
     profiled = row["average_step_time_us"]
-    return row["exact"] is False, medians[0], medians[1], math.inf if profiled is None else profiled, row["name"]
+    kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else 0
+    return kind, medians[0], medians[1], math.inf if profiled is None else profiled, row["name"]
 
 
 def heading(group: Sequence[Row]) -> str:

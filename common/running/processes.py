@@ -99,7 +99,7 @@ def execute(
     timeout: seconds; note: told now and then how many samples there are.  Raises UserError for a mistake that the
     worker found in the user's input, Interrupted on Ctrl-C.
     """
-    from common.implementations import BY_NAME
+    from common.implementations import find
 
     with tempfile.TemporaryDirectory(prefix="transducer-benchmark-") as scratch:
         output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
@@ -110,7 +110,8 @@ def execute(
                     "job": job.name,
                     "pass": job.pass_name,
                     "round": job.round,
-                    "script": BY_NAME[job.implementation].script,
+                    "script": find(job.implementation).script,
+                    "variant": find(job.implementation).variant,
                     "settings": chosen.to_json(),
                     "folder": str(folder.resolve()),
                     "output": str(output),

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from common import cli, flag_types
+from common import cli
 from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
-from common.implementations import BY_NAME
+from common.implementations import find
 from common.results import records
 from common.settings import with_correctness
 from common.setup import environments
@@ -71,14 +71,13 @@ def measure(baseline: str, new: str, flags: Sequence[str], log_dir: Optional[Pat
 def _parsed(flags: Sequence[str]) -> Flags:
     """Check the flags here, before anything is checked out."""
     parser = cli.Parser(prog="compare.py --rev A --rev B --")
-    parser.add_argument("--only", type=flag_types.some_of(tuple(BY_NAME)), default=tuple(BY_NAME))
-    parser.add_argument("--skip", type=flag_types.some_of(tuple(BY_NAME)), default=())
+    cli.add_choice(parser)
     cli.add_flags(parser)
     parsed = parser.parse_args(list(flags))
     for flag in ("--resume", "--log-dir"):
         if any(word == flag or word.startswith(f"{flag}=") for word in flags):
             raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
-    names = tuple(name for name in parsed.only if name not in parsed.skip)
+    names = tuple(cli.chosen(parser, parsed))
     passes = tuple(name for name in with_correctness(parsed.passes or _PASSES) if name != "trace")
     return Flags(tuple(flags), parsed.rounds or DEFAULT_ROUNDS, passes, names, parsed.in_place)
 
@@ -174,7 +173,7 @@ def _check(tree: Path, name: str, flags: Flags) -> None:
         raise UserError(f"--rev {name}: has no benchmark_all.py; give a later revision")
     if flags.in_place:
         return
-    for key in sorted({BY_NAME[name].environment for name in flags.names}):
+    for key in sorted({find(name).environment for name in flags.names}):
         lock = Path("requirements") / environments.ENVIRONMENTS[key].requirements
         if not (tree / lock).is_file() or (tree / lock).read_bytes() != (ROOT / lock).read_bytes():
             raise UserError(

@@ -16,7 +16,7 @@ from typing import Dict, List, Optional, Sequence, Set
 
 from common import cli, settings, workloads
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.implementations import BY_NAME
+from common.implementations import find
 from common.report import writing
 from common.results import records, summary, tables
 from common.running import interpreters, processes, runs
@@ -169,14 +169,14 @@ def exit_code(statuses: Sequence[str]) -> int:
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
 
 
-def benchmark(names: Sequence[str], arguments: argparse.Namespace, alone: bool = False) -> int:
+def benchmark(names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str] = ()) -> int:
     """Measure the implementations `names` as the flags say and print the table; returns the exit code.
 
-    `alone`: a script of one implementation, which prefers the Python it was started with.
+    `own`: those of the script that was started, which prefer the Python it was started with.
     """
     given = cli.given_settings(arguments)
     choices = {
-        name: interpreters.choose(BY_NAME[name], in_place=arguments.in_place, prefer_here=alone) for name in names
+        name: interpreters.choose(find(name), in_place=arguments.in_place, prefer_here=name in own) for name in names
     }
     device = interpreters.resolve_device(
         arguments.device, [choice.python for choice in choices.values() if choice.python]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
 
 from common.errors import UserError
-from common.implementations import BY_NAME
+from common.implementations import find
 from common.results import records
 from common.results.records import Record
 from common.running import machine
@@ -96,8 +96,9 @@ def header(name: str, chosen: Settings, run_id: str, started: str, about: Dict[s
         "run_id": run_id,
         "name": name,
         "suffix": chosen.suffix,
-        "package": BY_NAME[name].package,
-        "exact": BY_NAME[name].exact,
+        "package": find(name).package,
+        "kind": find(name).kind,
+        "exact": find(name).exact,
         "settings": chosen.to_json(),
         "command": sys.argv,
         "started": started,
@@ -137,7 +138,7 @@ def open_runs(names: Sequence[str], chosen: Settings, log_dir: Path, resume: boo
         if folders and name in folders:
             opened[name] = Run(folders[name], records.read(folders[name]))
             continue
-        folder = claim_folder(log_dir, f"{name}-{chosen.suffix}")
+        folder = claim_folder(log_dir, f"{find(name).folder}-{chosen.suffix}")
         opened[name] = Run(folder, [])
         opened[name].add(header(name, chosen, run_id, started, about))
     return opened

@@ -107,13 +107,13 @@ def set_up_torch(settings: Settings) -> Any:
     return device
 
 
-def prepare(settings: Settings, script: str) -> Context:
+def prepare(settings: Settings, script: str, variant: str) -> Context:
     """Everything a pass needs.  Raises NotRunnable or UserError."""
     device = set_up_torch(settings)
     import torch
 
     dtype = getattr(torch, settings.dtype)
-    adapter = importlib.import_module(script).ADAPTER(settings)
+    adapter = importlib.import_module(script).ADAPTER(settings, variant)
     adapter.load(device.type)
     batches, selected = load_batches(settings)
     from common.losses.joiner import Joiner
@@ -193,7 +193,7 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
             for record in limits.run(settings, device):
                 output.write(record)
             return {"status": "ok", "reason": ""}
-        context = prepare(settings, job["script"])
+        context = prepare(settings, job["script"], job["variant"])
         output.write(environment(context))
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)

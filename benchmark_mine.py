@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""Benchmark a transducer loss of your own against every other: put yours into `transducer_loss` and run this script.
+
+It is checked against the float64 reference first, and only then timed, its memory measured and traced, like every
+other row.  What stands here is an example: the lattice row by row, with torch.logcumsumexp along u, T steps instead of
+T + U.  --only torchaudio,k2 chooses what it is measured beside; --preset quick tries it out in a minute.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter
+
+
+def transducer_loss(logits, targets, T_lengths, U_lengths):
+    """The summed loss of logits (N, T, U+1, V), padded; targets (N, U) and lengths (N,) int32; blank is 0."""
+    import torch
+
+    N, T, U1, _ = logits.shape
+    log_probs = logits.log_softmax(-1)
+    blank = log_probs[..., 0]
+    index = targets.long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
+    label = log_probs[:, :, :-1].gather(3, index).squeeze(3)
+    along = torch.nn.functional.pad(label.cumsum(2), (1, 0))  # log-probability of emitting u targets on frame t
+    alphas = [along[:, 0]]
+    for t in range(1, T):
+        alphas.append(along[:, t] + torch.logcumsumexp(alphas[-1] + blank[:, t - 1] - along[:, t], dim=1))
+    n, t, u = torch.arange(N, device=logits.device), T_lengths.long() - 1, U_lengths.long()
+    return -(torch.stack(alphas, 1)[n, t, u] + blank[n, t, u]).sum()
+
+
+class Mine(Adapter):
+    name = "mine"
+    hint = "pip install what your loss needs"
+    dtypes = ("float32", "float64")
+    devices = ("cpu", "cuda")
+    reductions = ("sum",)
+
+    def version(self):
+        return "mine"
+
+    def prepare(self, batch):  # untimed: what the loss wants beside the logits
+        return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+
+    def function(self):
+        return transducer_loss
+
+    def options(self):
+        return {}
+
+
+ADAPTER = Mine
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__, beside_all=True))

@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""Benchmark this suite's own loss in plain PyTorch, common/losses/vectorised.py: the row that always runs.
+
+Any device, any dtype, twice differentiable; a few readable lines, so what a kernel gains can be seen against it.  Not
+the float64 reference that every loss is judged by (common/losses/reference.py): it is judged by that one too.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter
+
+
+class Reference(Adapter):
+    name = "reference"
+    hint = "pip install torch"
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+
+    def version(self):
+        return "this suite"
+
+    def prepare(self, batch):
+        return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
+
+    def function(self):
+        from common.losses import vectorised
+
+        return vectorised.transducer_loss
+
+    def options(self):
+        return {"blank": self.blank, "reduction": self.reduction}
+
+
+ADAPTER = Reference
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Benchmark warprnnt_numba.RNNTLossNumba, warp-transducer's kernels in Python, compiled by numba.
+
+Takes padded logits, int32 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits
+and Python itself loops over the cells: numba compiles the CUDA kernels only, for which U+1 must be at most 1024.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter
+
+
+class WarpRnntNumba(Adapter):
+    name = "warprnnt_numba"
+    hint = "pip install warprnnt_numba numba"
+    is_module = True
+
+    def prepare(self, batch):
+        return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)
+
+    def function(self):
+        return self.module.RNNTLossNumba
+
+    def options(self):
+        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": 0.0, "clamp": -1}
+
+
+ADAPTER = WarpRnntNumba
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))
