@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,6 +199,33 @@ def test_fast_way_over_many_small_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_reader, "any_events", None)
     monkeypatch.setattr(trace_kineto, "CHUNK", 700)
     assert read(path) == slow
+
+
+@needs_msgspec
+@pytest.mark.parametrize("piece", [1 << 16, 300])
+def test_both_ways_deliver_the_same_events_of_known_and_unknown_categories(monkeypatch, piece):
+    def raw(cat, rest='"ts": 3, "dur": 1'):
+        return f'  {{\n    "ph": "X", {cat}"name": "a", "pid": 1, "tid": 1,\n    {rest}\n  }}'
+
+    known = [span("a", 1, 2, cat) for cat in ("cpu_op", "python_function", "kernel", "user_annotation", "ac2g")]
+    others = [raw('"cat": "of torch 3", '), raw(""), raw('"cat": null, '), raw('"cat": "cpu\\u005fop", ')]
+    twice = [raw('"cat": "cpu_op", "cat": "kernel", '), raw('"cat": "cpu_op", ', '"ts": 3, "ts": 4')]
+    odd = [raw('"cat": "cpu_op", ', '"ts": "3", "dur": []'), raw('"cat": "python_function", ', '"ts": {}, "dur": []')]
+    text = kineto([*known, *others, *known, *twice, *known, *odd, memory(1, 2), *known]).encode()
+    monkeypatch.setattr(trace_kineto, "PIECE", piece)
+    delivered = {way: [] for way in (trace_events.any_events, trace_kineto.fast_events)}
+    for way, events in delivered.items():
+        assert way(io.BytesIO(text), lambda *event, to=events: to.append(event), lambda *_: None) == 0
+    slow, fast = delivered.values()
+    assert fast == slow and len(fast) == 4 * 4 + 4 + 2 + 1 + 1
+
+
+@needs_msgspec
+@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.parent.name)
+def test_categories_of_real_traces_are_known(path):
+    """An event of another one is decoded twice."""
+    found = set(re.findall(r'"cat": "([^"]*)"', gzip.decompress(path.read_bytes()).decode(errors="replace")))
+    assert found <= {trace_events.STACKS, trace_events.OPERATORS, *trace_kineto.OTHERS}
 
 
 def test_memory_stays_bounded(tmp_path):

@@ -35,6 +35,7 @@ OnEvent = Callable[[Any, Any, Any, Any, Any, Counters], None]  # ph, cat, name, 
 OnHeader = Callable[[str, Any], None]
 HEADER_KEYS = ("distributedInfo", "deviceProperties")
 STACKS = "python_function"  # the category of most events of a trace with stacks: nobody asks for these
+OPERATORS = "cpu_op"  # of these only `ts` is asked for
 SALVAGED = "read field by field"  # a key no event has
 
 
@@ -65,12 +66,15 @@ def salvage(text: str) -> Optional[Event]:
 
 def deliver(event: Event, on_event: OnEvent) -> bool:
     """Hand over what matters of an event, if it does; True when it was salvaged."""
-    if event.get("cat") != STACKS:
+    cat = event.get("cat")
+    if cat == OPERATORS:
+        on_event(None, cat, None, event.get("ts"), None, None)
+    elif cat != STACKS:
         args = event.get("args")
         counters = None
         if isinstance(args, dict):
             counters = (args.get("Total Allocated"), args.get("Device Type"), args.get("Device Id"))
-        on_event(event.get("ph"), event.get("cat"), event.get("name"), event.get("ts"), event.get("dur"), counters)
+        on_event(event.get("ph"), cat, event.get("name"), event.get("ts"), event.get("dur"), counters)
     return SALVAGED in event
 
 

@@ -9,7 +9,6 @@ with no torch.
 from __future__ import annotations
 
 import gzip
-import heapq
 import re
 import zlib
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from common.results.trace_kineto import fast_events
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
 LAST_OPERATORS = 64  # starts kept to tell how many operators the last step has
+MOST_STARTS = 4096  # gathered before all but those are dropped
 MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
 OTHER_LABELS = "(other labels)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
@@ -132,7 +132,7 @@ class _Collector:
     def __init__(self) -> None:
         self._steps: List[Tuple[float, float, int]] = []  # start, duration, number
         self._operators = 0
-        self._last_operators: List[float] = []  # heap of the latest starts
+        self._last_operators: List[float] = []  # the latest starts, and up to MOST_STARTS others
         self.peaks: Dict[Device, int] = {}
         self.lowest: Dict[Device, int] = {}
         self._memory_events = 0
@@ -147,10 +147,9 @@ class _Collector:
         if cat == "cpu_op":
             if is_number(ts):
                 self._operators += 1
-                if len(self._last_operators) < LAST_OPERATORS:
-                    heapq.heappush(self._last_operators, ts)
-                elif ts > self._last_operators[0]:
-                    heapq.heapreplace(self._last_operators, ts)
+                self._last_operators.append(ts)
+                if len(self._last_operators) >= MOST_STARTS:
+                    self._keep_last_operators()
         elif name == "[memory]":
             self._memory(counters)
         elif cat == "user_annotation":
@@ -158,6 +157,10 @@ class _Collector:
                 self._annotation(name, ts, dur)
         elif cat == "kernel":
             self._kernels = True
+
+    def _keep_last_operators(self) -> None:
+        self._last_operators.sort()
+        del self._last_operators[:-LAST_OPERATORS]
 
     def _annotation(self, name: str, ts: float, dur: float) -> None:
         step = _STEP.match(name)
@@ -218,6 +221,7 @@ class _Collector:
         if len(self._steps) < 2:
             return None
         start, duration, number = self._steps[-1]
+        self._keep_last_operators()
         inside = sum(start <= operator < start + duration for operator in self._last_operators)
         others = (self._operators - inside) / (len(self._steps) - 1)
         usual = median([duration for _, duration, _ in self._steps[:-1]])
