@@ -93,6 +93,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         ),
     )
     group.add_argument(
+        "--logits",
+        choices=settings.LOGITS,
+        help=(
+            "random: uniform inputs and weights, as in the 2022 suite, so diffuse posteriors; peaky: inputs and "
+            "weights under which one alignment, drawn at random, has almost all of the probability, as under a trained "
+            f"model. Default: {defaults['logits']}"
+        ),
+    )
+    group.add_argument(
+        "--margin",
+        type=flag_types.positive,
+        metavar="NATS",
+        help=(
+            "of --logits peaky: by how much the target's logit is above the blank's where the alignment emits it, and "
+            f"the blank's above the next target's where it does not. Default: {defaults['margin']:g}"
+        ),
+    )
+    group.add_argument(
         "--pruned-recipe",
         choices=("icefall", "benchmark-2022"),
         help=(

@@ -16,6 +16,7 @@ from common.errors import UserError
 ROOT = Path(__file__).resolve().parent.parent
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
+LOGITS = ("random", "peaky")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 GZIP_TRACES = ("auto", "true", "false")
 
@@ -85,7 +86,8 @@ class Settings:
     """The flags of a run as resolved.  `shape_file` is relative to the suite where it lies in there, so that runs
     of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
     `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps;
-    `preset` is as `preset_parts` reads it; `subsampling` to `tokens` are explained in common.data.variations."""
+    `preset` is as `preset_parts` reads it; `subsampling` to `tokens` are explained in
+    common.data.variations, `logits` and `margin` (nats) in common.losses.peaky."""
 
     shape_file: str
     device: str
@@ -101,6 +103,8 @@ class Settings:
     concatenate: int
     frames: Optional[int]
     tokens: Optional[int]
+    logits: str
+    margin: float
     vocab_size: int
     encoder_dim: int
     schedule: Mapping[str, int]
@@ -184,6 +188,13 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     values["passes"] = with_correctness(values["passes"])
     if values["batches"] is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first"
+    if values["logits"] == "random" and given.get("margin") is not None:
+        raise UserError(f"--margin {given['margin']:g}: is of --logits peaky; give both or none")
+    if values["logits"] == "peaky" and values["pruned_recipe"] == "benchmark-2022":
+        raise UserError(
+            "--logits peaky: --pruned-recipe benchmark-2022 takes encoder outputs for scores; peaky ones are none; "
+            "leave out one of them"
+        )
     if values["memory_snapshot"] and device == "cpu":
         raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
     return Settings.from_json(values)

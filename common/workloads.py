@@ -1,4 +1,4 @@
-"""What is trained: vocabulary, front end and length of utterances as presets, and the words for them in headings.
+"""What is trained: vocabulary, front end, length of utterances and kind of logits; presets, and the words in headings.
 
 A size preset (common.settings) says how much is measured, a workload of what: any size goes with any workload.  Plain
 data, read by the report too: no torch, no numpy.
@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping
 
 #: The settings of this module, and their values in results that are older than them.
-DEFAULTS: Dict[str, Any] = {"subsampling": 4, "token_scale": 1.0, "concatenate": 1, "frames": None, "tokens": None}
+DEFAULTS: Dict[str, Any] = {
+    "subsampling": 4,
+    "token_scale": 1.0,
+    "concatenate": 1,
+    "frames": None,
+    "tokens": None,
+    "logits": "random",
+    "margin": 10.0,
+}
 
 #: `frames` and `tokens` of None in comparisons, where None would say that nothing is known.
 AS_IN_SHAPE_FILE = "as in the shape file"
@@ -46,14 +54,19 @@ def described(settings: Mapping[str, Any]) -> List[str]:
         "concatenate": "{} utterances as one",
         "frames": "T {}",
         "tokens": "U {}",
+        "logits": "{} logits",
     }
-    return [
+    found = [
         text.format(values[key]) for key, text in words.items() if values[key] not in (DEFAULTS[key], AS_IN_SHAPE_FILE)
     ]
+    return found + ([f"margin {values['margin']:g}"] if values["logits"] == "peaky" else [])
 
 
 def comparable(settings: Mapping[str, Any]) -> Dict[str, Any]:
     """The settings of this module that must agree between results that are compared; older results get the
-    defaults."""
+    defaults.  None: does not apply."""
     values = {key: settings.get(key, default) for key, default in DEFAULTS.items()}
-    return {key: AS_IN_SHAPE_FILE if value is None else value for key, value in values.items()}
+    if values["logits"] == "random":
+        values["margin"] = None
+    lengths = {key: AS_IN_SHAPE_FILE for key in ("frames", "tokens") if values[key] is None}
+    return {**values, **lengths}

@@ -124,14 +124,16 @@ def test_bad_flags_in_one_line():
     assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
 
 
-OTHERS = {"subsampling": 8, "token_scale": 2.66, "concatenate": 4, "frames": 100, "tokens": 0}
+OTHERS = {"subsampling": 8, "token_scale": 2.66, "concatenate": 4, "frames": 100, "tokens": 0, "logits": "peaky"}
 
 
 def test_every_workload_setting_has_words_and_decides_what_is_compared():
-    assert set(OTHERS) == set(workloads.DEFAULTS) == set(run_pairs.WORKLOAD)
+    assert {*OTHERS, "margin"} == set(workloads.DEFAULTS) == set(run_pairs.WORKLOAD)
     assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
     assert workloads.described(workloads.comparable({})) == []
-    assert workloads.described(OTHERS) == ["x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0"]
+    assert workloads.described(OTHERS) == [
+        *("x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0", "peaky logits", "margin 10")
+    ]
 
 
 @pytest.mark.parametrize("key", sorted(OTHERS))
@@ -148,6 +150,15 @@ def test_rows_of_other_lengths_never_share_a_group(key, tmp_path):
     old, same, other = (run_pairs.read_runs(tmp_path / name)[0] for name in "abc")
     assert run_pairs.differences(old, same) == []
     assert run_pairs.differences(old, other) == run_pairs.differences(same, other) != []
+
+
+def test_the_margin_is_compared_where_there_is_one(tmp_path):
+    for name, flags in (("a", {}), ("b", {"margin": 5.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
+        write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 5.0} if name == "d" else {})})
+    a, b, c, d = (run_pairs.read_runs(tmp_path / name)[0] for name in "abcd")
+    assert run_pairs.differences(a, b) == []
+    assert run_pairs.differences(c, d) == ["margin 10.0 / 5.0"]
+    assert run_pairs.differences(a, c) == ["logits random / peaky"]
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):

@@ -1,21 +1,27 @@
-"""Random inputs of one batch, and the joiner's weights: the same bits for the same seed under every torch and numpy.
+"""Inputs of one batch, and the joiner's weights: the same bits for the same seed under every torch and numpy.
 
 The numbers come from the raw output of numpy's PCG64, whose stream is guaranteed never to change (NEP 19); turning it
-into floats is exact arithmetic done here.  torch's own generators make no such promise between versions.  Inputs are
-uniform in [0, 1), as in the 2022 suite; weights are uniform in +-1/sqrt(D), as torch.nn.Linear draws them.
+into floats is exact arithmetic done here.  torch's own generators make no such promise between versions.  Random inputs
+are uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; what
+peaky ones are, common.losses.peaky tells.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import List, Sequence, Tuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
+from common.losses import peaky
+
+if TYPE_CHECKING:
+    from common.settings import Settings
+
 #: First word of each stream's key, so that no two draw the same numbers.
-ENCODER, DECODER, TARGETS, WEIGHTS, POOL = range(5)
+ENCODER, DECODER, TARGETS, WEIGHTS, POOL, ALIGNMENT, CODES = range(7)
 
 
 def uniform(count: int, *key: int) -> np.ndarray:
@@ -81,19 +87,33 @@ def make_batch(
     device: torch.device,
     dtype: torch.dtype,
     key: Sequence[int],
+    codes: Optional[np.ndarray] = None,
 ) -> Batch:
-    """A batch of fresh random inputs for utterances of the given (T, U); `key` (seed, batch, ...) names its stream."""
+    """A batch of fresh inputs for utterances of the given (T, U); `key` (seed, batch, ...) names its stream.
+
+    codes: of common.losses.peaky, for inputs that follow an alignment; None: random ones.
+    """
     N, T, U = padded_sizes(shapes)
-    encoder_out = torch.from_numpy(uniform(N * T * encoder_dim, ENCODER, *key)).view(N, T, encoder_dim)
-    decoder_out = torch.from_numpy(uniform(N * (U + 1) * encoder_dim, DECODER, *key)).view(N, U + 1, encoder_dim)
-    return _batch(shapes, encoder_out.to(device, dtype), decoder_out.to(device, dtype), vocab_size, device, *key)
+    encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
+    decoder_out = uniform(N * (U + 1) * encoder_dim, DECODER, *key).reshape(N, U + 1, encoder_dim)
+    if codes is not None:
+        targets = symbols((N, U), vocab_size, TARGETS, *key)
+        draws = uniform(N * T, ALIGNMENT, *key).reshape(N, T)
+        encoder_out, decoder_out = peaky.outputs(encoder_out, decoder_out, targets, shapes, codes, draws)
+    made = (torch.from_numpy(array).to(device, dtype) for array in (encoder_out, decoder_out))
+    return _batch(shapes, *made, vocab_size, device, *key)
+
+
+def _name(shapes: Sequence[Sequence[int]]) -> str:
+    return str([(int(T), int(U)) for T, U in shapes])
 
 
 class Pool:
     """Inputs of many batches as views of one random buffer per kind, big enough for the largest.
 
     For loops whose time or memory must hold nothing of making inputs: a batch costs no kernel and no memory.  Its
-    views are fresh leaves each time, with no gradient of an earlier batch.
+    views are fresh leaves each time, with no gradient of an earlier batch.  With `codes` (see `make_batch`) inputs
+    belong to targets, so each of the `batches` has buffers and targets of its own, made here.
     """
 
     def __init__(
@@ -105,7 +125,14 @@ class Pool:
         device: torch.device,
         dtype: torch.dtype,
         seed: int,
+        codes: Optional[np.ndarray] = None,
     ):
+        self.made: Dict[str, Batch] = {}
+        if codes is not None:
+            how = {"vocab_size": vocab_size, "encoder_dim": encoder_dim, "device": device, "dtype": dtype}
+            for index, shapes in enumerate(batches):
+                self.made[_name(shapes)] = make_batch(shapes, **how, key=(POOL, seed, index), codes=codes)
+            return
         sizes = [padded_sizes(shapes) for shapes in batches]
         frames = max(N * T for N, T, _ in sizes)
         tokens = max(N * (U + 1) for N, _, U in sizes)
@@ -114,7 +141,11 @@ class Pool:
         self.vocab_size, self.encoder_dim, self.device, self.seed = vocab_size, encoder_dim, device, seed
 
     def batch(self, shapes: Sequence[Sequence[int]], index: int) -> Batch:
-        """A batch of the given (T, U); `index` names the stream of its targets."""
+        """A batch of the given (T, U), one of the pool's `batches`; `index` names the stream of random targets."""
+        if self.made:
+            made = self.made[_name(shapes)]
+            fresh = {name: getattr(made, name).detach().requires_grad_() for name in ("encoder_out", "decoder_out")}
+            return replace(made, **fresh)
         N, T, U = padded_sizes(shapes)
         D = self.encoder_dim
         encoder_out = self.encoder[: N * T * D].view(N, T, D).detach()
@@ -128,8 +159,35 @@ def linear(
     """Linear(inputs, outputs) with weights and bias of the stream that `key` names."""
     bound = 1 / math.sqrt(inputs)
     drawn = (uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound).astype(np.float32)
-    layer = torch.nn.Linear(inputs, outputs, device=device, dtype=dtype)
+    weight, bias = drawn[: inputs * outputs].reshape(outputs, inputs), drawn[inputs * outputs :]
+    return _layer(weight, bias, device, dtype)
+
+
+def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
     with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(drawn[: inputs * outputs]).view(outputs, inputs))
-        layer.bias.copy_(torch.from_numpy(drawn[inputs * outputs :]))
+        layer.weight.copy_(torch.from_numpy(weight))
+        layer.bias.copy_(torch.from_numpy(bias))
     return layer
+
+
+def output_layer(settings: Settings, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
+    """The joiner's Linear(D, V) of a run.  Raises UserError as common.losses.peaky.codes does."""
+    codes = peaky.codes_of(settings)
+    if codes is not None:
+        return _layer(*peaky.joiner_layer(codes, settings.margin), device, dtype)
+    D, V = settings.encoder_dim, settings.vocab_size
+    return linear(D, V, device=device, dtype=dtype, key=(settings.seed, 0))
+
+
+def simple_projections(
+    settings: Settings, device: torch.device, dtype: torch.dtype
+) -> Tuple[torch.nn.Linear, torch.nn.Linear]:
+    """Linear(D, V) of encoder and of decoder outputs, for losses of a joint that adds the two."""
+    codes = peaky.codes_of(settings)
+    if codes is not None:
+        am, lm = peaky.simple_layers(codes, settings.margin)
+        return _layer(*am, device, dtype), _layer(*lm, device, dtype)
+    D, V = settings.encoder_dim, settings.vocab_size
+    am, lm = (linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2))
+    return am, lm

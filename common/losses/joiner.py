@@ -29,10 +29,7 @@ class Joiner(torch.nn.Module):
     def of(
         cls, settings: Settings, extra: Mapping[str, torch.nn.Module], device: torch.device, dtype: torch.dtype
     ) -> Joiner:
-        output = inputs.linear(
-            settings.encoder_dim, settings.vocab_size, device=device, dtype=dtype, key=(settings.seed, 0)
-        )
-        return cls(output, extra)
+        return cls(inputs.output_layer(settings, device, dtype), extra)
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
         """Sums of encoder and decoder outputs (..., D) -> logits (..., V)."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from common.errors import UserError
 from common.losses import k2_package
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SIMPLE_LOSS_SCALE = 0.5
 LM_ONLY_SCALE = 0.25
 AM_ONLY_SCALE = 0.0
+#: Nats; of less, a difference is rounding.
+SMALLEST_LOSS = 1e-6
 
 
 class Pruned(Adapter):
@@ -51,11 +53,8 @@ class Pruned(Adapter):
 
         if self.settings.pruned_recipe == "benchmark-2022":
             return {}
-        D, V, seed = self.settings.encoder_dim, self.settings.vocab_size, self.settings.seed
-        return {
-            "simple_am_projection": inputs.linear(D, V, device=device, dtype=dtype, key=(seed, 1)),
-            "simple_lm_projection": inputs.linear(D, V, device=device, dtype=dtype, key=(seed, 2)),
-        }
+        am, lm = inputs.simple_projections(self.settings, device, dtype)
+        return {"simple_am_projection": am, "simple_lm_projection": lm}
 
     def prepare(self, batch):
         return SimpleNamespace(symbols=batch.targets.long(), boundary=k2_package.boundary(batch))
@@ -136,8 +135,9 @@ class Pruned(Adapter):
         return SIMPLE_LOSS_SCALE * reference.arc_losses(smoothed, batch.targets, batch.shapes).sum() + exact
 
 
-def approximation_gap(adapter: Pruned, model: torch.nn.Module, batch) -> float:
-    """(pruned loss at the run's range - exact loss) / exact loss for one batch: 0 where pruning loses nothing."""
+def approximation_gap(adapter: Pruned, model: torch.nn.Module, batch) -> Optional[float]:
+    """(pruned loss at the run's range - exact loss) / exact loss for one batch: 0 where pruning loses nothing, None
+    where the exact loss is nothing, too."""
     import torch
 
     from common.losses import reference
@@ -146,4 +146,4 @@ def approximation_gap(adapter: Pruned, model: torch.nn.Module, batch) -> float:
         prepared = adapter.prepare(batch)
         pruned_loss = float(adapter.loss(adapter.logits(model, batch, prepared), prepared))
         exact = float(reference.losses(model.logits(batch, "padded"), batch.targets, batch.shapes).sum())
-    return (pruned_loss - exact) / exact
+    return (pruned_loss - exact) / exact if exact > SMALLEST_LOSS else None

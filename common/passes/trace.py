@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
-from common.losses import inputs, work
+from common.losses import inputs, peaky, work
 from common.losses.stages import observed_by
 from common.passes import memory
 
@@ -103,6 +103,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         device=device,
         dtype=context.dtype,
         seed=settings.seed,
+        codes=peaky.codes_of(settings),
     )
     waiting = [
         work.prepare(context.adapter, context.model, pool.batch(shapes[batch], index), "step")

@@ -17,7 +17,9 @@ environment  once per job: job, python, torch, implementation_version, device ("
              have none of the last four), warnings (lines for the user)
 correctness  job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss with
              its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
-             loss to the exact one at the configured range; null for exact losses), note
+             loss to the exact one at the configured range and logits; null for exact losses), approximation_gaps
+             ({"random": ..., "peaky": ...}, likewise with these logits; null where they cannot be made, and for exact
+             losses), note
 sample       job, scope ("loss" or "step"), round, batch (index), repeat, warmup (bool), forward_wall_ns (null on CUDA,
              where the host runs ahead), total_wall_ns, forward_event_ns, total_event_ns (CUDA events; null on CPU),
              stages ({name: wall ns; event ns on CUDA}), foreign_cpu (other processes' share of the machine's CPU time,

@@ -34,6 +34,8 @@ WORKLOAD = {
     "concatenate": "utterances as one",
     "frames": "T of every utterance",
     "tokens": "U of every utterance",
+    "logits": "logits",
+    "margin": "margin",
 }
 
 

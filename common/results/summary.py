@@ -55,6 +55,7 @@ EMPTY: Row = {
     "loss_error": None,
     "grad_error": None,
     "approximation_gap": None,
+    "approximation_gaps": {},
     "memory": {},
     "padded_cells": None,
     "useful_cells": None,

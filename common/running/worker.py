@@ -41,7 +41,7 @@ class Context:
 
     def make_batch(self, batch: int, repeat: int, utterances: Optional[int] = None):
         """Fresh inputs of a batch (or of its first `utterances`); the same for every implementation."""
-        from common.losses import inputs
+        from common.losses import inputs, peaky
 
         return inputs.make_batch(
             self.shapes(batch)[:utterances],
@@ -50,6 +50,7 @@ class Context:
             device=self.device,
             dtype=self.dtype,
             key=(self.settings.seed, batch, repeat),
+            codes=peaky.codes_of(self.settings),
         )
 
 
