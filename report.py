@@ -40,13 +40,14 @@ def parser() -> Parser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    rows, groups = writing.read_groups(options.log)
-    written = [writing.write(groups, options.output)]
+    rows, groups, swept = writing.read(options.log)
+    written = [writing.write(groups, options.output, swept)]
     if options.png is not None:
         written += pngs.write(groups, options.png)
     for path in written:
         print(path)
-    return EXIT_FAILED if all(row["unreadable"] for row in rows) else EXIT_OK
+    readable = [not row["unreadable"] for row in rows] + [not sweep.reason for sweep in swept]
+    return EXIT_OK if any(readable) else EXIT_FAILED
 
 
 if __name__ == "__main__":

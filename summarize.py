@@ -11,8 +11,8 @@ from typing import List, Optional
 
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.results.summary import rows
-from common.results.tables import FORMATS, render
+from common.results import summary, sweep_tables, sweeps, tables
+from common.results.tables import FORMATS
 
 DESCRIPTION = """\
 One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
@@ -24,6 +24,8 @@ traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
   profiled peak MB   highest Total Allocated of the [memory] events
   loss, grad error   largest relative error against the float64 reference
   useful %           cells of the lattice that are not padding
+
+Sweeps follow in tables of their own; in csv and json their rows carry sweep, its id, cell and values.
 """
 EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
 
@@ -37,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="LOG",
         type=Path,
-        help="log folders, searched through; a results.jsonl or a single trace works too (default: log)",
+        help="log folders, searched through; a results.jsonl, a sweep.jsonl or a single trace works too (default: log)",
     )
     result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects (default: table)")
     result.add_argument(
@@ -51,11 +53,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    found = rows(options.log, options.all_runs)
-    if not found:
+    rows = summary.rows(options.log, options.all_runs)
+    swept = sweeps.find(options.log, options.all_runs)
+    if not rows and not swept:
         where = ", ".join(str(path) for path in options.log) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    text = render(found, options.format)
+    text = _text(rows, swept, options.format)
     if options.output is not None:
         try:
             options.output.write_text(text, encoding="utf-8")
@@ -72,7 +75,15 @@ def main(arguments: Optional[List[str]] = None) -> int:
         except OSError as error:
             _drop_stdout()
             raise UserError(f"cannot write the table: {error.strerror or error}") from error
-    return EXIT_FAILED if all(row["unreadable"] for row in found) else EXIT_OK
+    readable = [not row["unreadable"] for row in rows] + [not sweep.reason for sweep in swept]
+    return EXIT_OK if any(readable) else EXIT_FAILED
+
+
+def _text(rows: List[summary.Row], swept: List[sweeps.Sweep], format: str) -> str:
+    if format in ("csv", "json"):
+        return tables.render([*rows, *(row for sweep in swept for row in sweep.rows)], format)
+    parts = [tables.render(rows, format)] if rows else []
+    return "\n".join(parts + [sweep_tables.render(swept, format)] if swept else parts)
 
 
 def _drop_stdout() -> None:

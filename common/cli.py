@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NoReturn, Optional, Sequence
 
-from common import flag_types, settings, workloads
+from common import flag_types, grid, settings, workloads
 from common.commands import guarded
 from common.errors import EXIT_USAGE, UserError
 from common.implementations import BY_NAME, IMPLEMENTATIONS, with_variants
@@ -332,7 +332,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--resume",
         action="store_true",
-        help="continue the newest unfinished run with the same settings instead of starting one",
+        help="continue the newest unfinished run, or sweep, with the same settings instead of starting one",
     )
     group.add_argument(
         "--in-place",
@@ -340,6 +340,17 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="run everything in this Python, with what it has installed; use no environment of `make setup`",
     )
     group.add_argument("--quiet", action="store_true", help="no progress on stderr; the table still goes to stdout")
+    group.add_argument(
+        "--sweep",
+        type=grid.axis_of(parser),
+        action="append",
+        default=[],
+        metavar="KEY=A,B,...",
+        help=(
+            "measure at each of these values instead of one; given several times, at all combinations. One folder, "
+            f"sweep-KEY, for all; no traces. KEY is one of {', '.join(grid.sweepable(parser))}. Default: no sweep"
+        ),
+    )
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:

@@ -84,16 +84,22 @@ def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
             for entry in timed
         ),
         data,
-        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=axis("ms"), legend=_legend()),
+        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=axis("ms"), legend=legend_below()),
         _time_table(timed, stages),
         height,
     )
 
 
-def _legend() -> Dict[str, object]:
+def legend_below() -> Dict[str, object]:
     """Below the axis; page.js gives it the height that its lines take."""
     below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"}
     return {**below, "entrywidth": 150, "font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR}
+
+
+def pattern(place: int) -> Dict[str, object]:
+    """Of bars, so that no meaning is in colour alone."""
+    shape = {"shape": PATTERNS[place % len(PATTERNS)], "fillmode": "overlay", "size": 7, "solidity": 0.2}
+    return {**shape, "fgcolor": "#ffffff", "fgopacity": 0.75}
 
 
 def _bar(name: str, points: Sequence, place: int, unit: str) -> Trace:
@@ -106,14 +112,7 @@ def _bar(name: str, points: Sequence, place: int, unit: str) -> Trace:
         "width": 0.36,
         "marker": {
             "color": color(place),
-            "pattern": {
-                "shape": PATTERNS[place % len(PATTERNS)],
-                "fillmode": "overlay",
-                "fgcolor": "#ffffff",
-                "fgopacity": 0.75,
-                "size": 7,
-                "solidity": 0.2,
-            },
+            "pattern": pattern(place),
             "line": {"width": 1, "color": INK},
         },
         "hovertemplate": f"%{{x:.4g}} {unit}<extra>{shown(name)}</extra>",
@@ -208,7 +207,7 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
         "batch. Symbols below a bar: the most that was allocated while each stage ran, from one step of the trace.",
         "Peak memory: " + "; ".join(f"{entry.label} {number(entry.peak_mb)} megabytes" for entry in measured),
         data,
-        layout(height, **lanes(names, LANE, 14), xaxis=axis("MB (2<sup>20</sup> bytes)"), legend=_legend()),
+        layout(height, **lanes(names, LANE, 14), xaxis=axis("MB (2<sup>20</sup> bytes)"), legend=legend_below()),
         _memory_table(measured, stages),
         height,
     )

@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 @dataclass
 class Entry:
     """One row and what belongs to it.  label: its name, unique in its group, harmless and short; peaks_mb: by scope,
-    the peak of each batch in MB."""
+    the peak of each batch in MB; file: the name of its records' file."""
 
     row: Row
     label: str
@@ -48,6 +48,7 @@ class Entry:
     samples: List[Sample] = field(default_factory=list)
     peaks_mb: Dict[str, Dict[str, float]] = field(default_factory=dict)
     curve: Optional[Curve] = None
+    file: str = records.FILE_NAME
 
     @property
     def folder(self) -> Path:
@@ -55,7 +56,7 @@ class Entry:
 
     @property
     def results(self) -> Path:
-        return self.folder / records.FILE_NAME
+        return self.folder / self.file
 
     @property
     def trace(self) -> Optional[Path]:
@@ -123,11 +124,14 @@ def _entries(rows: Sequence[Row]) -> List[Entry]:
     names = [plain(row["name"]) or "(no name)" for row in rows]
     labels: List[str] = []
     for row, name in zip(rows, names):
-        label = name if names.count(name) == 1 else f"{name} ({plain(Path(row['log_dir']).name)})"
-        label = label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
+        label = short(name if names.count(name) == 1 else f"{name} ({plain(Path(row['log_dir']).name)})")
         same = labels.count(label)
         labels.append(label if not same else f"{label} {same + 1}")
     return [_entry(row, label) for row, label in zip(rows, labels)]
+
+
+def short(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
 
 
 def _entry(row: Row, label: str) -> Entry:
@@ -142,6 +146,16 @@ def _entry(row: Row, label: str) -> Entry:
             entry.curve = memory_curve.read(entry.trace)
         except (UserError, *MALFORMED):
             pass
+    return entry
+
+
+def entry_of(row: Row, label: str, found: List[Dict[str, Any]], file: str) -> Entry:
+    """The entry of a row whose records were `found` in the file of that name in its folder."""
+    entry = Entry(row, label, file=file)
+    try:
+        _from_records(entry, found)
+    except MALFORMED:
+        pass  # what is there is shown without them
     return entry
 
 

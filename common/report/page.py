@@ -10,19 +10,22 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from common.report import bars, courses, facts, trade_off, verdicts
+from common.report import bars, courses, facts, sweep_section, trade_off, verdicts
 from common.report.collect import Entry, Group
 from common.report.look import Figure
 from common.report.markup import href, script_hash, script_json, sentence, table, text
+from common.report.plots import numbers_of, plot
+from common.results.sweeps import Sweep
 
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 
 
-def page(groups: Sequence[Group], base: Path, library: str) -> str:
+def page(groups: Sequence[Group], base: Path, library: str, swept: Sequence[Sweep] = ()) -> str:
     """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself."""
     figures: Dict[str, Figure] = {}
     sections = "".join(_section(group, place, len(groups), figures, base) for place, group in enumerate(groups))
+    sections += "".join(sweep_section.section(sweep, place, figures, base) for place, sweep in enumerate(swept))
     script = _source("page.js")
     library = library.replace("\r\n", "\n")
     policy = (
@@ -44,13 +47,13 @@ def page(groups: Sequence[Group], base: Path, library: str) -> str:
 {_source("page.css")}</style>
 </head>
 <body>
-<a class="skip" href="#group-0">To the results</a>
+<a class="skip" href="#results">To the results</a>
 <header>
 <p class="overline">Transducer (RNN-T) losses, side by side</p>
 <h1>{TITLE}</h1>
-<p class="lead">{text(_lead(groups))}</p>
-{_contents(groups)}</header>
-<main>
+<p class="lead">{text(_lead(groups, swept))}</p>
+{_contents(groups, swept)}</header>
+<main id="results">
 {sections}{_how_to_read()}</main>
 <footer><p>Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by this suite's report.py. Every number is a link to
 the samples or the trace it is from; absolute times belong to one machine on one day.</p></footer>
@@ -66,21 +69,24 @@ def _source(name: str) -> str:
     return (HERE / name).read_text(encoding="utf-8")
 
 
-def _lead(groups: Sequence[Group]) -> str:
-    entries = [entry for group in groups for entry in group.entries]
-    devices = list(dict.fromkeys(entry.row["device_name"] for entry in entries if entry.row["device_name"]))
-    names = len({entry.row["name"] for entry in entries})
-    days = sorted({(entry.row["started"] or "")[:10] for entry in entries} - {""})
+def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
+    rows = [entry.row for group in groups for entry in group.entries] + [row for sweep in swept for row in sweep.rows]
+    devices = list(dict.fromkeys(row["device_name"] for row in rows if row["device_name"]))
+    names = len({row["name"] for row in rows})
+    days = sorted({(row["started"] or "")[:10] for row in rows} - {""})
     parts = [f"{names} implementation{'s' * (names != 1)}"]
     parts += [f"on {', '.join(devices)}"] if devices else []
     parts += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
     return ", ".join(parts) + "."
 
 
-def _contents(groups: Sequence[Group]) -> str:
-    if len(groups) < 2:
+def _contents(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
+    if len(groups) + len(swept) < 2:
         return ""
     items = "".join(f'<li><a href="#group-{at}">{text(group.heading)}</a></li>' for at, group in enumerate(groups))
+    items += "".join(
+        f'<li><a href="#sweep-{at}">{text(sweep_section.title(sweep))}</a></li>' for at, sweep in enumerate(swept)
+    )
     return f'<nav aria-label="Configurations"><ul>{items}</ul></nav>\n'
 
 
@@ -88,7 +94,7 @@ def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], ba
     entries = group.entries
     found = [bars.step_time(entries), bars.peak_memory(entries), trade_off.time_and_memory(entries)]
     found += [courses.memory_within(entries), courses.drift(entries)]
-    plots = "".join(_figure(figure, place, figures, base) for figure in found if figure is not None)
+    plots = "".join(plot(figure, place, figures, base) for figure in found if figure is not None)
     heading = f'<p class="configuration">{text(group.heading)}</p>'
     return (
         f'<section class="group" id="group-{place}" aria-labelledby="title-{place}">\n'
@@ -127,28 +133,10 @@ def _failures(entries: Sequence[Entry], base: Path) -> str:
     return f'<div class="failures"><h3>What did not run</h3><ul>{items}</ul></div>\n'
 
 
-def _figure(figure: Figure, place: int, figures: Dict[str, Figure], base: Path) -> str:
-    """A plot with its caption; its numbers follow as a table that can be opened."""
-    key = f"{figure.key}-{place}"
-    figures[key] = figure
-    level = "h4" if figure.small else "h3"
-    numbers = "" if figure.small else _numbers(figure, base)
-    return (
-        f'<figure id="{key}"><{level}>{text(figure.title)}</{level}>'
-        f"<figcaption>{text(figure.caption)}</figcaption>"
-        f'<div class="plot" role="img" aria-label="{text(figure.summary)}" data-figure="{key}" '
-        f'style="min-height:{figure.height}px"></div>\n{numbers}</figure>\n'
-    )
-
-
-def _numbers(figure: Figure, base: Path) -> str:
-    return f"<details><summary>The numbers of this plot</summary>\n{table(figure.table, base)}</details>"
-
-
 def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
     terms = "".join(f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>" for term, said in facts.machine(entries))
     shapes = courses.shapes(entries)
-    small = "".join(_figure(figure, place, figures, base) for figure in shapes)
+    small = "".join(plot(figure, place, figures, base) for figure in shapes)
     load = facts.load(entries)
     parts: List[str] = ["<h3>What was measured where</h3>\n"]
     if terms:
@@ -158,7 +146,7 @@ def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], 
         parts.append(f"<h4>Load of the machine by others while timing</h4>\n{table(load, base)}")
     if small:
         parts.append(f'<h4>Shapes of the measured batches</h4>\n<div class="smalls">{small}</div>\n')
-        parts.append(_numbers(shapes[0], base))
+        parts.append(numbers_of(shapes[0], base))
     return "".join(parts)
 
 

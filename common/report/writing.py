@@ -14,22 +14,28 @@ from typing import List, Sequence, Tuple
 from common.errors import UserError
 from common.report.collect import Group, collect
 from common.report.page import page
+from common.results import sweeps
 from common.results.exports import plain
 from common.results.summary import Row, rows
+from common.results.sweeps import Sweep
 
 FILE_NAME = "report.html"
 
 
 def read_groups(paths: Sequence[Path]) -> Tuple[List[Row], List[Group]]:
-    """The newest run of each configuration under `paths`, as rows and as what the report shows of them.
-
-    Raises UserError when there is none.
-    """
+    """The newest run of each configuration under `paths`, as rows and as what the report shows of them."""
     found = rows(paths)
-    if not found:
+    return found, collect(found)
+
+
+def read(paths: Sequence[Path]) -> Tuple[List[Row], List[Group], List[Sweep]]:
+    """What the report is of.  Raises UserError when there is nothing."""
+    found, groups = read_groups(paths)
+    swept = sweeps.find(paths)
+    if not found and not swept:
         where = ", ".join(str(path) for path in paths) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    return found, collect(found)
+    return found, groups, swept
 
 
 def plotly_library() -> str:
@@ -44,7 +50,7 @@ def plotly_library() -> str:
     return get_plotlyjs()
 
 
-def write(groups: Sequence[Group], output: Path) -> Path:
+def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = ()) -> Path:
     """Write the page in one step: a reader, or a full disk, meets the old file or the new one.
 
     Raises UserError when it cannot be written.
@@ -53,7 +59,7 @@ def write(groups: Sequence[Group], output: Path) -> Path:
     temporary = output.parent / f".{output.name}.{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        content = page(groups, output.parent, library)
+        content = page(groups, output.parent, library, swept)
         if output.exists() and not output.is_file():  # a pipe, say: to be written to, not replaced
             output.write_text(content, encoding="utf-8")
         else:
@@ -70,8 +76,8 @@ def write(groups: Sequence[Group], output: Path) -> Path:
 def after_run(log_dir: Path, quiet: bool) -> None:
     """Write ``log_dir/report.html`` and say so on stderr.  A failure is one warning there, and costs nothing else."""
     try:
-        _, groups = read_groups([log_dir])
-        path = write(groups, log_dir / FILE_NAME)
+        _, groups, swept = read([log_dir])
+        path = write(groups, log_dir / FILE_NAME, swept)
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:

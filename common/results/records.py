@@ -41,6 +41,18 @@ status       last line of each job: job ("correctness", "timing-1", ..., "memory
              job failed, stderr_tail (its last lines)
 
 A job that ran again (resume) appears again: its later records replace the earlier ones (see ``latest_jobs``).
+
+A sweep owns one folder too, ``log/sweep-<keys>/``, with one file, ``sweep.jsonl``: its first line, then the runs of all
+cells of the grid, one behind the other.  Every line after the first carries ``cell`` (number of the cell, from 0: the
+values of the grid combined, those of the last key varying fastest) and ``implementation``; the lines of one cell and
+implementation are one run as above.  The file only grows, by a run's header or by a job at a time (see ``append``).
+
+sweep        always the first line: schema (1), sweep_id, grid ({setting: [values]}), settings (those that all cells
+             share), names (implementations), command, started, git_revision, git_dirty, machine
+run          as above, and values ({setting: value} of the cell); run_id is the sweep_id
+correctness, limits, status
+             as above, and, where it was not measured again, reused_from (the cell whose result it is: the correctness
+             pass has a small batch of its own, whatever the size of the cell's)
 """
 
 from __future__ import annotations
@@ -55,6 +67,7 @@ from common.errors import UserError
 
 SCHEMA = 1
 FILE_NAME = "results.jsonl"
+SWEEP_FILE_NAME = "sweep.jsonl"
 STATUSES = ("ok", "oom", "unsupported", "missing", "error", "timeout", "interrupted")
 
 Record = Dict[str, Any]
@@ -86,6 +99,54 @@ def write(folder: Path, records: Iterable[Record]) -> Path:
     return path
 
 
+def append(path: Path, new: Iterable[Record]) -> None:
+    """Add `new` at the end of the file `path`, and have them on disk.
+
+    Raises UserError when that cannot be done, with the file as it was before where the disk allows.
+    """
+    text = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in new)
+    try:
+        with path.open("ab") as stream:
+            before = stream.tell()
+            try:
+                stream.write(text.encode("utf-8"))
+                stream.flush()
+                os.fsync(stream.fileno())
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(path, before)
+                raise
+    except OSError as error:
+        raise UserError(
+            f"cannot write {path}: {error.strerror or error}; free some space and go on with --resume"
+        ) from error
+
+
+def mend(path: Path) -> None:
+    """Cut from the end of an appended file what a killed writer left of a job: a line cut short, and records without
+    their status, which the job's next attempt must not be mixed with.
+
+    Raises UserError when the file cannot be read or changed.
+    """
+    try:
+        with path.open("r+b") as stream:
+            end = position = 0
+            for line in stream:
+                position += len(line)
+                if line.endswith(b"\n") and _ends_addition(line):
+                    end = position
+            stream.truncate(end)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; leave out --resume to start anew") from error
+
+
+def _ends_addition(line: bytes) -> bool:
+    try:
+        return json.loads(line)["record"] in ("sweep", "run", "limits", "status")
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
 def read(path: Path) -> List[Record]:
     """Records of a results.jsonl (or of the folder that holds one), in file order.
 
@@ -113,7 +174,7 @@ def read(path: Path) -> List[Record]:
                 f"{path}, line {number}: not a record of this suite ({error}); delete the line or the folder"
             ) from None
         records.append(record)
-    if records and records[0]["record"] == "run" and records[0].get("schema", 0) > SCHEMA:
+    if records and records[0]["record"] in ("run", "sweep") and records[0].get("schema", 0) > SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {records[0]['schema']}, this one reads {SCHEMA})")
     return records
 

@@ -68,6 +68,7 @@ EMPTY: Row = {
     # the run; unreadable: nothing of it could be read
     "configuration": {},
     "suffix": None,
+    "sweep": {},  # id, cell, and the values of the swept settings (see sweeps.py)
     "run_id": None,
     "started": None,
     "earlier_runs": 0,
@@ -91,7 +92,7 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
         elif path.is_file():
             if path.name == records.FILE_NAME:
                 found[path.parent] = []
-            else:
+            elif path.name != records.SWEEP_FILE_NAME:
                 found.setdefault(path.parent, []).append(path)
         elif paths:
             raise UserError(f"{path}: no such file or folder; name a log folder, a results.jsonl or a trace")
@@ -118,17 +119,18 @@ def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
         return [_unreadable(folder, name, f"{folder}: cannot be read: {error.strerror or error}")]
 
 
-def _new_row(folder: Path, name: str) -> Row:
+def new_row(folder: Path, name: str) -> Row:
+    """A row of which nothing is known yet."""
     fresh = {key: type(value)() if isinstance(value, (list, dict)) else value for key, value in EMPTY.items()}
     return {**fresh, "name": name, "log_dir": str(folder)}
 
 
 def _unreadable(folder: Path, name: str, reason: str) -> Row:
-    return {**_new_row(folder, name), "status": "error", "reason": reason, "unreadable": True}
+    return {**new_row(folder, name), "status": "error", "reason": reason, "unreadable": True}
 
 
 def _measured_row(folder: Path, name: str) -> Row:
-    row = _new_row(folder, name)
+    row = new_row(folder, name)
     path = folder / records.FILE_NAME
     try:
         found = records.read(folder)
@@ -152,7 +154,7 @@ def _foreign_rows(files: List[Path], folder: Path, name: str) -> List[Row]:
     result = []
     for (worker_name, rank), windows in by_worker.items():
         label = worker_name if rank is None else f"{worker_name} rank {rank}"
-        row = _new_row(folder, name if len(by_worker) == 1 else f"{name} {label}")
+        row = new_row(folder, name if len(by_worker) == 1 else f"{name} {label}")
         numbers = profiled(windows)
         row.update(
             device="cuda" if numbers.on_cuda else "cpu",

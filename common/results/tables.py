@@ -27,7 +27,7 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
     grouped = [(heading(group), group) for group in groups(rows)]
-    blocks = [_markdown(title, group) if format == "markdown" else _table(title, group) for title, group in grouped]
+    blocks = [block(title, group, format) for title, group in grouped]
     for lines in (_reasons(rows), _stages(rows), _notes(rows)):
         shown = [plain(line) for line in lines]
         if shown:
@@ -124,7 +124,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         else:
             group.append(row)
     for group in result:
-        group.sort(key=_rank)
+        group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0]["configuration"])
 
 
@@ -133,7 +133,7 @@ def _shared(row: Row) -> Row:
     return {"configuration": {key: value for key, value in row["configuration"].items() if key not in own}}
 
 
-def _rank(row: Row) -> Tuple[int, float, float, float, str]:
+def rank(row: Row) -> Tuple[int, float, float, float, str]:
     """By kind first: an approximation that is faster is not the faster loss."""
     medians = [row[key]["median"] if row[key] else math.inf for key in ("step_ms", "loss_ms")]
     profiled = row["average_step_time_us"]
@@ -148,36 +148,45 @@ def heading(group: Sequence[Row]) -> str:
         known.update({key: value for key, value in row["configuration"].items() if value is not None})
     if not known:
         return "traces without records of this suite"
-    size = (
-        f"max frames {known.get('max_frames')}, sorted"
-        if known.get("sort_utterance")
-        else f"batch size {known.get('batch_size')}"
-    )
+    size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
     parts = [
-        f"{size} ({known.get('batches')} {known.get('num_batches')} batches)",
+        " ".join(filter(None, (_known(size, known), _known("({batches} {num_batches} batches)", known)))),
         *workloads.described(known),
-        f"V {known.get('vocab_size')}",
-        f"joiner {known.get('encoder_dim')}",
-        str(known.get("dtype")),
+        _known("V {vocab_size}", known),
+        _known("joiner {encoder_dim}", known),
+        _known("{dtype}", known),
         " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
     ]
     if known.get("device") == "cpu":
-        parts += [f"{known.get('threads')} threads", f"denormals: {known.get('denormals')}"]
+        parts += [_known("{threads} threads", known), _known("denormals: {denormals}", known)]
     most = max(row["rounds"] for row in group)
-    return plain(", ".join([*parts, f"{most} round{'' if most == 1 else 's'}"]))
+    return plain(", ".join(filter(None, [*parts, f"{most} round{'' if most == 1 else 's'}"])))
 
 
-def _table(title: str, group: Sequence[Row]) -> str:
-    body = [[_short(plain(column.text(row))) for column in COLUMNS] for row in group]
+def _known(text: str, known: Dict[str, Any]) -> str:
+    """The text with what is known of the rows; nothing where that does not fill it."""
+    try:
+        return text.format_map(known)
+    except KeyError:
+        return ""
+
+
+def block(title: str, group: Sequence[Row], format: str, columns: Sequence[Column] = COLUMNS) -> str:
+    """The rows of one table below its title, as text of the "table" or "markdown" format."""
+    return (_markdown if format == "markdown" else _table)(title, group, columns)
+
+
+def _table(title: str, group: Sequence[Row], columns: Sequence[Column]) -> str:
+    body = [[_short(plain(column.text(row))) for column in columns] for row in group]
     widths = [
         max(max(map(len, column.title.split())), *(len(cells[place]) for cells in body))
-        for place, column in enumerate(COLUMNS)
+        for place, column in enumerate(columns)
     ]
-    titles = [_wrapped(column.title, width) for column, width in zip(COLUMNS, widths)]
+    titles = [_wrapped(column.title, width) for column, width in zip(columns, widths)]
     height = max(map(len, titles))
     head = [[([""] * (height - len(lines)) + lines)[level] for lines in titles] for level in range(height)]
-    lines = [title, *(_aligned(cells, widths) for cells in head), "  ".join("-" * width for width in widths)]
-    return "\n".join(lines + [_aligned(cells, widths) for cells in body])
+    lines = [title, *(_aligned(cells, widths, columns) for cells in head), "  ".join("-" * width for width in widths)]
+    return "\n".join(lines + [_aligned(cells, widths, columns) for cells in body])
 
 
 def _short(cell: str) -> str:
@@ -193,23 +202,23 @@ def _wrapped(title: str, width: int) -> Cells:
     return lines
 
 
-def _aligned(cells: Cells, widths: Sequence[int]) -> str:
+def _aligned(cells: Cells, widths: Sequence[int], columns: Sequence[Column]) -> str:
     placed = (
         cell.rjust(width) if column.numeric else cell.ljust(width)
-        for cell, width, column in zip(cells, widths, COLUMNS)
+        for cell, width, column in zip(cells, widths, columns)
     )
     return "  ".join(placed).rstrip()
 
 
-def _markdown(title: str, group: Sequence[Row]) -> str:
+def _markdown(title: str, group: Sequence[Row], columns: Sequence[Column]) -> str:
     lines = [
         f"**{escaped(title)}**",
         "",
-        "| " + " | ".join(column.title for column in COLUMNS) + " |",
-        "| " + " | ".join("---:" if column.numeric else "---" for column in COLUMNS) + " |",
+        "| " + " | ".join(column.title for column in columns) + " |",
+        "| " + " | ".join("---:" if column.numeric else "---" for column in columns) + " |",
     ]
     for row in group:
-        lines.append("| " + " | ".join(escaped(plain(column.text(row))) for column in COLUMNS) + " |")
+        lines.append("| " + " | ".join(escaped(plain(column.text(row))) for column in columns) + " |")
     return "\n".join(lines)
 
 

@@ -181,6 +181,10 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, own: Sequence
     device = interpreters.resolve_device(
         arguments.device, [choice.python for choice in choices.values() if choice.python]
     )
+    if arguments.sweep:
+        from common.running import sweeping  # plans and runs the jobs of a cell as below
+
+        return sweeping.benchmark(names, arguments, given, choices, device)
     chosen = settings.resolve(given, device)
     run_of = runs.open_runs(names, chosen, arguments.log_dir, resume=arguments.resume)
     announce(names, chosen, arguments.quiet)

@@ -33,6 +33,10 @@ class Run:
         new = [new] if isinstance(new, dict) else list(new)
         self.records += new
         self.failed = self.failed or any(r["record"] == "status" and r["status"] != "ok" for r in new)
+        self._keep(new)
+
+    def _keep(self, new: Sequence[Record]) -> None:
+        """Bring `new`, the last of the records, to disk."""
         records.write(self.folder, self.records)
 
     def _statuses(self) -> List[str]:

@@ -1,0 +1,113 @@
+"""A sweep on disk: one folder and one growing file for the runs of all cells (see common/results/records.py)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from common import grid
+from common.errors import UserError
+from common.results import records
+from common.results.records import Record
+from common.running import machine, runs
+from common.settings import ROOT, Settings
+
+
+class SweepRun(runs.Run):
+    """Records of one implementation in one cell; each addition goes to the end of the sweep's file."""
+
+    def __init__(self, sweep: SweepFile, cell: int, name: str, existing: Sequence[Record]):
+        super().__init__(sweep.folder, existing)
+        self.sweep, self.cell, self.name = sweep, cell, name
+
+    def _keep(self, new: Sequence[Record]) -> None:
+        about = {"cell": self.cell, "implementation": self.name}
+        records.append(self.sweep.path, [{**record, **about} for record in new])
+
+
+class SweepFile:
+    """The runs of a sweep by cell and implementation."""
+
+    def __init__(self, path: Path, found: Sequence[Record]):
+        self.path, self.folder = path, path.parent
+        self.header = found[0]
+        self.runs: Dict[Tuple[int, str], SweepRun] = {}
+        by_run: Dict[Tuple[int, str], List[Record]] = {}
+        for record in found[1:]:
+            by_run.setdefault((record["cell"], record["implementation"]), []).append(record)
+        for (cell, name), existing in by_run.items():
+            self.runs[cell, name] = SweepRun(self, cell, name, existing)
+
+    def open_run(self, cell: int, values: grid.Cell, name: str, chosen: Settings) -> SweepRun:
+        """The run of an implementation in a cell, with its header on disk."""
+        if (cell, name) not in self.runs:
+            run = self.runs[cell, name] = SweepRun(self, cell, name, [])
+            about = {key: self.header[key] for key in ("git_revision", "git_dirty", "machine")}
+            started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            run.add({**runs.header(name, chosen, self.header["sweep_id"], started, about), "values": values})
+        return self.runs[cell, name]
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a sweep that never measured anything."""
+        if any(record["record"] != "run" for run in self.runs.values() for record in run.records):
+            return
+        try:
+            self.path.unlink()
+            self.folder.rmdir()
+        except OSError:
+            pass  # someone put a file there: leave it
+
+
+def folder_name(axes: Sequence[grid.Axis]) -> str:
+    """ "sweep-vocab-size_dtype"."""
+    return "sweep-" + "_".join(grid.flag(axis.key) for axis in axes)
+
+
+def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str], log_dir: Path) -> SweepFile:
+    """A new sweep in a folder of its own."""
+    revision, dirty = machine.git_state(ROOT)
+    header = {
+        "record": "sweep",
+        "schema": records.SCHEMA,
+        "sweep_id": uuid.uuid4().hex[:12],
+        "grid": {axis.key: list(axis.values) for axis in axes},
+        "settings": shared,
+        "names": list(names),
+        "command": sys.argv,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_revision": revision,
+        "git_dirty": dirty,
+        "machine": machine.describe(),
+    }
+    path = runs.claim_folder(log_dir, folder_name(axes)) / records.SWEEP_FILE_NAME
+    records.append(path, [header])
+    return SweepFile(path, [header])
+
+
+def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> SweepFile:
+    """The newest sweep under `log_dir` of the same grid and settings.  Raises UserError when there is none."""
+    wanted = json.dumps([[[axis.key, axis.values] for axis in axes], shared])
+    newest: Optional[Tuple[str, Path]] = None
+    for path in sorted(log_dir.glob(f"*/{records.SWEEP_FILE_NAME}")):
+        head = _head(path)
+        same = head and json.dumps([[[key, list(values)] for key, values in head["grid"].items()], head["settings"]])
+        if same == wanted and (newest is None or head["started"] >= newest[0]):
+            newest = head["started"], path
+    if newest is None:
+        raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
+    records.mend(newest[1])
+    return SweepFile(newest[1], records.read(newest[1]))
+
+
+def _head(path: Path) -> Record:
+    """The first line; {} where it is none of a sweep."""
+    try:
+        with path.open(encoding="utf-8") as stream:
+            head = json.loads(stream.readline())
+        return head if head["record"] == "sweep" else {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}

@@ -1,0 +1,171 @@
+"""A sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
+
+The correctness pass has a small batch of its own, so one cell's result is every other's where nothing differs but
+sizes; only losses that tell their gap to the exact one at the cell's own sizes run it in each cell.  The device's
+limits are measured once for each dtype and number of threads.  No torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any, Dict, List, Optional, Sequence
+
+from common import grid, settings
+from common.errors import EXIT_INTERRUPTED, UserError
+from common.implementations import BY_NAME
+from common.report import writing
+from common.results import sweep_tables, sweeps
+from common.results.records import Record, latest_jobs
+from common.running import interpreters, runner, sweep_runs
+from common.running.sweep_runs import SweepFile, SweepRun
+from common.settings import Settings
+
+#: Settings that the correctness pass of a loss that is no approximation does not know.
+SIZES = (
+    "batch_size",
+    "max_frames",
+    "num_batches",
+    "sort_utterance",
+    "batches",
+    "subsampling",
+    "token_scale",
+    "concatenate",
+    "frames",
+    "tokens",
+    "vocab_size",
+    "encoder_dim",
+    "prune_range",
+)
+#: Settings that the device's limits depend on.
+OF_LIMITS = ("dtype", "threads", "denormals")
+
+
+def benchmark(
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    given: Dict[str, Any],
+    choices: Dict[str, interpreters.Choice],
+    device: str,
+) -> int:
+    """Measure the implementations `names` in every cell and print the table; returns the exit code.
+
+    given: the settings that were given; choices: the Python of each implementation.
+    """
+    axes: List[grid.Axis] = arguments.sweep
+    grid.check(axes, given)
+    cells = grid.cells(axes)
+    given = {**given, "passes": given.get("passes") or grid.PASSES}
+    chosen = [settings.resolve({**given, **cell}, device) for cell in cells]
+    _check(axes, chosen)
+    shared = grid.shared(chosen, axes)
+    if arguments.resume:
+        sweep = sweep_runs.resume(axes, shared, arguments.log_dir)
+    else:
+        sweep = sweep_runs.start(axes, shared, names, arguments.log_dir)
+    if not arguments.quiet:
+        _announce(names, axes, chosen)
+    whole = True
+    try:
+        for number, (cell, cell_settings) in enumerate(zip(cells, chosen)):
+            title = f"cell {number + 1} of {len(cells)}: {grid.words(cell)}"
+            run_of = {name: sweep.open_run(number, cell, name, cell_settings) for name in names}
+            whole = _measure(sweep, run_of, title, choices, cell_settings, arguments)
+            if not whole:
+                break
+    except KeyboardInterrupt:  # between two jobs
+        whole = False
+    except UserError:
+        sweep.discard_if_empty()
+        if sweep.path.exists():
+            _show(sweep)
+        raise
+    _show(sweep)
+    writing.after_run(arguments.log_dir, arguments.quiet)
+    if not whole:
+        print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return runner.exit_code([run.status for run in sweep.runs.values()])
+
+
+def _check(axes: Sequence[grid.Axis], chosen: Sequence[Settings]) -> None:
+    """Raises UserError for what a sweep has no use for."""
+    grid.check_passes(chosen[0].passes)
+    keys = {axis.key for axis in axes}
+    for key, of_sorted in (("batch_size", False), ("max_frames", True)):
+        if key in keys and all(one.sort_utterance is not of_sorted for one in chosen):
+            raise UserError(
+                f"--sweep {grid.flag(key)}: has no effect with --sort-utterance {grid.said(not of_sorted)}; "
+                f"give --sort-utterance {grid.said(of_sorted)}"
+            )
+
+
+def _announce(names: Sequence[str], axes: Sequence[grid.Axis], chosen: Sequence[Settings]) -> None:
+    first = chosen[0]
+    listed = " x ".join(f"{grid.flag(axis.key)} {', '.join(map(grid.said, axis.values))}" for axis in axes)
+    print(f"sweep of {len(chosen)} cells: {listed}", file=sys.stderr)
+    print(
+        f"measuring {', '.join(names)} on {first.device} in each: preset {first.preset}, "
+        f"{first.rounds} round{'s' * (first.rounds != 1)}; passes {', '.join(first.passes)}",
+        file=sys.stderr,
+    )
+
+
+def _measure(
+    sweep: SweepFile,
+    run_of: Dict[str, SweepRun],
+    title: str,
+    choices: Dict[str, interpreters.Choice],
+    chosen: Settings,
+    arguments: argparse.Namespace,
+) -> bool:
+    """The jobs of one cell that are not done yet.  Returns False when the user interrupted."""
+    jobs = runner.plan(list(run_of), chosen)
+    limits = _limits(sweep, run_of)
+    for run in run_of.values():
+        known = None if run.is_done("correctness") else _correctness(sweep, run)
+        if known:
+            run.add(known)
+        if limits and not run.failed and not any(record["record"] == "limits" for record in run.records):
+            run.add(limits)
+    runs = [(run_of[job.implementation], job) for job in jobs]
+    if not arguments.quiet and any(not run.failed and not run.is_done(job.name) for run, job in runs):
+        print(title, file=sys.stderr)
+    with_limits = arguments.limits and limits is None
+    return runner.run_jobs(jobs, run_of, choices, chosen, arguments.timeout, arguments.quiet, with_limits)
+
+
+def _limits(sweep: SweepFile, run_of: Dict[str, SweepRun]) -> Optional[Record]:
+    """What the device can do, measured in another cell and the same in this one."""
+    wanted = next(iter(run_of.values())).records[0]["settings"]
+    for (cell, _), other in sweep.runs.items():
+        if all(other.records[0]["settings"][key] == wanted[key] for key in OF_LIMITS):
+            for record in other.records:
+                if record["record"] == "limits":
+                    return {"reused_from": cell, **record}
+    return None
+
+
+def _correctness(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
+    """The result of the correctness pass in another cell that is this one's too."""
+    for (cell, name), other in sweep.runs.items():
+        lines = latest_jobs(other.records).get("correctness", [])
+        if name != run.name or cell == run.cell or not lines or lines[-1]["record"] != "status":
+            continue
+        before_any_batch = len(lines) == 1 and lines[-1]["status"] in runner.CANNOT_RUN
+        ignored = SIZES if before_any_batch or BY_NAME[name].exact else ()
+        kept = [line for line in lines if line["record"] in ("correctness", "status")]
+        if (before_any_batch or len(kept) > 1) and _without(ignored, other) == _without(ignored, run):
+            return [{"reused_from": cell, **line} for line in kept]
+    return None
+
+
+def _without(ignored: Sequence[str], run: SweepRun) -> Dict[str, str]:
+    """The settings of a run but for the `ignored`, as text: lists and tuples are one in JSON."""
+    return {key: json.dumps(value) for key, value in run.records[0]["settings"].items() if key not in ignored}
+
+
+def _show(sweep: SweepFile) -> None:
+    """Print the table, read back from disk: what is shown is what is kept."""
+    print(sweep_tables.render([sweeps.read(sweep.path)], "table"), end="")
