@@ -90,10 +90,10 @@ def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
     )
 
 
-def legend_below() -> Dict[str, object]:
+def legend_below(entry_width: int = 150) -> Dict[str, object]:
     """Below the axis; page.js gives it the height that its lines take."""
     below = {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"}
-    return {**below, "entrywidth": 150, "font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR}
+    return {**below, "entrywidth": entry_width, "font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR}
 
 
 def pattern(place: int) -> Dict[str, object]:

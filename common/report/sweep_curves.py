@@ -99,7 +99,7 @@ def _figure(sweep: Sweep, key: str, quantity: Quantity, series: Sequence[List[Po
         " ".join(caption),
         f"{title}: {summary}",
         data,
-        layout(HEIGHT, legend=legend_below(), **frame),
+        layout(HEIGHT, legend=legend_below(200), **frame),
         _table(sweep.name, flag, title, quantity, listed),
         HEIGHT,
     )
@@ -143,8 +143,7 @@ def _spread(points: Sequence[Point]) -> Dict[str, Any]:
 
 
 def _name(points: Sequence[Point]) -> str:
-    entry = points[0].entry
-    return shown(entry.label + ("" if entry.exact else " (approx.)"))
+    return shown(points[0].entry.marked)
 
 
 def _curve(points: Sequence[Point], place: int, unit: str) -> Trace:

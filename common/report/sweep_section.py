@@ -62,9 +62,8 @@ def results(sweep: Sweep, entries: Sequence[Entry]) -> Table:
     rows = []
     for run, entry in zip(sweep.runs, entries):
         cells = [Cell(grid.said(value), value if sweeps.is_number(value) else None) for value in run.values.values()]
-        name = entry.label + ("" if entry.exact else " (approx.)")
         status = plain(run.row["status"])
-        cells += [Cell(name, mark="name"), Cell(status, mark="good" if status == "ok" else "bad")]
+        cells += [Cell(entry.marked, mark="name"), Cell(status, mark="good" if status == "ok" else "bad")]
         for _, number_of in numbers:
             value, words = number_of(entry)
             cells.append(Cell(words, value, entry.results))

@@ -1,8 +1,8 @@
 """A sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
 
 The correctness pass has a small batch of its own, so one cell's result is every other's where nothing differs but
-sizes; only losses that tell their gap to the exact one at the cell's own sizes run it in each cell.  The device's
-limits are measured once for each dtype and number of threads.  No torch.
+sizes; only pruned losses, which tell their gap to the exact one at the cell's own sizes, run it in each cell.  The
+device's limits are measured once for each dtype and number of threads.  No torch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any, Dict, List, Optional, Sequence
 
 from common import grid, settings
 from common.errors import EXIT_INTERRUPTED, UserError
-from common.implementations import BY_NAME
 from common.report import writing
 from common.results import sweep_tables, sweeps
-from common.results.records import Record, latest_jobs
+from common.results.records import Record, kind_of, latest_jobs
 from common.running import interpreters, runner, sweep_runs
 from common.running.sweep_runs import SweepFile, SweepRun
 from common.settings import Settings
 
-#: Settings that the correctness pass of a loss that is no approximation does not know.
+#: Settings that the correctness pass does not know, but for what it tells of a pruned loss.
 SIZES = (
     "batch_size",
     "max_frames",
@@ -154,7 +153,7 @@ def _correctness(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
         if name != run.name or cell == run.cell or not lines or lines[-1]["record"] != "status":
             continue
         before_any_batch = len(lines) == 1 and lines[-1]["status"] in runner.CANNOT_RUN
-        ignored = SIZES if before_any_batch or BY_NAME[name].exact else ()
+        ignored = SIZES if before_any_batch or kind_of(run.records[0]) != "pruned" else ()
         kept = [line for line in lines if line["record"] in ("correctness", "status")]
         if (before_any_batch or len(kept) > 1) and _without(ignored, other) == _without(ignored, run):
             return [{"reused_from": cell, **line} for line in kept]
