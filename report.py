@@ -43,7 +43,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     rows, groups, swept = writing.read(options.log)
     written = [writing.write(groups, options.output, swept)]
     if options.png is not None:
-        written += pngs.write(groups, options.png)
+        written += pngs.write(groups, options.png, swept)
     for path in written:
         print(path)
     readable = [not row["unreadable"] for row in rows] + [not sweep.reason for sweep in swept]

@@ -9,6 +9,7 @@ import io
 import pytest
 from browsers import CHROMIUM, DRIVER, Browser
 from fixtures_runs import header, status, traced_run
+from fixtures_sweeps import write_sweep
 from fixtures_traces import kineto, span, steps
 from fixtures_traces import memory as memory_event
 
@@ -31,6 +32,8 @@ PLOTS = (
     "samples-0",
     "shape-t-0",
     "shape-padding-0",
+    "sweep-vocab-size-time-sweep-0",
+    "sweep-dtype-memory-sweep-0",
 )
 
 
@@ -43,14 +46,16 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A page of three runs with traces, one of them with a hostile name, and one that failed."""
+    """A page of three runs with traces, one of them with a hostile name, one that failed, and a sweep."""
     log = tmp_path_factory.mktemp("log")
     window = [*steps([100, 200]), span("joiner", 1120, 80)]
     window += [memory_event(at, total << 20) for at, total in ((1010, 3), (1130, 9), (1180, 4))]
     for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
         traced_run(log / f"run-{len(name)}", kineto(window), name=name)
     records.write(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
-    return writing.write(writing.read_groups([log])[1], log / "report.html")
+    write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
+    _, groups, swept = writing.read([log])
+    return writing.write(groups, log / "report.html", swept)
 
 
 def heading(browser, title):

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.errors import UserError
+from common.report import sweep_curves, sweep_pngs, sweep_section
 from common.report.bars import stages_of, times
 from common.report.collect import Entry, Group, pareto, stage_medians
 from common.report.look import PALETTE, color
+from common.results.sweeps import Sweep
 from common.results.tables import number
 
 MARKERS = ("o", "s", "D", "^", "P", "X", "*", "v")
@@ -40,8 +43,9 @@ STYLE: Dict[str, Any] = {
 }
 
 
-def write(groups: Sequence[Group], folder: Path) -> List[Path]:
-    """One PNG for each plot there is data for: step-time.png, ...; step-time-2.png for a second configuration.
+def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
+    """One PNG for each plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
+    likewise sweep-vocab-size-time.png, ... of sweeps.
 
     Raises UserError without matplotlib, or when the folder cannot be written.
     """
@@ -57,18 +61,30 @@ def write(groups: Sequence[Group], folder: Path) -> List[Path]:
     written: List[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for place, group in enumerate(groups):
-            for name, draw in PLOTS.items():
-                with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # a font without a character draws a box
-                    figure = Figure(figsize=(7, 3.6))
-                    if draw(figure.add_subplot(), group.entries):
-                        path = folder / f"{name}{f'-{place + 1}' if place else ''}.png"
-                        figure.savefig(path)
-                        written.append(path)
+        for name, draw in _plots(groups, swept):
+            with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a font without a character draws a box
+                figure = Figure(figsize=(7, 3.6))
+                if draw(figure.add_subplot()):
+                    figure.savefig(folder / f"{name}.png")
+                    written.append(folder / f"{name}.png")
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; name another folder with --png") from error
     return written
+
+
+def _plots(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[str, Callable[[Any], Optional[bool]]]]:
+    """(name of the file, what draws it on the axes it is given)."""
+    for place, group in enumerate(groups):
+        for name, draw in PLOTS.items():
+            yield _numbered(name, place), partial(draw, entries=group.entries)
+    for place, sweep in enumerate(swept):
+        for figure in sweep_curves.figures(sweep, sweep_section.entries_of(sweep)):
+            yield _numbered(figure.key, place), partial(sweep_pngs.draw, figure=figure)
+
+
+def _numbered(name: str, place: int) -> str:
+    return f"{name}-{place + 1}" if place else name
 
 
 def _lanes(axes: Any, labels: Sequence[str]) -> None:

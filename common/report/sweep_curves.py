@@ -60,11 +60,11 @@ QUANTITIES = (
 
 
 def figures(sweep: Sweep, entries: Sequence[Entry]) -> List[Figure]:
-    """For each setting one plot of time and one of memory.  entries: of sweep.runs, in their order."""
+    """For each setting that varies one plot of time and one of memory.  entries: of sweep.runs, in their order."""
     names = list(dict.fromkeys(run.row["name"] for run in sweep.runs))
     entry_of = {id(run): entry for run, entry in zip(sweep.runs, entries)}
     found = []
-    for key in sweep.grid:
+    for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         for quantity in QUANTITIES:
             series: Dict[str, List[Point]] = {name: [] for name in sorted(names)}
             for run in sweeps.along(sweep, key):

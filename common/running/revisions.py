@@ -77,6 +77,8 @@ def _parsed(flags: Sequence[str]) -> Flags:
     for flag in ("--resume", "--log-dir"):
         if any(word == flag or word.startswith(f"{flag}=") for word in flags):
             raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
+    if parsed.sweep:
+        raise UserError("--sweep: not for --rev, which compares one configuration; name it with the flags themselves")
     names = tuple(cli.chosen(parser, parsed))
     passes = tuple(name for name in with_correctness(parsed.passes or _PASSES) if name != "trace")
     return Flags(tuple(flags), parsed.rounds or DEFAULT_ROUNDS, passes, names, parsed.in_place)
