@@ -14,6 +14,7 @@ from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.results import comparison, comparison_tables, run_pairs
 from common.results.exports import plain
 from common.results.run_pairs import Pair
+from common.results.statistics import TOLERANCE
 
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
@@ -69,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--tolerance",
         type=flag_types.percentage,
-        default=0.02,
+        default=TOLERANCE,
         metavar="P%",
         help="the change of time or memory that does not matter. Default: 2%%",
     )

@@ -41,11 +41,13 @@ SETTINGS: Dict[str, Any] = {
 Record = Dict[str, Any]
 
 
-def header(name: str, exact: bool = True, started: str = "2026-01-01T00:00:00+00:00", **settings: Any) -> Record:
+def header(
+    name: str, exact: bool = True, started: str = "2026-01-01T00:00:00+00:00", run_id: str = "", **settings: Any
+) -> Record:
     return {
         "record": "run",
         "schema": 1,
-        "run_id": f"{name} {started}",
+        "run_id": run_id or f"{name} {started}",
         "name": name,
         "suffix": "30",
         "package": name,

@@ -6,6 +6,7 @@ Run in every environment; those that this Python does not have are skipped with 
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from dataclasses import replace
 
@@ -135,6 +136,14 @@ def test_inputs_are_left_as_they_were(adapter, device):
     before = [tensor.detach().clone() for tensor in tensors]
     work.prepare(wide, model, batch, "step").run()
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, before))
+
+
+def test_options_are_told_with_their_defaults(adapter, device):
+    told = adapter.described_options()
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert all(set(values) == {"ours", "default"} for values in told.values())
+    assert {name: told[name]["ours"] for name in adapter.options()} == adapter.options()
+    assert not any(name in told for name in ("logits", "targets", "symbols", "boundary"))
 
 
 def test_the_step_names_its_stages(adapter, device):

@@ -7,6 +7,7 @@ import math
 import pytest
 from fixtures_runs import correctness, environment, one_row, sample, status, summarize, write_run
 
+from common.report import facts, writing
 from common.results import floor, records
 from common.results.floor import Peaks, Sizes, Work
 
@@ -145,3 +146,17 @@ def test_what_was_not_measured_is_not_shown(tmp_path):
 def test_limits_measured_beside_other_load_are_said_to_be(tmp_path):
     write_limited(tmp_path / "a", limits(flags=["busy"]))
     assert "torchaudio: the device's limits were measured beside other load" in summarize(tmp_path / "a")
+
+
+def test_table_and_report_show_the_share_and_the_limits(tmp_path):
+    write_limited(tmp_path / "a", limits(1e-6, 1e-7))  # 1 GB/s, 20 GFLOP/s
+    line = next(line for line in summarize(tmp_path).splitlines() if line.startswith("torchaudio "))
+    assert " 0.000003 / 0.000041 " in line
+    (group,) = writing.read_groups([tmp_path])[1]
+    told = dict(facts.machine(group.entries))
+    assert told["Copies, at best"] == "1.00 GB/s read and written"
+    assert told["Matrix products, at best"] == "20.0 GFLOP/s in float32"
+    table = facts.results(group.entries)
+    cells = dict(zip([column.title for column in table.columns], table.rows[0]))
+    assert cells["% of limit, loss"].value == pytest.approx(2.04e-6 / 5 * 100)
+    assert cells["over the fastest"].shown == "1.00"

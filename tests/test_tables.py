@@ -80,7 +80,7 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     assert max(map(len, lines[:20])) <= 160
     assert lines[0] == (
         "batch size 30 (first 2 batches), V 500, joiner 512, float32, cpu Some CPU, 2 threads, denormals: flush, "
-        "1 round"
+        "1 round, 50% of the padded cells useful"
     )
     names = [line.split()[0] for line in lines if re.match(r"(k2|torchaudio|optimized)\S* .*(ok|missing) ", line)]
     assert names == ["k2", "optimized_transducer", "torchaudio", "k2-pruned", "k2"]
@@ -88,6 +88,11 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     assert "k2-pruned: missing: pip install k2" in lines
     assert "k2 step: joiner 34.5 ms, backward 207 ms" in lines
     assert " 345.3 [318-372] 2 " in text
+    assert " 3.33x unclear " in text  # one round
+    assert (
+        "optimized_transducer step over k2's: 3.33x over 2 batches, one round gives no interval; rounds of different "
+        "runs: measure both in one to be sure"
+    ) in lines
     assert text.count("profiled") >= 2 and "\x1b" not in text
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
 from common.errors import NotRunnable
 from common.implementations import BY_NAME
+from common.losses.options import described
 from common.losses.stages import stage
 
 if TYPE_CHECKING:
@@ -108,6 +109,10 @@ class Adapter:
     def options(self) -> Dict[str, Any]:
         """Everything else that is passed to `function`, its own defaults spelled out where they matter."""
         raise NotImplementedError
+
+    def described_options(self) -> Dict[str, Dict[str, Any]]:
+        """{name: {"ours", "default"}} of everything that `function` was told or leaves at its authors' default."""
+        return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
         """The reduced loss.  Timed.  `logits` may be overwritten: every sample gets its own."""

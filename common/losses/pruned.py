@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Optional
 from common.errors import UserError
 from common.losses import k2_package
 from common.losses.adapter import Adapter
+from common.losses.options import described
 from common.losses.stages import stage
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ class Pruned(Adapter):
                 batch.decoder_out
             )
 
+    def simple_options(self):
+        return {
+            "termination_symbol": self.blank,
+            "lm_only_scale": LM_ONLY_SCALE,
+            "am_only_scale": AM_ONLY_SCALE,
+            "reduction": "sum",
+            "return_grad": True,
+        }
+
     def simple_loss(self, am, lm, prepared):
         """(summed simple loss, gradients of its arcs)."""
         with stage("simple loss"):
@@ -75,12 +85,8 @@ class Pruned(Adapter):
                 lm=lm,
                 am=am,
                 symbols=prepared.symbols,
-                termination_symbol=self.blank,
-                lm_only_scale=LM_ONLY_SCALE,
-                am_only_scale=AM_ONLY_SCALE,
                 boundary=prepared.boundary,
-                reduction="sum",
-                return_grad=True,
+                **self.simple_options(),
             )
 
     def pruned_logits(self, model, batch, arc_gradients, prepared):
@@ -113,6 +119,11 @@ class Pruned(Adapter):
 
     def options(self):
         return {"termination_symbol": self.blank, "rnnt_type": self.topology, "reduction": self.reduction}
+
+    def described_options(self):
+        smoothed = self.module.rnnt_loss_smoothed
+        simple = described(smoothed, self.simple_options(), prefix="rnnt_loss_smoothed.")
+        return {**super().described_options(), "s_range": {"ours": self.prune_range, "default": "-"}, **simple}
 
     def step(self, model, batch, prepared):
         simple_loss, arc_gradients = self.simple_loss(*self.projections(model, batch), prepared)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from common import workloads
 from common.report.collect import Entry
 from common.report.markup import Cell, Column, Table
-from common.results import statistics
+from common.results import statistics, tables
 from common.results.exports import plain
 from common.results.tables import number
 
@@ -35,6 +35,18 @@ def _process_mb(entry: Entry) -> Shown:
     return _shown((memory.get("step") or memory.get("loss") or {}).get("process_mb"))
 
 
+def _over_fastest(entry: Entry) -> Shown:
+    return entry.row["against_fastest"].get("ratio"), tables.over_fastest(entry.row)
+
+
+def _percent(scope: str) -> Callable[[Entry], Shown]:
+    def shown(entry: Entry) -> Shown:
+        value = tables.limit_percent(entry.row, scope)
+        return value, number(value, 2)
+
+    return shown
+
+
 #: Title, number of an entry with its words, whether it is from the trace.
 NUMBERS: Sequence[Tuple[str, Callable[[Entry], Shown], bool]] = (
     ("step ms", _described("step_ms", "median"), False),
@@ -42,6 +54,9 @@ NUMBERS: Sequence[Tuple[str, Callable[[Entry], Shown], bool]] = (
     ("p80", _described("step_ms", "p80"), False),
     ("n", _described("step_ms", "n"), False),
     ("loss ms", _described("loss_ms", "median"), False),
+    ("over the fastest", _over_fastest, False),
+    ("% of limit, step", _percent("step"), False),
+    ("% of limit, loss", _percent("loss"), False),
     ("peak MB", lambda entry: _shown(entry.peak_mb), False),
     ("loss error", lambda entry: _error(entry.row["loss_error"]), False),
     ("gradient error", lambda entry: _error(entry.row["grad_error"]), False),
@@ -98,7 +113,7 @@ def load(entries: Sequence[Entry]) -> Optional[Table]:
 
 
 def versions(entries: Sequence[Entry]) -> Table:
-    columns = ("implementation", "version", "torch", "Python", "CUDA", "run started (UTC)", "folder")
+    columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in entries:
         about = entry.environment
@@ -112,7 +127,8 @@ def versions(entries: Sequence[Entry]) -> Table:
         started = plain(entry.row["started"] or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)
         folder = Cell(name, name, entry.results if entry.header else entry.folder)
-        rows.append([Cell(entry.label), *cells, Cell(started), folder])
+        options = Cell(plain(tables.options_text(entry.row["options"])) or "-")
+        rows.append([Cell(entry.label), *cells, options, Cell(started), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 
 
@@ -144,6 +160,11 @@ def _facts(entry: Entry) -> List[Tuple[str, str]]:
         ("Device", " ".join(str(part) for part in (entry.row["device"], entry.row["device_name"]) if part)),
         ("Threads", entry.environment.get("threads")),
         ("Denormals", entry.environment.get("denormals")),
+        ("Copies, at best", _rate(entry.row["copy_bytes_per_second"], "GB/s read and written")),
+        (
+            "Matrix products, at best",
+            _rate(entry.row["flops_per_second"], f"GFLOP/s in {settings.get('dtype')}"),
+        ),
         ("Batches", _batches(settings, batches) if batches else None),
         (
             "Joiner",
@@ -158,6 +179,10 @@ def _facts(entry: Entry) -> List[Tuple[str, str]]:
         ("Command", _command(entry.header.get("command"))),
     ]
     return [(term, plain(value)) for term, value in found if value is not None and str(value)]
+
+
+def _rate(value: Optional[float], unit: str) -> Optional[str]:
+    return f"{number(value / 1e9, 3)} {unit}" if value else None
 
 
 def _batches(settings: Dict[str, Any], batches: Sequence[Dict[str, Any]]) -> str:

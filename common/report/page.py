@@ -170,6 +170,10 @@ of all weights. <strong>Loss</strong>: given logits, to the gradient of the logi
 <strong>Peak MB</strong> (2<sup>20</sup> bytes): what one step needs on top of its inputs. <strong>Profiled</strong>:
 from the traces, with the profiler's own cost. <strong>Errors</strong>: the largest relative ones against a float64
 reference; an approximate loss (approx.) is judged with its range widened to all of U.</p>
+<p><strong>Over the fastest</strong>: how many times as long as the fastest row of its kind, with the verdict of the
+interval over rounds (1.02 and less is the same). <strong>% of limit</strong>: the least time that this device could
+take for the loss, by its own measured copies and matrix products, over the time taken; counted for the utterances'
+own cells, without padding. How it is counted is in the README.</p>
 <p><strong>Unclear</strong> is an answer: the 95% interval over rounds, each in fresh processes, does not tell the two
 apart. Ratios are paired over the same batches and rounds.</p></section>
 """

@@ -1,18 +1,17 @@
 """One sentence per question: which is fastest, which needs least memory, and whether that is sure.
 
-Times are compared pair by pair over the same batches and rounds; only when the 95% interval over rounds (fresh
-processes) of the ratio to every other candidate is above 1 is one of them called the fastest.  Else the answer is
-"unclear".  Memory is measured in one process, so a margin decides there.
+Times are compared pair by pair over the same batches and rounds (see common.results.ranking); only when the 95%
+interval over rounds (fresh processes) of the ratio to every other candidate is above 1.02 is one of them called the
+fastest.  Else the answer is "unclear".  Memory is measured in one process, so a margin decides there.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from common.report.collect import Entry
 from common.report.markup import Link, Sentence
-from common.results import statistics
+from common.results import ranking
 from common.results.statistics import Ratio
 from common.results.tables import number
 
@@ -53,31 +52,19 @@ def _same_overall(of_exact: Optional[Verdict]) -> Optional[Verdict]:
     )
 
 
-def rounds(entry: Entry, scope: str) -> Dict[str, Dict[str, List[float]]]:
-    """round -> batch -> milliseconds."""
-    result: Dict[str, Dict[str, List[float]]] = {}
-    for sample in entry.of_scope(scope):
-        result.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ms)
-    return result
-
-
 def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Verdict]:
     """None when none of them has samples of the scope."""
-    candidates = [entry for entry in entries if entry.row["status"] == "ok" and entry.of_scope(scope)]
-    if not candidates:
+    entry_of = {id(entry.row): entry for entry in entries}
+    standings = ranking.standings([entry.row for entry in entries], scope)
+    if not standings:
         return None
-    best = min(candidates, key=lambda entry: _size(against(candidates[0], entry, scope)))
-    rivals = [(entry, against(best, entry, scope)) for entry in candidates if entry is not best]
-    rivals.sort(key=lambda rival: _size(rival[1]))
+    candidates = [entry_of[id(standing.row)] for standing in standings]
+    best, rivals = candidates[0], [(entry_of[id(one.row)], one.ratio) for one in standings[1:]]
     taken = ["takes ", _time(best, scope), " " + ("a step" if scope == "step" else "from logits to their gradient")]
     remark = _left_out(entries) + _other_runs(candidates)
     if not rivals:
         return Verdict(question, best.marked, True, ["The only one measured: it ", *taken, ".", remark])
-    close = [
-        (entry, ratio)
-        for entry, ratio in rivals
-        if ratio is None or statistics.verdict(ratio.low, ratio.high) != "slower"
-    ]
+    close = [(entry, ratio) for entry, ratio in rivals if ranking.verdict(ratio) != "slower"]
     if not close:
         reason = ["It ", *taken, ". Next is ", *_times(rivals[0], scope), ".", remark]
         return Verdict(question, best.marked, True, reason)
@@ -85,17 +72,6 @@ def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Ver
     if len(close) > 1:
         reason.append(f"; {len(close) - 1} more cannot be told from it either")
     return Verdict(question, "unclear", False, [*reason, ". ", _advice(close[0][1]), remark])
-
-
-def against(baseline: Entry, entry: Entry, scope: str) -> Optional[Ratio]:
-    """How many times the baseline's time the entry takes.  Rounds pair within one run only."""
-    same_run = baseline.row["run_id"] == entry.row["run_id"]
-    compare = statistics.paired_ratio if same_run else statistics.independent_ratio
-    return compare(rounds(baseline, scope), rounds(entry, scope))
-
-
-def _size(ratio: Optional[Ratio]) -> float:
-    return ratio.ratio if ratio else math.inf
 
 
 def _time(entry: Entry, scope: str) -> Link:
@@ -119,7 +95,9 @@ def _advice(ratio: Optional[Ratio]) -> str:
         return "Measure both again in one run."
     if ratio.low is None:
         return "One round gives no interval: measure with --rounds 3 or more."
-    return "The interval holds 1, where both are equally fast; more --rounds would narrow it."
+    if ranking.verdict(ratio) == "same":
+        return "All of the interval is within 2%: they are equally fast."
+    return "The interval begins below 1.02, where both count as equally fast; more --rounds would narrow it."
 
 
 def _left_out(entries: Sequence[Entry]) -> str:

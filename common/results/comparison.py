@@ -14,6 +14,7 @@ from common.errors import UserError
 from common.results import change_verdicts, records, statistics
 from common.results.profiled import MB
 from common.results.run_pairs import MeasuredRun, Pair
+from common.results.statistics import TOLERANCE
 
 SCOPES = ("step", "loss")
 CONFIDENCE = 0.95  # of all intervals of a comparison together
@@ -22,7 +23,7 @@ _COUNTERS = ("device_allocated_bytes", "torch_allocated_bytes", "process_bytes")
 Row = Dict[str, Any]
 
 
-def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = 0.02) -> List[Row]:
+def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = TOLERANCE) -> List[Row]:
     """A row for each pair; its keys are those of `_row`.  tolerance: the change that does not matter, 0.02 for 2%.
 
     Raises UserError for records that are not as this suite writes them.
@@ -98,8 +99,7 @@ def _side(run: MeasuredRun) -> Dict[str, Any]:
 
 
 def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: float, confidence: float) -> Row:
-    paired = pair.together and bool(set(before) & set(after))
-    ratio = (statistics.paired_ratio if paired else statistics.independent_ratio)(before, after, confidence)
+    ratio, paired = statistics.ratio(before, after, pair.together, confidence)
     busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
     found: Row = {
         "verdict": "unclear",

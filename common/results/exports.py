@@ -14,6 +14,9 @@ import re
 import unicodedata
 from typing import Any, Dict, Sequence
 
+#: Each batch and round, each option of a package would be columns of their own.
+NOT_IN_CSV = ("round_medians_ms", "options")
+
 
 def plain(text: Any) -> str:
     """Text on one line, without what a terminal would obey: control, direction and format characters, surrogates."""
@@ -28,7 +31,7 @@ def json_text(rows: Sequence[Dict[str, Any]]) -> str:
 
 def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
     """One line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
-    flat = [_flat(row) for row in rows]
+    flat = [_flat({key: value for key, value in row.items() if key not in NOT_IN_CSV}) for row in rows]
     names = list(dict.fromkeys(name for cells in flat for name in cells))
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

@@ -156,14 +156,13 @@ def fill(
     best = peaks(limits)
     row.update(best._asdict())
     batches = environment.get("batches") or ()
-    kind = row.get("kind") or ("pruned" if row["exact"] is False else "exact")
     for scope in ("step", "loss"):
         measured: Dict[Any, List[float]] = {}
         for sample in samples:
             if sample["scope"] == scope and sample["total_wall_ns"] > 0:
                 measured.setdefault(sample["batch"], []).append(sample["total_wall_ns"] / 1e9)
         for layout in LAYOUTS:
-            found = of_layout(layout, scope, kind, batches, settings, best, measured)
+            found = of_layout(layout, scope, row["kind"], batches, settings, best, measured)
             if found:
                 row["limit_percent"].setdefault(scope, {})[layout] = found.pop("percent")
                 row["floor"].setdefault(scope, {})[layout] = found

@@ -47,6 +47,7 @@ def fill(row: Row, found: List[Record], folder: Path) -> None:
         started=str(header.get("started") or ""),
         torch_version=_text(environment.get("torch")),
         implementation_version=_text(environment.get("implementation_version")),
+        options=_options(environment),
         device=_device(settings, environment),
         device_name=_text(environment.get("device_name")),
         configuration=_configuration(header, settings, environment),
@@ -67,6 +68,11 @@ def fill(row: Row, found: List[Record], folder: Path) -> None:
 
 def _text(value: Any) -> Optional[str]:
     return None if value is None else str(value)
+
+
+def _options(environment: Record) -> Dict[str, Dict[str, Any]]:
+    found = environment.get("options") or {}
+    return {str(name): {"ours": values["ours"], "default": values["default"]} for name, values in found.items()}
 
 
 def _device(settings: Record, environment: Record) -> Optional[str]:

@@ -9,7 +9,8 @@ run          always the first line: schema (1), run_id (shared by the implementa
              package, kind (one of common.implementations.KINDS; older runs have none), exact (bool), settings (every
              flag as resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
              memory_bytes, os, python)
-environment  once per job: job, python, torch, implementation_version, device ("cpu" or "cuda"), device_name, cuda,
+environment  once per job: job, python, torch, implementation_version, options (of the package's functions: {name:
+             {ours, default}}, default "-" where the function hides it), device ("cpu" or "cuda"), device_name, cuda,
              threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max, useful_cells,
              padded_cells, frames, tokens, one_symbol_cells, pruned_cells}: index into the batches of the shape file;
              cells are T * (U + 1), frames and tokens the sums of T and of U, one_symbol_cells those that a path with at

@@ -89,6 +89,9 @@ def interval_of_rounds(rounds: Mapping[Hashable, Sequence[float]]) -> Optional[T
     return interval([median(samples) for samples in rounds.values() if samples])
 
 
+#: The change of a time that does not matter, unless the user says otherwise: 2%.
+TOLERANCE = 0.02
+
 Batches = Mapping[Hashable, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Hashable, Batches]  # round -> batch -> samples
 
@@ -142,6 +145,13 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
         shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
         freedom = 1 / sum(shares)
     return _ratio(mean(sides[1]) - mean(sides[0]), error, freedom, confidence, before, after, batches)
+
+
+def ratio(baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95) -> Tuple[Optional[Ratio], bool]:
+    """(New / baseline, was it paired?): `paired_ratio` where both were measured in one run (`together`) and have rounds
+    in common, else `independent_ratio`."""
+    paired = together and any(name in new for name in baseline)
+    return (paired_ratio if paired else independent_ratio)(baseline, new, confidence), paired
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:

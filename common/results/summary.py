@@ -30,6 +30,7 @@ EMPTY: Row = {
     "torch_version": None,
     "implementation_version": None,
     "kind": None,
+    "options": {},  # of the package's function: name -> ours, default
     "exact": None,
     # profiled
     "windows": [],
@@ -44,6 +45,7 @@ EMPTY: Row = {
     "loss_ms_interval": None,
     "step_event_ms": None,
     "loss_event_ms": None,
+    "against_fastest": {},  # of its kind, set where rows are grouped (see ranking.py)
     "step_forward_ms": None,
     "loss_forward_ms": None,
     "stages": {},

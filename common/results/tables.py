@@ -9,6 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common import workloads
 from common.implementations import KINDS
+from common.results import ranking
 from common.results.exports import csv_text, json_text, plain
 from common.results.summary import Row, same_configuration
 
@@ -20,15 +21,15 @@ Cells = List[str]
 
 def render(rows: Sequence[Row], format: str = "table") -> str:
     """The rows as text that ends with a newline.  ValueError for a format not in FORMATS."""
+    if format not in FORMATS:
+        raise ValueError(f"not a format: {format}")
+    grouped = [(heading(group), group) for group in groups(rows)]
     if format == "json":
         return json_text(rows)
     if format == "csv":
         return csv_text(rows)
-    if format not in FORMATS:
-        raise ValueError(f"not a format: {format}")
-    grouped = [(heading(group), group) for group in groups(rows)]
     blocks = [block(title, group, format) for title, group in grouped]
-    for lines in (_reasons(rows), _stages(rows), _notes(rows)):
+    for lines in (_reasons(rows), _ratios(rows), _stages(rows), _options(rows), _notes(rows)):
         shown = [plain(line) for line in lines]
         if shown:
             blocks.append(
@@ -69,6 +70,24 @@ def _peak(row: Row) -> Optional[float]:
     return None
 
 
+def over_fastest(row: Row) -> str:
+    """ "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
+    found = row["against_fastest"]
+    if not found or found["ratio"] is None:
+        return "-"
+    return "1.00" if found["is_fastest"] else f"{found['ratio']:.2f}x {found['verdict']}"
+
+
+def limit_percent(row: Row, scope: str) -> Optional[float]:
+    """Of the packed floor: what no layout can do without."""
+    return row["limit_percent"].get(scope, {}).get("packed")
+
+
+def _limits(row: Row) -> str:
+    both = [number(limit_percent(row, scope), 2) for scope in ("step", "loss")]
+    return "-" if both == ["-", "-"] else " / ".join(both)
+
+
 def marked(name: str, kind: Optional[str]) -> str:
     """A name with what sets its kind apart from an exact loss."""
     mark = {"topology": " (topology)", "pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
@@ -94,21 +113,19 @@ COLUMNS = (
     Column("status", lambda row: row["status"], False),
     Column("step ms median [p20-p80] n", lambda row: _spread(row["step_ms"])),
     Column("loss ms median [p20-p80] n", lambda row: _spread(row["loss_ms"])),
-    Column("step forward ms", lambda row: number((row["step_forward_ms"] or {}).get("median"))),
+    Column("over the fastest", over_fastest),
+    Column("% of limit step / loss", _limits),
     Column("peak memory MB", lambda row: number(_peak(row))),
     Column("profiled step us", lambda row: number(row["average_step_time_us"])),
     Column("profiled peak MB", lambda row: number(row["peak_memory_mb"])),
     Column("loss error", lambda row: _error(row["loss_error"])),
     Column("grad error", lambda row: _error(row["grad_error"])),
-    Column(
-        "useful %", lambda row: number(100 * row["useful_fraction"], 3) if row["useful_fraction"] is not None else "-"
-    ),
 )
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
-    """Rows of one configuration together, the fastest step first.  What only concerns one implementation, or which
-    scopes were timed, does not part them."""
+    """Rows of one configuration together, the fastest step first, each compared with the fastest of its kind (see
+    ranking.py).  What only concerns one implementation, or which scopes were timed, does not part them."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row["configuration"].values()))
     result: List[List[Row]] = []
     for row in ordered:
@@ -124,6 +141,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         else:
             group.append(row)
     for group in result:
+        ranking.fill(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0]["configuration"])
 
@@ -138,7 +156,10 @@ def rank(row: Row) -> Tuple[int, float, float, float, str]:
     medians = [row[key]["median"] if row[key] else math.inf for key in ("step_ms", "loss_ms")]
     profiled = row["average_step_time_us"]
     kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else 0
-    return kind, medians[0], medians[1], math.inf if profiled is None else profiled, row["name"]
+    found = row["against_fastest"]
+    ratio = found.get("ratio")
+    profiled = math.inf if profiled is None else profiled
+    return kind, found.get("scope") != "step", math.inf if ratio is None else ratio, *medians, profiled, row["name"]
 
 
 def heading(group: Sequence[Row]) -> str:
@@ -160,7 +181,11 @@ def heading(group: Sequence[Row]) -> str:
     if known.get("device") == "cpu":
         parts += [_known("{threads} threads", known), _known("denormals: {denormals}", known)]
     most = max(row["rounds"] for row in group)
-    return plain(", ".join(filter(None, [*parts, f"{most} round{'' if most == 1 else 's'}"])))
+    parts.append(f"{most} round{'' if most == 1 else 's'}")
+    useful = next((row["useful_fraction"] for row in group if row["useful_fraction"] is not None), None)
+    if useful is not None:
+        parts.append(f"{100 * useful:.0f}% of the padded cells useful")
+    return plain(", ".join(filter(None, parts)))
 
 
 def _known(text: str, known: Dict[str, Any]) -> str:
@@ -229,6 +254,41 @@ def escaped(text: str) -> str:
 
 def _reasons(rows: Sequence[Row]) -> Cells:
     return [f"{row['name']}: {row['status']}: {row['reason']}" for row in rows if row["reason"]]
+
+
+def _ratios(rows: Sequence[Row]) -> Cells:
+    """The intervals behind the column "over the fastest"."""
+    lines = []
+    for row in rows:
+        found = row["against_fastest"]
+        if not found or found["is_fastest"]:
+            continue
+        what = f"{row['name']} {found['scope']} over {found['fastest']}'s"
+        if found["ratio"] is None:
+            lines.append(f"{what}: no batch or round in common")
+            continue
+        batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
+        if found["low"] is None:
+            said = "one round gives no interval"
+        else:
+            low, high = (number(found[key], 3) for key in ("low", "high"))
+            said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
+        apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
+        lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}, {said}{apart}")
+    return lines
+
+
+def _options(rows: Sequence[Row]) -> Cells:
+    return [f"{row['name']} options: {options_text(row['options'])}" for row in rows if row["options"]]
+
+
+def options_text(options: Dict[str, Dict[str, Any]]) -> str:
+    """ "blank=0 [default -1], reduction=sum [default mean], clamp=-1": the default where it is known to be another."""
+    parts = []
+    for name, values in options.items():
+        other = "default" in values and values["default"] not in ("-", values["ours"])
+        parts.append(f"{name}={values['ours']}" + (f" [default {values['default']}]" if other else ""))
+    return ", ".join(parts)
 
 
 def _stages(rows: Sequence[Row]) -> Cells:

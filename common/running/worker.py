@@ -135,6 +135,7 @@ def environment(context: Context) -> Dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "implementation_version": context.adapter.version(),
+        "options": context.adapter.described_options(),
         "device": context.device.type,
         "device_name": torch.cuda.get_device_name(context.device) if cuda else machine.describe()["cpu"],
         "cuda": torch.version.cuda if cuda else None,

@@ -1,0 +1,40 @@
+"""Options beside tensors: ours, and the defaults that a function's signature tells."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from common.losses.options import described
+
+pytestmark = pytest.mark.environment_contract
+
+
+def function(logits, targets, blank=-1, reduction="mean", boundary=None, scale=math.inf):
+    return logits
+
+
+def test_defaults_are_told_beside_ours_and_stand_where_we_say_nothing():
+    assert described(function, {"blank": 0, "extra": (1, 2)}) == {
+        "blank": {"ours": 0, "default": -1},
+        "extra": {"ours": "(1, 2)", "default": "-"},
+        "reduction": {"ours": "mean", "default": "mean"},
+        "scale": {"ours": "inf", "default": "inf"},
+    }
+
+
+def test_a_function_that_hides_its_signature():
+    hidden = type("Loss", (), {"__signature__": 1, "__call__": lambda self: None})()
+    assert described(hidden, {"blank": 0}) == {"blank": {"ours": 0, "default": "-"}}
+
+
+def test_a_constructor_and_a_prefix():
+    class Loss:
+        def __init__(self, blank=0, clamp=-1):
+            pass
+
+    assert described(Loss, {"clamp": -1}, "Loss.") == {
+        "Loss.clamp": {"ours": -1, "default": -1},
+        "Loss.blank": {"ours": 0, "default": 0},
+    }

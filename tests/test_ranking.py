@@ -1,0 +1,121 @@
+"""Each row against the fastest of its kind: paired per batch and round, over common batches only, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from fixtures_runs import correctness, one_row, read_rows, status, summarize, timing, write_run
+
+from common.results import ranking, statistics
+from common.results.summary import EMPTY
+
+
+def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
+    """rounds: each {batch: median ms}."""
+    medians = {str(number): batches for number, batches in enumerate(rounds, start=1)}
+    return {**EMPTY, "name": name, "kind": kind, "run_id": run_id, "round_medians_ms": {scope: medians}, **more}
+
+
+def filled(*rows):
+    ranking.fill(rows)
+    return {one["name"]: one["against_fastest"] for one in rows}
+
+
+def test_ratios_are_paired_per_batch_and_round():
+    a = row("a", {"0": 10, "1": 1000}, {"0": 20, "1": 900})
+    b = row("b", {"0": 20, "1": 2000}, {"0": 50, "1": 3240})  # 2 and 2; 2.5 and 3.6
+    found = filled(b, a)
+    assert found["a"]["is_fastest"] and (found["a"]["ratio"], found["a"]["verdict"]) == (1.0, "fastest")
+    assert found["b"]["fastest"] == "a" and not found["b"]["is_fastest"] and found["b"]["paired"]
+    assert found["b"]["ratio"] == pytest.approx(math.sqrt(2 * 3))
+    half = statistics.student_t(0.95, 1) * math.log(3 / 2) / 2  # deviation / sqrt(2) of log 2 and log 3
+    assert math.log(found["b"]["high"] / found["b"]["ratio"]) == pytest.approx(half)
+    assert (found["b"]["verdict"], found["b"]["rounds"], found["b"]["batches"]) == ("unclear", 2, 2)
+
+
+@pytest.mark.parametrize(
+    "factors, verdict",
+    [((2, 2.1, 2.05), "slower"), ((1.001, 1.0, 1.002), "same"), ((1.0, 1.5, 1.01), "unclear"), ((5,), "unclear")],
+)
+def test_the_verdict_is_of_the_interval_over_rounds(factors, verdict):
+    fast = row("a", *[{"0": 10 + place} for place, _ in enumerate(factors)])
+    slow = row("b", *[{"0": (10 + place) * factor} for place, factor in enumerate(factors)])
+    assert filled(fast, slow)["b"]["verdict"] == verdict
+
+
+def test_only_batches_that_all_have_count():
+    """c is fast on the one batch it was measured on, which says nothing of the other."""
+    a = row("a", {"0": 10, "1": 100})
+    b = row("b", {"0": 30, "1": 110})
+    c = row("c", {"0": 20})
+    found = filled(a, b, c)
+    assert {name: one["ratio"] for name, one in found.items()} == pytest.approx({"a": 1, "b": 3, "c": 2})
+    assert found["b"]["batches"] == 1
+
+
+def test_kinds_are_apart_and_failed_rows_are_not_compared():
+    found = filled(
+        row("exact", {"0": 10}),
+        row("slow", {"0": 20}),
+        row("pruned", {"0": 1}, kind="pruned"),
+        row("pruned2", {"0": 4}, kind="pruned"),
+        row("died", {"0": 5}, status="oom"),
+        row("missing", status="missing"),
+    )
+    ratios = {name: one["ratio"] and round(one["ratio"], 9) if one else None for name, one in found.items()}
+    assert ratios == {"exact": 1, "slow": 2, "pruned": 1, "pruned2": 4, "died": None, "missing": None}
+    assert found["pruned2"]["fastest"] == "pruned" and found["slow"]["fastest"] == "exact"
+
+
+def test_a_row_without_a_step_is_compared_by_its_loss():
+    both = {**row("both", {"0": 10})["round_medians_ms"], "loss": {"1": {"0": 2}}}
+    found = filled(row("both", round_medians_ms=both), row("loss", {"0": 1}, scope="loss"), row("step", {"0": 30}))
+    assert found["both"]["scope"] == "step" and found["both"]["is_fastest"]
+    assert found["step"]["ratio"] == pytest.approx(3)
+    assert (found["loss"]["scope"], found["loss"]["ratio"], found["loss"]["fastest"]) == ("loss", 1, "loss")
+
+
+def test_rounds_of_other_runs_are_not_paired():
+    found = filled(row("a", {"0": 10}, {"0": 20}), row("b", {"0": 11}, {"0": 22}, run_id="other"))
+    assert found["b"]["ratio"] == pytest.approx(1.1) and not found["b"]["paired"]
+    assert found["b"]["low"] < 1  # Welch: the spread of both sides is in it
+
+
+def test_nothing_in_common_is_no_ratio():
+    found = filled(row("a", {"0": 10}), row("b", {"1": 5}))
+    assert [one["ratio"] for one in found.values() if not one["is_fastest"]] == [None]
+
+
+def write_pair(folder, factors):
+    for name, of in (("quick", [1] * len(factors)), ("late", factors)):
+        rounds = [timing(f"timing-{at}", [10 * f, 20 * f], []) for at, f in enumerate(of, start=1)]
+        head = {"passes": ["correctness", "timing"], "rounds": len(of), "scopes": ["step"]}
+        write_run(folder / name, name=name, jobs=[correctness(), *rounds], run_id="one run", **head)
+
+
+def test_what_the_table_and_the_files_show(tmp_path):
+    write_pair(tmp_path, [2, 2.1, 2.2])
+    text = summarize(tmp_path)
+    quick, late = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("quick", "late"))
+    assert text.index(quick) < text.index(late)
+    assert " 1.00 " in quick and " 2.10x slower " in late
+    assert "late step over quick's: 2.10x over 2 batches, 95% interval over 3 rounds 1.86 to 2.36: slower" in text
+    rows = {one["name"]: one for one in read_rows(tmp_path)}
+    assert rows["late"]["against_fastest"]["high"] == pytest.approx(2.3622, abs=1e-3)
+    assert rows["late"]["round_medians_ms"]["step"]["3"] == pytest.approx({"4": 22, "9": 44})
+    csv = summarize(tmp_path, "--format", "csv")
+    assert "against_fastest_verdict" in csv and "round_medians" not in csv
+
+
+def test_options_are_shown_with_the_default_they_replace(tmp_path):
+    jobs = [correctness(), [status("timing-1")]]
+    options = {
+        "blank": {"ours": 0, "default": -1},
+        "clamp": {"ours": -1, "default": -1},
+        "reduction": {"ours": "sum", "default": "-"},
+    }
+    jobs[0][0]["options"] = options
+    write_run(tmp_path / "a", jobs=jobs, passes=["correctness", "timing"], rounds=1)
+    assert "torchaudio options: blank=0 [default -1], clamp=-1, reduction=sum\n" in summarize(tmp_path)
+    assert one_row(tmp_path)["options"] == options
