@@ -13,7 +13,7 @@ from common.results.sweeps import Sweep
 from common.results.tables import Column, number
 
 #: Of the ordinary table, what says nothing of how things scale.
-LEFT_OUT = ("version", "torch", "step forward ms", "profiled step us", "profiled peak MB")
+LEFT_OUT = ("version", "torch", "profiled step us", "profiled peak MB")
 MOST_CELLS = 3  # that a failure names one by one
 
 
@@ -33,6 +33,8 @@ def render(found: Sequence[Sweep], format: str) -> str:
 def columns(sweep: Sweep) -> List[Column]:
     found = [Column(grid.flag(key), _value_of(key), sweeps.is_numeric(sweep.grid[key])) for key in sweep.grid]
     found += [column for column in tables.COLUMNS if column.title not in LEFT_OUT]
+    if len({row["useful_fraction"] for row in sweep.rows} - {None}) > 1:  # else it is in the heading
+        found.append(Column("useful %", lambda row: _percent(row["useful_fraction"])))
     if any(row["approximation_gap"] is not None for row in sweep.rows):
         found.append(Column("gap to exact", lambda row: _gap(row["approximation_gap"])))
     return found
@@ -40,6 +42,10 @@ def columns(sweep: Sweep) -> List[Column]:
 
 def _value_of(key: str) -> Callable[[Row], str]:
     return lambda row: grid.said(row["sweep"][key])
+
+
+def _percent(fraction: Optional[float]) -> str:
+    return "-" if fraction is None else number(100 * fraction, 3)
 
 
 def _gap(value: Any) -> str:

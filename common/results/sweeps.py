@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.errors import UserError
-from common.results import records
+from common.results import ranking, records
 from common.results.measured import fill
 from common.results.statistics import mean
 from common.results.summary import Row, new_row
@@ -117,6 +117,8 @@ def _read(path: Path) -> Sweep:
         values = {key: lines[0]["values"][key] for key in grid}
         row["sweep"] = {"id": str(found[0]["sweep_id"]), "cell": cell, **values}
         runs.append(SweptRun(cell, values, row, lines))
+    for cell in {run.cell for run in runs}:
+        ranking.fill([run.row for run in runs if run.cell == cell])
     return Sweep(path, found[0], grid, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
 
 

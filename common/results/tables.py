@@ -182,9 +182,9 @@ def heading(group: Sequence[Row]) -> str:
         parts += [_known("{threads} threads", known), _known("denormals: {denormals}", known)]
     most = max(row["rounds"] for row in group)
     parts.append(f"{most} round{'' if most == 1 else 's'}")
-    useful = next((row["useful_fraction"] for row in group if row["useful_fraction"] is not None), None)
-    if useful is not None:
-        parts.append(f"{100 * useful:.0f}% of the padded cells useful")
+    useful = {row["useful_fraction"] for row in group} - {None}
+    if len(useful) == 1:
+        parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
     return plain(", ".join(filter(None, parts)))
 
 
