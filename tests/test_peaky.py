@@ -31,7 +31,7 @@ DIGEST = "b0597119e4a42afc1aa591d8bba701f3ee3993a3bee02c54238ddc1054904b70"
 
 
 def chosen(**given):
-    return settings.resolve({"logits": "peaky", "vocab_size": 60, "encoder_dim": 64, **given}, "cpu")
+    return settings.resolve({"logits": "peaky", "margin": 10.0, "vocab_size": 60, "encoder_dim": 64, **given}, "cpu")
 
 
 def made(flags, shapes=SHAPES, dtype=torch.float32, key=0):
@@ -201,8 +201,11 @@ def test_pruning_loses_little_of_a_peaky_loss(implementation):
     shapes = [(90, 30)]
     both = gaps(adapter_of(implementation), shapes)
     assert abs(both["peaky"]) < 1e-4 < 1e-3 < both["random"]
-    assert gaps(adapter_of(implementation, logits="random"), shapes) == pytest.approx(both, rel=1e-6, abs=1e-9)
-    assert gaps(adapter_of(implementation, logits="random", encoder_dim=8), shapes)["peaky"] is None  # no codes
+    random = {"logits": "random", "margin": None}
+    of_default = gaps(adapter_of(implementation, margin=None), shapes)
+    assert gaps(adapter_of(implementation, **random), shapes) == pytest.approx(of_default, rel=1e-6)
+    assert both["peaky"] < of_default["peaky"] < of_default["random"] == pytest.approx(both["random"])
+    assert gaps(adapter_of(implementation, **random, encoder_dim=8), shapes)["peaky"] is None  # no codes
     assert gaps(adapter_of(implementation, margin=40.0), shapes)["peaky"] is None  # no loss
 
 

@@ -132,7 +132,7 @@ def test_every_workload_setting_has_words_and_decides_what_is_compared():
     assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
     assert workloads.described(workloads.comparable({})) == []
     assert workloads.described(OTHERS) == [
-        *("x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0", "peaky logits", "margin 10")
+        *("x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0", "peaky logits", "margin 5")
     ]
 
 
@@ -153,11 +153,11 @@ def test_rows_of_other_lengths_never_share_a_group(key, tmp_path):
 
 
 def test_the_margin_is_compared_where_there_is_one(tmp_path):
-    for name, flags in (("a", {}), ("b", {"margin": 5.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
-        write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 5.0} if name == "d" else {})})
+    for name, flags in (("a", {}), ("b", {"margin": 9.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
+        write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 9.0} if name == "d" else {})})
     a, b, c, d = (run_pairs.read_runs(tmp_path / name)[0] for name in "abcd")
     assert run_pairs.differences(a, b) == []
-    assert run_pairs.differences(c, d) == ["margin 10.0 / 5.0"]
+    assert run_pairs.differences(c, d) == ["margin 5.0 / 9.0"]
     assert run_pairs.differences(a, c) == ["logits random / peaky"]
 
 
