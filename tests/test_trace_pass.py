@@ -58,6 +58,8 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, tiny_shapes
         tmp_path,
         "--max-seconds",
         "0.05",
+        "--limits",
+        "false",
     ]
     done = run(
         "benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step", "--gzip-traces", "true"
