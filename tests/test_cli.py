@@ -32,7 +32,7 @@ def test_every_script_takes_the_same_flags(script):
     flags = (
         "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
     )
-    flags += "passes scope rounds threads seed log-dir quiet denormals pruned-recipe"
+    flags += "passes scope sweep rounds threads seed log-dir quiet denormals pruned-recipe"
     missing = [flag for flag in flags.split() if f"--{flag}" not in text]
     assert not missing
     assert text.count("Default:") >= 20

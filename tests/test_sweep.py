@@ -212,7 +212,7 @@ def test_each_cell_is_measured_but_correctness_and_limits_once(tmp_path, execute
     table = capsys.readouterr().out
     assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
     assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table
-    assert "errors: of an exact loss they are of one cell" in table
+    assert "errors: of a loss that is not pruned they are of one cell" in table
     judged = [line for line in records.read(sweep.path) if line["record"] == "correctness"]
     assert [(line["cell"], line.get("reused_from")) for line in judged if line["implementation"] == "torchaudio"] == [
         (0, None),
@@ -225,6 +225,11 @@ def test_each_cell_is_measured_but_correctness_and_limits_once(tmp_path, execute
 def test_a_pruned_loss_tells_its_gap_in_each_cell(tmp_path, executed):
     assert benchmark(tmp_path, "--sweep", "vocab-size=16,32", names=["k2-pruned"]) == EXIT_OK
     assert only(executed, "correctness") == [("k2-pruned", 16, "float32"), ("k2-pruned", 32, "float32")]
+
+
+def test_logits_are_swept_without_judging_anew(tmp_path, executed):
+    assert benchmark(tmp_path, "--sweep", "logits=random,peaky", "--encoder-dim", 64) == EXIT_OK
+    assert len(only(executed, "correctness")) == 2 and len(only(executed, "timing-1")) == 4
 
 
 def test_other_threads_are_judged_anew(tmp_path, executed):

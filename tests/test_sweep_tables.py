@@ -54,7 +54,8 @@ def test_rows_are_by_cell_then_by_time(sweep):
 
 
 def test_exponents_are_of_three_points_or_more(sweep, tmp_path):
-    (one,) = sweeps.exponents(sweep)  # square has two points, dtype no order
+    one, other = sweeps.exponents(sweep)  # square has two points, dtype no order
+    assert other[:4] == ("linear", "vocab_size", "loss", one.slope)
     assert one[:3] == ("linear", "vocab_size", "step") and one.slope == pytest.approx(1)
     assert (one.low, one.high, one.points) == (500, 4000, 3)
     grid = {"encoder_dim": [2, 4, 8, 16]}

@@ -67,8 +67,8 @@ def results(sweep: Sweep, entries: Sequence[Entry]) -> Table:
         for _, number_of in numbers:
             value, words = number_of(entry)
             cells.append(Cell(words, value, entry.results))
-        gap = run.row["approximation_gap"]
-        cells.append(Cell("-" if gap is None else f"{gap:.1e}", gap, entry.results))
+        gap, words = sweep_tables.gap_of(run.row)
+        cells.append(Cell(words, gap, entry.results))
         rows.append([*cells, Cell(plain(run.row["reason"]) or "-")])
     return Table(sweep.name, title(sweep), columns, rows)
 

@@ -53,7 +53,7 @@ sweep        always the first line: schema (1), sweep_id, grid ({setting: [value
 run          as above, and values ({setting: value} of the cell); run_id is the sweep_id
 correctness, limits, status
              as above, and, where it was not measured again, reused_from (the cell whose result it is: the correctness
-             pass has a small batch of its own, whatever the size of the cell's)
+             pass has a small random batch of its own, whatever the cell's sizes and logits)
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def columns(sweep: Sweep) -> List[Column]:
     if len({row["useful_fraction"] for row in sweep.rows} - {None}) > 1:  # else it is in the heading
         found.append(Column("useful %", lambda row: _percent(row["useful_fraction"])))
     if any(row["approximation_gap"] is not None for row in sweep.rows):
-        found.append(Column("gap to exact", lambda row: _gap(row["approximation_gap"])))
+        found.append(Column("gap to exact", lambda row: gap_of(row)[1]))
     return found
 
 
@@ -48,8 +48,10 @@ def _percent(fraction: Optional[float]) -> str:
     return "-" if fraction is None else number(100 * fraction, 3)
 
 
-def _gap(value: Any) -> str:
-    return "-" if value is None else f"{value:.1e}"
+def gap_of(row: Row) -> Tuple[Optional[float], str]:
+    """How far off a pruned loss is, and the same in words; what is not finite is stored as 1e300."""
+    gap = row["approximation_gap"]
+    return (None, "-") if gap is None else (abs(gap), "inf" if abs(gap) >= 1e300 else f"{abs(gap):.1e}")
 
 
 def heading(sweep: Sweep) -> str:
@@ -118,8 +120,8 @@ def notes(sweep: Sweep) -> List[str]:
             lines.append(f"{name}: {flagged} of {sum(row['samples'] for row in mine)} samples ran beside other load")
     if any(record.get("reused_from") is not None for run in sweep.runs for record in run.records):
         lines.append(
-            "errors: of an exact loss they are of one cell and hold in those that differ from it in sizes only, since "
-            "the correctness pass has a small batch of its own"
+            "errors: of a loss that is not pruned they are of one cell and hold in those that differ from it in sizes "
+            "and logits only, since the correctness pass has a small random batch of its own"
         )
     if any(row["approximation_gap"] is not None for row in sweep.rows):
         lines.append(

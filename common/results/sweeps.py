@@ -20,6 +20,7 @@ from common.results.summary import Row, new_row
 from common.results.tables import rank
 
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+SCOPES = ("step", "loss")
 FEWEST_POINTS = 3  # of a scaling exponent: two points say nothing of whether it is one
 
 
@@ -153,22 +154,23 @@ def median_ms(row: Row) -> Optional[Tuple[str, Dict[str, float]]]:
     if row["status"] != "ok":
         return None
     return next(
-        ((scope, row[f"{scope}_ms"]) for scope in ("step", "loss") if (row[f"{scope}_ms"] or {}).get("median", 0) > 0),
+        ((scope, row[f"{scope}_ms"]) for scope in SCOPES if (row[f"{scope}_ms"] or {}).get("median", 0) > 0),
         None,
     )
 
 
 def exponents(sweep: Sweep) -> List[Exponent]:
-    """How the time of each implementation grows with each numeric setting, where enough of it was measured."""
+    """How the times of each implementation grow with each numeric setting, where enough of them were measured."""
     found = []
     for key, values in sweep.grid.items():
         if not is_numeric(values) or min(values) <= 0:
             continue
         points: Dict[Tuple[str, str], List[Tuple[float, float]]] = {}
-        for run in along(sweep, key):
-            timed = median_ms(run.row)
-            if timed:
-                points.setdefault((run.row["name"], timed[0]), []).append((run.values[key], timed[1]["median"]))
+        for scope in SCOPES:
+            for run in along(sweep, key):
+                median = (run.row[f"{scope}_ms"] or {}).get("median", 0)
+                if run.row["status"] == "ok" and median > 0:
+                    points.setdefault((run.row["name"], scope), []).append((run.values[key], median))
         for (name, scope), pairs in points.items():
             if len(pairs) >= FEWEST_POINTS:
                 ends = [x for x, _ in pairs]

@@ -100,7 +100,13 @@ def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> 
     if newest is None:
         raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
     records.mend(newest[1])
-    return SweepFile(newest[1], records.read(newest[1]))
+    try:
+        return SweepFile(newest[1], records.read(newest[1]))
+    except (LookupError, TypeError) as error:
+        raise UserError(
+            f"{newest[1]}: a record is not as this suite writes it ({type(error).__name__}: {error}); "
+            "leave out --resume to start anew"
+        ) from error
 
 
 def _head(path: Path) -> Record:

@@ -1,8 +1,8 @@
 """A sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
 
-The correctness pass has a small batch of its own, so one cell's result is every other's where nothing differs but
-sizes; only pruned losses, which tell their gap to the exact one at the cell's own sizes, run it in each cell.  The
-device's limits are measured once for each dtype and number of threads.  No torch.
+The correctness pass has a small random batch of its own, so one cell's result is every other's where nothing differs
+but sizes and logits; only pruned losses, which tell their gap to the exact one at the cell's own, run it in each cell.
+The device's limits are measured once for each dtype and number of threads.  No torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from common.running.sweep_runs import SweepFile, SweepRun
 from common.settings import Settings
 
 #: Settings that the correctness pass does not know, but for what it tells of a pruned loss.
-SIZES = (
+OUTSIDE_CORRECTNESS = (
     "batch_size",
     "max_frames",
     "num_batches",
@@ -35,6 +35,8 @@ SIZES = (
     "tokens",
     "vocab_size",
     "encoder_dim",
+    "logits",
+    "margin",
     "prune_range",
 )
 #: Settings that the device's limits depend on.
@@ -153,7 +155,7 @@ def _correctness(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
         if name != run.name or cell == run.cell or not lines or lines[-1]["record"] != "status":
             continue
         before_any_batch = len(lines) == 1 and lines[-1]["status"] in runner.CANNOT_RUN
-        ignored = SIZES if before_any_batch or kind_of(run.records[0]) != "pruned" else ()
+        ignored = OUTSIDE_CORRECTNESS if before_any_batch or kind_of(run.records[0]) != "pruned" else ()
         kept = [line for line in lines if line["record"] in ("correctness", "status")]
         if (before_any_batch or len(kept) > 1) and _without(ignored, other) == _without(ignored, run):
             return [{"reused_from": cell, **line} for line in kept]
