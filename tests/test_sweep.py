@@ -283,6 +283,17 @@ def test_missing_needs_no_process(tmp_path, executed, monkeypatch):
     assert [row["status"] for row in sweep.rows] == ["missing"] * 4 and not executed
 
 
+def test_resume_tries_again_what_failed(tmp_path, executed, monkeypatch):
+    flags = ["--sweep", "vocab-size=16,32", "--limits", "false"]
+    here = interpreters.choose
+    monkeypatch.setattr(interpreters, "choose", lambda *_, **__: interpreters.Choice(None, "run `make setup`"))
+    assert benchmark(tmp_path, *flags) == EXIT_FAILED
+    monkeypatch.setattr(interpreters, "choose", here)  # as after `make setup`
+    assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
+    assert len(only(executed, "correctness")) == 2 and len(only(executed, "memory")) == 4
+    assert {row["status"] for row in sweeps.find([tmp_path])[0].rows} == {"ok"}
+
+
 # For real.
 
 

@@ -18,13 +18,16 @@ from common.settings import ROOT, Settings
 
 
 class SweepRun(runs.Run):
-    """Records of one implementation in one cell; each addition goes to the end of the sweep's file."""
+    """Records of one implementation in one cell; each addition goes to the end of the sweep's file.  touched: by this
+    process, not only by one that is resumed."""
 
     def __init__(self, sweep: SweepFile, cell: int, name: str, existing: Sequence[Record]):
         super().__init__(sweep.folder, existing)
         self.sweep, self.cell, self.name = sweep, cell, name
+        self.touched = False
 
     def _keep(self, new: Sequence[Record]) -> None:
+        self.touched = True
         about = {"cell": self.cell, "implementation": self.name}
         records.append(self.sweep.path, [{**record, **about} for record in new])
 

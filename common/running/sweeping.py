@@ -149,10 +149,13 @@ def _limits(sweep: SweepFile, run_of: Dict[str, SweepRun]) -> Optional[Record]:
 
 
 def _correctness(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
-    """The result of the correctness pass in another cell that is this one's too."""
+    """The result of the correctness pass in another cell that is this one's too; a bad one only where it is of now, so
+    that a resumed sweep tries again."""
     for (cell, name), other in sweep.runs.items():
         lines = latest_jobs(other.records).get("correctness", [])
         if name != run.name or cell == run.cell or not lines or lines[-1]["record"] != "status":
+            continue
+        if lines[-1]["status"] != "ok" and not other.touched:
             continue
         before_any_batch = len(lines) == 1 and lines[-1]["status"] in runner.CANNOT_RUN
         ignored = OUTSIDE_CORRECTNESS if before_any_batch or kind_of(run.records[0]) != "pruned" else ()
