@@ -41,6 +41,9 @@ def test_a_run_from_start_to_end(flags, log):
         assert row["status"] == "ok" and row["device"] == "cpu" and row["torch_version"]
         assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4
         assert row["step_ms"]["n"] >= 4 and row["loss_ms"]["p20"] <= row["loss_ms"]["median"] <= row["loss_ms"]["p80"]
+        shares = [row["limit_percent"][scope][layout] for scope in ("step", "loss") for layout in ("packed", "padded")]
+        assert all(0 < share < float("inf") for share in shares) and shares[0] < shares[1] and shares[2] < shares[3]
+        assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}
         assert len(row["windows"]) == 2 and row["average_step_time_us"] > 0 and row["peak_memory_mb"] > 0
         folder = log / f"{name}-2"
         assert len(list(folder.glob("*.pt.trace.json*"))) == 2
@@ -57,6 +60,9 @@ def test_a_run_from_start_to_end(flags, log):
         best = [min(line["ns"]) for line in limits["copies"] + limits["products"]]
         assert len(best) >= 3 and all(best) and limits["reason"] == ""
         assert limits["copies"][0]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
+    against = [row["against_fastest"] for row in rows.values()]
+    assert sorted(found["is_fastest"] for found in against) == [False, True]
+    assert all(found["paired"] and found["ratio"] >= 1 for found in against)
     one, other = (records.run_header(records.read(log / f"{name}-2")) for name in rows)
     assert one["run_id"] == other["run_id"] and one["machine"]["cores"] >= 1
 
