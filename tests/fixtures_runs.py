@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from fixtures_traces import write
 
@@ -210,6 +212,22 @@ def traced_run(folder, *texts, name="torchaudio", **head):
         trace(files),
     ]
     return write_run(folder, name=name, jobs=jobs, **head)
+
+
+def garbled(folder: Path, times: int) -> Iterator[None]:
+    """Damage values of the records of a run on disk, another way each time; the same ways in every test."""
+    whole = (folder / records.FILE_NAME).read_text().splitlines()
+    values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
+    value = re.compile(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])')
+    for seed in range(times):
+        chance = random.Random(seed)
+        lines = list(whole)
+        for _ in range(chance.choice([1, 1, 5])):
+            place = chance.randrange(len(lines))
+            field = chance.choice(list(value.finditer(lines[place])))
+            lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
+        (folder / records.FILE_NAME).write_text("\n".join(lines) + "\n")
+        yield
 
 
 def summarize(*arguments, code=0, cwd=None, environment=None):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from fixtures_runs import (
     COMMAND,
     FORMATS,
+    garbled,
     header,
     one_row,
     read_rows,
@@ -99,19 +99,7 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
 
 def test_garbled_records_never_crash_any_format(tmp_path):
     folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
-    whole = (folder / records.FILE_NAME).read_text().splitlines()
-    values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}']
-    for seed in range(400):
-        chance = random.Random(seed)
-        lines = list(whole)
-        for _ in range(chance.choice([1, 1, 5])):
-            place = chance.randrange(len(lines))
-            fields = list(
-                re.finditer(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])', lines[place])
-            )
-            field = chance.choice(fields)
-            lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
-        (folder / records.FILE_NAME).write_text("\n".join(lines) + "\n")
+    for _ in garbled(folder, 400):
         for format in FORMATS:
             assert render(rows([tmp_path]), format)
 
