@@ -104,6 +104,23 @@ def supervision(name, recording_id, start, seconds, text):
     return {"id": name, "recording_id": recording_id, "start": start, "duration": seconds, "channel": 0, "text": text}
 
 
+def features_of(recording_id, frames, frame_shift, seconds):
+    return {
+        "type": "fbank",
+        "num_frames": frames,
+        "num_features": 80,
+        "frame_shift": frame_shift,
+        "sampling_rate": 16000,
+        "start": 0.0,
+        "duration": seconds,
+        "storage_type": "lilcom_chunky",
+        "storage_path": "none",
+        "storage_key": "0",
+        "recording_id": recording_id,
+        "channels": 0,
+    }
+
+
 def cut(name, seconds, *supervisions, **more):
     return {
         "id": name,
@@ -186,20 +203,7 @@ def test_cuts_in_every_format(run, tmp_path, lhotse, model, name):
 
 
 def test_frames_of_features_come_first(run, tmp_path, model):
-    features = {
-        "type": "fbank",
-        "num_frames": 2725,
-        "num_features": 80,
-        "frame_shift": 0.01,
-        "sampling_rate": 16000,
-        "start": 0.0,
-        "duration": 27.25,
-        "storage_type": "lilcom_chunky",
-        "storage_path": "none",
-        "storage_key": "0",
-        "recording_id": "c",
-        "channels": 0,
-    }
+    features = features_of("c", 2725, 0.01, 27.25)
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 27.25, supervision("s", "c", 0, 27.25, "SIR"), features=features)])
     assert run("--manifest", path, "--bpe-model", model, "--frame-shift", 0.02)[0] == 0
     assert shapes.load(tmp_path / "out.pt")[0, 0] == 680
@@ -274,20 +278,7 @@ def test_speed_perturbation_is_lhotse_s(run, tmp_path, lhotse, model):
 
 
 def test_speeds_detach_features_and_keep_their_frame_shift(run, tmp_path, model):
-    features = {
-        "type": "fbank",
-        "num_frames": 800,
-        "num_features": 80,
-        "frame_shift": 0.02,
-        "sampling_rate": 16000,
-        "start": 0.0,
-        "duration": 16.0,
-        "storage_type": "lilcom_chunky",
-        "storage_path": "none",
-        "storage_key": "0",
-        "recording_id": "c",
-        "channels": 0,
-    }
+    features = features_of("c", 800, 0.02, 16.0)
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 16.0, supervision("s", "c", 0, 16.0, "SIR"), features=features)])
     run("--manifest", path, "--bpe-model", model, "--speed-perturbation", 1, 0.5, "--subsampling-factor", 1)
     assert shapes.load(tmp_path / "out.pt")[:, 0].tolist() == [800, 1600]
