@@ -18,12 +18,15 @@ from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
 
 
 def compile_package(source: SourcePackage, sdist: Path, target: Path, device: str, moderngpu: Optional[Path]) -> None:
-    """Make TARGET/<package>/ and TARGET/<module>.so from the unpacked `sdist`."""
+    """Make TARGET/<package>/ and its compiled module, beside or inside it, from the unpacked `sdist`."""
     package = target / source.package
     shutil.copytree(sdist / source.python, package)
     for name in source.templates:
         template = (package / f"{name}.in").read_text(encoding="utf-8")
         (package / name).write_text(template.replace("@TORCH_VERSION@", torch.__version__), encoding="utf-8")
+    if source.metadata:
+        shutil.copytree(sdist / source.metadata, target / source.metadata)
+    compiled = target.joinpath(*source.module.split("."))
     objects = target / "objects"
     objects.mkdir()
     on_cuda = device == "cuda"
@@ -31,7 +34,7 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     sources = _files(sdist, source.sources)
     sources = sources + _files(sdist, source.cuda_sources) if on_cuda else [_as_cpp(path) for path in sources]
     cpp_extension.load(
-        name=source.module,
+        name=compiled.name,
         sources=sources,
         extra_include_paths=[str(sdist), *([str(moderngpu / "src")] if moderngpu else [])],
         extra_cflags=[*source.flags, *define],
@@ -40,7 +43,7 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
         with_cuda=on_cuda,
         verbose=True,
     )
-    (objects / f"{source.module}.so").rename(target / f"{source.module}.so")
+    (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
     shutil.rmtree(objects)
 
 

@@ -136,7 +136,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     for package in SOURCE_PACKAGES:
         if importlib.util.find_spec(package) is not None:  # installed: used as it is
             continue
-        for device in devices:
+        for device in [device for device in devices if device in SOURCE_PACKAGES[package].devices]:
             try:
                 build(package, device)
             except NotRunnable as error:

@@ -75,6 +75,7 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
         if done.returncode != 0 or not downloaded.exists():
             lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
             errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
+            errors = errors or [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]  # of its setup.py
             error = (errors or lines or [f"pip ended with {done.returncode}"])[-1]
             raise NotRunnable(
                 "missing",

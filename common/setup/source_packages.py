@@ -16,11 +16,12 @@ class SourcePackage:
     """Paths and globs are relative to the top of the sdist, which is also the include folder.
 
     package: import name, and name in the package index; python: folder of the Python package; templates: files of it
-    from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; module: the name under which the package imports its
-    compiled part; sources, flags: for every device (a .cu among them is C++ when there is no CUDA); cuda_sources,
-    cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA sources include
-    moderngpu's headers; probe(module, device): raises RuntimeError when the loaded package does not run there;
-    without_device: what to do then.
+    from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; metadata: a folder that is kept beside the package,
+    for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
+    flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
+    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA
+    sources include moderngpu's headers; probe(module, device): raises RuntimeError when the loaded package does not run
+    there; without_device: what to do then.
     """
 
     package: str
@@ -30,11 +31,17 @@ class SourcePackage:
     probe: Callable[[ModuleType, str], None]
     without_device: str
     templates: Tuple[str, ...] = ()
+    metadata: str = ""
     flags: Tuple[str, ...] = ("-O3", "-DNDEBUG")  # no -std: torch's headers decide, and torch passes what they need
     cuda_sources: Tuple[str, ...] = ()
     cuda_define: str = ""
     nvcc_flags: Tuple[str, ...] = ()
     needs_moderngpu: bool = False
+
+    @property
+    def devices(self) -> Tuple[str, ...]:
+        """Those it can be compiled for."""
+        return (*(["cpu"] if self.sources else []), *(["cuda"] if self.cuda_sources else []))
 
 
 def _check_two_ln_2(loss: float) -> None:
@@ -58,6 +65,14 @@ def _probe_fast_rnnt(module: ModuleType, device: str) -> None:
 
     one = torch.ones(1, 1, dtype=torch.int64, device=device)
     _check_two_ln_2(module.rnnt_loss(torch.zeros(1, 1, 2, 2, device=device), one, 0, reduction="sum").item())
+
+
+def _probe_warp_rnnt(module: ModuleType, device: str) -> None:
+    import torch
+
+    one = torch.ones(1, 1, dtype=torch.int32, device=device)
+    log_probs = torch.zeros(1, 1, 2, 2, device=device).log_softmax(-1)
+    _check_two_ln_2(module.rnnt_loss(log_probs, one, one[0], one[0], reduction="sum").item())
 
 
 SOURCE_PACKAGES = {
@@ -91,6 +106,17 @@ SOURCE_PACKAGES = {
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda"),
             probe=_probe_fast_rnnt,
             without_device="uninstall it, and `make setup` compiles it for CUDA",
+        ),
+        SourcePackage(
+            package="warp_rnnt",
+            python="warp_rnnt",
+            metadata="warp_rnnt.egg-info",
+            module="warp_rnnt._C",
+            sources=(),
+            cuda_sources=("binding.cpp", "core*.cu"),
+            nvcc_flags=("-O3",),
+            probe=_probe_warp_rnnt,
+            without_device="uninstall it, and it is compiled anew when it is measured",
         ),
     )
 }

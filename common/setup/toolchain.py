@@ -81,6 +81,8 @@ def find(device: str, moderngpu: Optional[Path] = None) -> Toolchain:
 
 def check(source: SourcePackage, tools: Toolchain) -> None:
     """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
+    if tools.device not in source.devices:
+        raise NotRunnable("unsupported", f"{source.package} has no {tools.device} version")
     if tools.device == "cuda":
         _check_cuda(source, tools)
     what = f"{source.package} is compiled from source, which needs"
@@ -98,8 +100,6 @@ def check(source: SourcePackage, tools: Toolchain) -> None:
 
 def _check_cuda(source: SourcePackage, tools: Toolchain) -> None:
     what = f"{source.package} on CUDA needs"
-    if not source.cuda_sources:
-        raise NotRunnable("unsupported", f"{source.package} has no CUDA version")
     if source.needs_moderngpu and tools.moderngpu is None:
         raise NotRunnable(
             "unsupported",
