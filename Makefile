@@ -6,12 +6,14 @@ PORT ?= 6006
 LOGDIR ?= log
 WINDOW ?= 1
 ARGS ?=
+ENVIRONMENTS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bench test summary report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
+	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
@@ -22,19 +24,20 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
 setup: needs-python
-	@$(PYTHON) -m common.setup.environments setup
+	@$(PYTHON) -m common.setup.environments setup $(if $(ENVIRONMENTS),main $(ENVIRONMENTS))
 	@$(MAIN) -m common.setup.extensions build || echo 'set-up goes on without it' >&2
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
 
-# The environment_contract tests run in k2's environment too, whose torch is the oldest one supported;
+# The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's;
 # exit code 5 is pytest's for ARGS that choose none of them.
 test: setup
 	@$(MAIN) -m pytest $(ARGS)
-	@if k2="$$($(PYTHON) -m common.setup.environments path k2)"; then \
-	"$$k2" -m pytest -m environment_contract $(ARGS) $(if $(ARGS),|| test $$? -eq 5); \
-	else echo 'the environment_contract tests did not run in the k2 environment'; fi
+	@for name in k2 nemo; do \
+	if python="$$($(PYTHON) -m common.setup.environments path $$name)"; then \
+	"$$python" -m pytest -m environment_contract $(ARGS) || $(if $(ARGS),test $$? -eq 5 ||) exit 1; \
+	else echo "the environment_contract tests did not run in the $$name environment"; fi; done
 
 summary: setup
 	@$(MAIN) summarize.py $(ARGS)

@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-OLDEST_PYTHON = {"main": "3.10", "k2": "3.11", "viewer": "3.10"}  # each lock is good from this Python on
+#: Each lock is good from this Python on.
+OLDEST_PYTHON = {"main": "3.10", "k2": "3.11", "viewer": "3.10", "nemo": "3.10"}
 
 
 def chosen_hashes(requirements: str) -> dict[str, str]:
@@ -29,17 +30,24 @@ def keep_one_hash(lock: str, package: str, digest: str) -> str:
     return entry.sub(rf"\1 \\\n    --hash={digest}\n", lock)
 
 
+def exceptions_last(lock: str) -> str:
+    """The text of a lock with --only-binary before --no-binary: pip follows the later one, uv writes it first."""
+    return re.sub(r"^((?:--no-binary \S+\n)+)(--only-binary :all:\n)", r"\2\1", lock, flags=re.MULTILINE)
+
+
 def lock(name: str) -> None:
     """Write requirements/<name>.txt."""
     source, target = HERE / f"{name}.in", HERE / f"{name}.txt"
     command = ["uv", "--no-config", "pip", "compile", "--quiet", "--upgrade", "--universal", "--generate-hashes"]
-    # Wheels only: what pip would compile is neither quick nor covered by a hash of its build requirements.
+    # Wheels only: what pip would compile is neither quick nor covered by a hash of its build requirements.  Exceptions
+    # are named in the .in file.
     command += ["--only-binary", ":all:", "--emit-build-options", "--no-emit-index-url", "--no-annotate"]
-    command += ["--no-strip-extras", "--python-version", OLDEST_PYTHON[name], "--custom-compile-command", "make lock"]
+    # No extras: what they bring is pinned too, and pip 23 does not take fsspec[http]==1 for a pin of fsspec.
+    command += ["--strip-extras", "--python-version", OLDEST_PYTHON[name], "--custom-compile-command", "make lock"]
     text = subprocess.run([*command, str(source)], check=True, stdout=subprocess.PIPE, text=True).stdout
     for package, digest in chosen_hashes(source.read_text()).items():
         text = keep_one_hash(text, package, digest)
-    target.write_text(text)
+    target.write_text(exceptions_last(text))
     print(f"{target.relative_to(HERE.parent)}: {text.count('==')} packages", file=sys.stderr)
 
 

@@ -32,13 +32,20 @@ SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.10")  # in the order tried when 
 @dataclass(frozen=True)
 class Environment:
     """name: the folder below .venv; pythons: minor versions it can have (None: SUPPORTED_PYTHONS); requirements: its
-    lock file in requirements/; description: what set-up says while it installs; required: set-up fails without it."""
+    lock file in requirements/; description: what set-up says while it installs; required: set-up fails without it;
+    optional: so heavy that it is made only when it is named, and kept current from then on."""
 
     name: str
     pythons: Optional[Tuple[str, ...]]
     requirements: str
     description: str
     required: bool = False
+    optional: bool = False
+
+    @property
+    def command(self) -> str:
+        """What makes it."""
+        return f"make setup ENVIRONMENTS={self.name}" if self.optional else "make setup"
 
 
 ENVIRONMENTS = {
@@ -46,6 +53,7 @@ ENVIRONMENTS = {
     for environment in (
         Environment("main", None, "main.txt", "torch 2.11 and torchaudio, 5 GB, about 2 minutes", required=True),
         Environment("k2", ("3.11",), "k2.txt", "k2 1.23.4 with its torch 1.13, 4 GB, about 2 minutes"),
+        Environment("nemo", None, "nemo.txt", "NeMo's speech collection, 7 GB, about 5 minutes", optional=True),
         Environment("viewer", None, "viewer.txt", "TensorBoard with the profiler plugin, about half a minute"),
     )
 }
@@ -69,16 +77,21 @@ def reason(name: str) -> str:
     if note.exists():
         return note.read_text(encoding="utf-8").strip()
     state = "is out of date" if _read_stamp(environment) else "is not there"
-    return f"the {name} environment {state}; run `make setup`"
+    return f"the {name} environment {state}; run `{environment.command}`"
 
 
 def setup(names: Iterable[str] = ()) -> int:
-    """Make the environments `names` (default: all) current and return an exit code.
+    """Make the environments `names` (default: all but the optional ones that are not there) current and return an
+    exit code.
 
     Only a missing required environment (main) is a failure; the others leave their reason.  Raises UserError for a name
     that is none.
     """
-    wanted = [_environment(name) for name in names or ENVIRONMENTS]
+    wanted = [_environment(name) for name in names] or [
+        environment
+        for environment in ENVIRONMENTS.values()
+        if not environment.optional or _folder(environment).exists()
+    ]
     with locked(_lock_path(), lambda: _say("another set-up is running; waiting for it to end")) as lock:
         for environment in wanted:
             if _is_as_asked(environment):
@@ -121,7 +134,7 @@ def _create(environment: Environment, lock: int) -> None:
             if done.returncode != 0:
                 shutil.rmtree(folder, ignore_errors=True)
                 line = _last_error(log, done.returncode)
-                raise NotRunnable("missing", f"{line}; see {log.relative_to(ROOT)}, then run `make setup` again")
+                raise NotRunnable("missing", f"{line}; see {log.relative_to(ROOT)}, then run `{environment.command}`")
     stamp = {"lock": lock_hash, "python": version}
     temporary = folder / "stamp.tmp"
     temporary.write_text(json.dumps(stamp), encoding="utf-8")
@@ -198,7 +211,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for command, text in (
-        ("setup", "create what is missing or out of date (default: all environments)"),
+        ("setup", "create what is missing or out of date (default: all environments but the optional ones)"),
         ("status", "one line for each environment: its Python, or why it has none"),
         ("path", "the Python of each named environment; exit code 1 and the reason when there is none"),
         ("clean", "remove the named environments (default: all of .venv)"),
