@@ -66,10 +66,26 @@ IMPLEMENTATIONS = (
     Implementation("fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=TOPOLOGIES),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=TOPOLOGIES),
     Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
+    Implementation("nemo", "benchmark_nemo", "nemo", "nemo"),
+    Implementation("nemo-triton", "benchmark_nemo_triton", "nemo", "nemo"),
+    Implementation(
+        "warp-rnnt",
+        "benchmark_warp_rnnt",
+        "main",
+        "warp_rnnt",
+        built=True,
+        variants={"gather": "exact", "compact": "exact"},
+    ),
+    Implementation("warp-transducer", "benchmark_warp_transducer", "main", "warprnnt_pytorch"),
+    Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain"),
+    Implementation("apex", "benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation("reference", "benchmark_reference", "main", "torch"),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
+    Implementation("fast_rnnt-simple", "benchmark_fast_rnnt_simple", "main", "fast_rnnt", built=True, kind="additive"),
+    Implementation("k2-simple", "benchmark_k2_simple", "k2", "k2", kind="additive"),
+    Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
 )
 
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}

@@ -27,6 +27,7 @@ environments.ENVIRONMENTS = {e.name: e for e in (
     Environment("main", None, "main.txt", "a wheel", required=True),
     Environment("other", None, "other.txt", "a wheel"),
     Environment("old", ("3.2",), "other.txt", "a wheel"),
+    Environment("heavy", None, "other.txt", "a wheel", optional=True),
 )}
 sys.exit(environments.main())
 """
@@ -167,6 +168,19 @@ def test_what_one_environment_cannot_have_is_its_reason_and_the_others_go_on(che
     assert not checkout.venv("other.reason").exists()
 
 
+def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout):
+    assert checkout.run("setup")[0] == 0
+    assert checkout.installed("other") == "1" and not checkout.venv("heavy").exists()
+    code, _, stderr = checkout.run("path", "heavy")
+    assert (code, stderr) == (1, "the heavy environment is not there; run `make setup ENVIRONMENTS=heavy`\n")
+
+    assert checkout.run("setup", "heavy")[0] == 0
+    assert checkout.installed("heavy") == "1"
+    checkout.lock("other", make_wheel(checkout.wheels, "2"))
+    assert checkout.run("setup")[0] == 0
+    assert checkout.installed("heavy") == "2"
+
+
 def test_no_main_environment_is_an_error(checkout):
     checkout.lock("main", "no-such-package==1 --hash=sha256:" + 64 * "0" + "\n")
     code, _, stderr = checkout.run("setup")
@@ -222,13 +236,14 @@ def test_ctrl_c_is_one_line(checkout):
 def test_an_unknown_name_is_a_usage_error(checkout):
     code, _, stderr = checkout.run("setup", "nope")
     assert code == 2
-    assert stderr == "environments: error: no environment is named 'nope'; there are main, other, old\n"
+    assert stderr == "environments: error: no environment is named 'nope'; there are main, other, old, heavy\n"
 
 
-@pytest.mark.parametrize("name", ["main", "k2", "viewer", "sources"])
+@pytest.mark.parametrize("name", ["main", "k2", "nemo", "viewer", "sources"])
 def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", "--only-binary"))]
+    options = ("#", "--only-binary :all:", "--no-binary antlr4-python3-runtime")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(options)]
     assert lines
     for line in lines:
         assert re.match(r"[\w.-]+(\[[^\]]*\])?==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
@@ -241,10 +256,24 @@ def test_k2_is_pinned_to_one_wheel():
     assert entry[1].split() == ["--hash=sha256:5b5f709b12b9cd092b583984d0b7d940c9f898101259c998d68d1f4adefa48d4"]
 
 
-def test_a_lock_keeps_only_the_chosen_hash():
+@pytest.fixture
+def lock():
     specification = importlib.util.spec_from_file_location("lock", ROOT / "requirements" / "lock.py")
-    lock = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(lock)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_a_lock_names_its_exceptions_after_the_rule(lock):
+    """pip forgets an exception that comes before ":all:"."""
+    assert lock.exceptions_last("# x\n--no-binary a\n--only-binary :all:\n\nb==1\n") == (
+        "# x\n--only-binary :all:\n--no-binary a\n\nb==1\n"
+    )
+    text = (ROOT / "requirements" / "nemo.txt").read_text()
+    assert "--only-binary :all:\n--no-binary antlr4-python3-runtime\n" in text
+
+
+def test_a_lock_keeps_only_the_chosen_hash(lock):
     text = "a==1 \\\n    --hash=sha256:aa \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"
     assert lock.chosen_hashes("a==1 --hash=sha256:bb\nb==2\n") == {"a": "sha256:bb"}
     kept = "a==1 \\\n    --hash=sha256:bb\nb==2 \\\n    --hash=sha256:cc\n"

@@ -8,6 +8,9 @@ pruned ones) override `logits` and `step`.  No torch at import, so that ``--help
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
@@ -47,7 +50,8 @@ class Adapter:
     T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these names); devices, dtypes: what it takes;
     reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1 where it refuses U = 0; log_probs: it takes
     log-probabilities, so that a log_softmax is part of `loss`; is_module: `function` is a class whose constructor takes
-    the options; topology: the lattice, see common.losses.reference;
+    the options; topology: the lattice, see common.losses.reference; simulator: environment variables under which a
+    package for CUDA alone runs its kernels on the CPU, thread by thread, so that its correctness can be judged there;
     variants: what each variant in common.implementations sets of all this.
     """
 
@@ -61,6 +65,7 @@ class Adapter:
     log_probs = False
     is_module = False
     topology = "regular"
+    simulator: Mapping[str, str] = {}
     variants: Mapping[str, Mapping[str, Any]] = {}
     # What the benchmarks use; conformance.py tries others.
     blank = 0
@@ -76,10 +81,11 @@ class Adapter:
 
     def load(self, device: str) -> None:
         """Import the package; raise NotRunnable when it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
-        if device not in self.devices:
-            raise NotRunnable(
-                "unsupported", f"{self.name} has no {device} version; it runs on {' and '.join(self.devices)}"
-            )
+        if device not in self.devices and not (device == "cpu" and self.simulated):
+            reason = f"{self.name} has no {device} version; it runs on {' and '.join(self.devices)}"
+            if self.simulator:
+                reason += f", and for --passes correctness in the simulator of {self.simulator_variables}"
+            raise NotRunnable("unsupported", reason)
         if self.settings.dtype not in self.dtypes:
             raise NotRunnable(
                 "unsupported",
@@ -90,9 +96,22 @@ class Adapter:
     def import_module(self, device: str) -> ModuleType:
         return import_package(self.package, self.hint)
 
+    @property
+    def simulated(self) -> bool:
+        """Whether this process runs its kernels in a simulator: right or wrong shows there, a time says nothing."""
+        return bool(self.simulator) and self.simulator.items() <= os.environ.items()
+
+    @property
+    def simulator_variables(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.simulator.items())
+
     def version(self) -> str:
-        """Of the package that was loaded."""
-        return str(getattr(self.module, "__version__", "") or "unknown")
+        """Of the package that was loaded: what it says itself, or else its distribution."""
+        top = self.module.__name__.partition(".")[0]
+        try:
+            return str(getattr(sys.modules[top], "__version__", "") or metadata.version(top))
+        except metadata.PackageNotFoundError:
+            return "unknown"
 
     def weights(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
         """Layers of its own beside the joiner's, trained by its step."""
@@ -121,6 +140,10 @@ class Adapter:
         if self.is_module:
             return self.function()(**self.options())(logits, **vars(prepared))
         return self.function()(logits, **vars(prepared), **self.options())
+
+    def reduced(self, losses: torch.Tensor) -> torch.Tensor:
+        """`losses` (N,) of a package without reductions (its only one is "none"), summed for the benchmarks."""
+        return losses if self.reduction == "none" else losses.sum()
 
     def logits(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
         """The logits that scope `loss` is given.  Untimed there; part of the step."""

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from common.losses.adapter import Adapter
+from common.losses.additive import Additive
 from common.setup import extensions
 
 if TYPE_CHECKING:
@@ -61,3 +62,19 @@ class FullLoss(Adapter):
 
     def options(self):
         return {"termination_symbol": self.blank, "rnnt_type": self.topology, "reduction": self.reduction}
+
+
+class SimpleLoss(Additive):
+    """rnnt_loss_simple of either package: am (N, T, V) and lm (N, U+1, V), not normalised."""
+
+    def prepare(self, batch):
+        return SimpleNamespace(symbols=batch.targets.long(), boundary=boundary(batch))
+
+    def function(self):
+        return self.module.rnnt_loss_simple
+
+    def options(self):
+        return {"termination_symbol": self.blank, "rnnt_type": self.topology, "reduction": self.reduction}
+
+    def scores_loss(self, am, lm, prepared):
+        return self.function()(lm, am, **vars(prepared), **self.options())

@@ -31,12 +31,27 @@ def transducer_loss(
     T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
     if N and not (1 <= T_lengths.min() and T_lengths.max() <= T and 0 <= U_lengths.min() and U_lengths.max() < U1):
         raise ValueError(f"lengths must be within the logits: 1 to {T} frames and 0 to {U1 - 1} targets")
-    t, u = torch.arange(T, device=logits.device).view(T, 1), torch.arange(U1, device=logits.device)
-    outside = (t >= T_lengths.view(N, 1, 1)) | (u > U_lengths.view(N, 1, 1))
+    outside = _outside(T, U1, T_lengths, U_lengths)
     dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
     log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1, dtype=dtype)
 
     return _reduced(_losses(*_arcs(log_probs, targets, blank), outside, T_lengths, U_lengths), reduction)
+
+
+def arc_losses(
+    blank_arc: torch.Tensor, label_arc: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor
+) -> torch.Tensor:
+    """(N,) losses from the log-probabilities of blank and of the next target at each cell, both (N, T, U+1); what
+    stands outside an utterance's cells, and for the target after its last, may be anything."""
+    T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
+    outside = _outside(*blank_arc.shape[1:], T_lengths, U_lengths)
+    return _losses(blank_arc, label_arc, outside, T_lengths, U_lengths)
+
+
+def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) -> torch.Tensor:
+    """(N, T, U+1): whether a cell is outside its utterance's T_i x (U_i+1)."""
+    t, u = torch.arange(T, device=T_lengths.device).view(T, 1), torch.arange(U1, device=T_lengths.device)
+    return (t >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
 
 
 def _arcs(log_probs: torch.Tensor, targets: torch.Tensor, blank: int):

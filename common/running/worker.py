@@ -150,6 +150,12 @@ def environment(context: Context) -> Dict[str, Any]:
 
 def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[Dict[str, Any]]:
     """Records of the pass `name`."""
+    if context.adapter.simulated and name != "correctness":
+        raise NotRunnable(
+            "unsupported",
+            f"under {context.adapter.simulator_variables} its kernels run in a simulator, whose times say nothing: use "
+            "--passes correctness",
+        )
     if name == "trace":
         from common.passes import trace
 

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""Benchmark TransducerLoss of NVIDIA apex (apex.contrib.transducer).
+
+CUDA only.  Takes padded logits, int32 targets and lengths; torch's log_softmax runs inside it, and its backward writes
+the gradient of the logits in one kernel (fuse_softmax_backward).  Variant: packed logits.  No release is in a package
+index: used where it is installed.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter, import_package
+
+
+class Apex(Adapter):
+    name = "apex"
+    hint = "clone https://github.com/NVIDIA/apex, then in it: APEX_TRANSDUCER=1 pip install --no-build-isolation ."
+    devices = ("cuda",)
+    dtypes = ("float32", "float64", "float16")
+    reductions = ("none",)
+    is_module = True
+    variants = {"packed": {"layout": "packed"}}
+
+    def import_module(self, device):
+        return import_package("apex.contrib.transducer", self.hint)
+
+    def prepare(self, batch):
+        prepared = SimpleNamespace(label=batch.targets, f_len=batch.T_lengths, y_len=batch.U_lengths)
+        if self.layout == "packed":
+            prepared.batch_offset = (batch.T_lengths * (batch.U_lengths + 1)).cumsum(0)  # int64, the end of each
+            prepared.max_f_len = max(T for T, _ in batch.shapes)
+        return prepared
+
+    def function(self):
+        return self.module.TransducerLoss
+
+    def options(self):
+        return {"fuse_softmax_backward": True, "opt": 1, "packed_input": self.layout == "packed"}
+
+    def loss(self, logits, prepared):
+        losses = self.function()(**self.options())(logits, blank_idx=self.blank, **vars(prepared))
+        return self.reduced(losses * 1)  # its backward wants a contiguous gradient, which that of a sum alone is not
+
+
+ADAPTER = Apex
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

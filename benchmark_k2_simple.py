@@ -1,0 +1,19 @@
+#!/usr/bin/env python3
+"""Benchmark k2.rnnt_loss_simple, the loss of an additive joiner: logits am + lm, without tanh.
+
+Takes am (N, T, V) and lm (N, U+1, V), not normalised, and never holds logits of all cells.  Another model than the
+full losses train (see common/losses/additive.py), so it is never ranked with them.
+"""
+
+from common.cli import script_main
+from common.losses.k2_package import K2Package, SimpleLoss
+
+
+class K2Simple(K2Package, SimpleLoss):
+    name = "k2-simple"
+
+
+ADAPTER = K2Simple
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

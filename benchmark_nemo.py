@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""Benchmark NeMo's RNNTLossNumba, its maintained copy of warprnnt_numba.
+
+Takes padded logits, int64 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits
+and Python itself loops over the cells: numba compiles the CUDA kernels only.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter, import_package
+
+
+class Nemo(Adapter):
+    name = "nemo"
+    hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
+    is_module = True
+
+    def import_module(self, device):
+        return import_package("nemo.collections.asr.parts.numba.rnnt_loss", self.hint)
+
+    def prepare(self, batch):
+        return SimpleNamespace(
+            labels=batch.targets.long(), act_lens=batch.T_lengths.long(), label_lens=batch.U_lengths.long()
+        )
+
+    def function(self):
+        return self.module.RNNTLossNumba
+
+    def options(self):
+        return {"blank": self.blank, "reduction": self.reduction, "fastemit_lambda": 0.0, "clamp": -1}
+
+
+ADAPTER = Nemo
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block for each utterance.
+
+CUDA only, U+1 at most 1024.  Takes log-probabilities of padded logits, int32 targets and lengths; computes gradients in
+forward.  The value that it returns is divided by T, its gradient is not: here the value is multiplied by T again,
+outside of the gradient, so that both are those of the summed loss.  What is called is Transducer.apply, all that
+TransducerLoss does after torch's log_softmax and a check that its tensors are on a GPU: so its kernels also run under
+NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter, import_package
+
+
+class SpeechBrain(Adapter):
+    name = "speechbrain"
+    hint = "pip install 'speechbrain>=1.1' numba"
+    devices = ("cuda",)
+    reductions = ("none",)
+    log_probs = True
+    simulator = {"NUMBA_ENABLE_CUDASIM": "1"}
+
+    def import_module(self, device):
+        return import_package("speechbrain.integrations.numba.transducer_loss", self.hint)
+
+    def prepare(self, batch):
+        return SimpleNamespace(labels=batch.targets, T=batch.T_lengths, U=batch.U_lengths)
+
+    def function(self):
+        return self.module.Transducer.apply
+
+    def options(self):
+        return {"blank": self.blank, "reduction": "none"}
+
+    def loss(self, logits, prepared):
+        # autograd's apply takes no keywords
+        values = self.function()(logits.log_softmax(-1), *vars(prepared).values(), *self.options().values())
+        return self.reduced(values + values.detach() * (prepared.T - 1))
+
+
+ADAPTER = SpeechBrain
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Benchmark warp_rnnt.rnnt_loss, one warp of a GPU for 32 targets.
+
+CUDA only.  Takes log-probabilities, so torch's log_softmax is part of what is timed; padded, int32 targets and lengths.
+Variants: gather, which takes blank and target out of each cell first; compact, which takes packed log-probabilities and
+targets.  Without an installed package it is built once from its own source package, with nvcc.
+"""
+
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter
+from common.setup import extensions
+
+
+class WarpRnnt(Adapter):
+    name = "warp-rnnt"
+    hint = "pip install warp_rnnt, or run it where nvcc is, which builds it"
+    devices = ("cuda",)
+    log_probs = True
+    gather = False
+    variants = {"gather": {"gather": True}, "compact": {"layout": "packed"}}
+
+    def import_module(self, device):
+        return extensions.load(self.package, device)
+
+    def prepare(self, batch):
+        import torch
+
+        compact = self.layout == "packed"
+        labels = [row[:U] for row, (_, U) in zip(batch.targets, batch.shapes)]
+        return SimpleNamespace(
+            labels=torch.cat(labels) if compact else batch.targets,
+            frames_lengths=batch.T_lengths,
+            labels_lengths=batch.U_lengths,
+        )
+
+    def function(self):
+        return self.module.rnnt_loss
+
+    def options(self):
+        compact = self.layout == "packed"
+        return {"blank": self.blank, "reduction": self.reduction, "gather": self.gather, "compact": compact}
+
+
+ADAPTER = WarpRnnt
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""Benchmark warprnnt_pytorch.rnnt_loss of warp-transducer, the first loss of its kind: HawkAaron's or b-flo's.
+
+Takes padded logits, int32 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits,
+on CUDA its own kernels do.  No release is in a package index: used where it is installed.  b-flo's branches have
+FastEmit on by default (0.001), under which it is not the transducer loss: it is switched off here.
+"""
+
+import inspect
+from types import SimpleNamespace
+
+from common.cli import script_main
+from common.losses.adapter import Adapter
+
+
+class WarpTransducer(Adapter):
+    name = "warp-transducer"
+    hint = (
+        "git clone -b update_torch2.1 https://github.com/b-flo/warp-transducer, then in it: "
+        "cmake -B build -DWITH_GPU=OFF -DCMAKE_POLICY_VERSION_MINIMUM=3.5 && cmake --build build --target warprnnt && "
+        "cd pytorch_binding && pip install --no-build-isolation . (for CUDA up to 12: without -DWITH_GPU=OFF)"
+    )
+    dtypes = ("float32", "float64")
+
+    def prepare(self, batch):
+        return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)
+
+    def function(self):
+        return self.module.rnnt_loss
+
+    def options(self):
+        options = {"blank": self.blank, "reduction": self.reduction}
+        if "fastemit_lambda" in inspect.signature(self.function()).parameters:
+            options["fastemit_lambda"] = 0.0
+        return options
+
+
+ADAPTER = WarpTransducer
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(ADAPTER.name, __doc__))

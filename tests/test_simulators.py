@@ -1,0 +1,59 @@
+"""Kernels for CUDA alone, judged without a GPU: the contract again, with the simulator of each package switched on."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common import settings
+from common.errors import NotRunnable
+from common.implementations import IMPLEMENTATIONS
+from common.running import worker
+
+pytestmark = pytest.mark.environment_contract
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def adapter_of(implementation):
+    return importlib.import_module(implementation.script).ADAPTER(settings.resolve({"preset": "quick"}, "cpu"))
+
+
+SIMULATED = [implementation for implementation in IMPLEMENTATIONS if adapter_of(implementation).simulator]
+
+
+@pytest.mark.parametrize("implementation", SIMULATED, ids=lambda implementation: implementation.name)
+def test_the_contract_holds_in_the_simulator(implementation):
+    if importlib.util.find_spec(implementation.package) is None:
+        pytest.skip(f"{implementation.package} is not installed")
+    chosen = f"{implementation.name} and (given_logits or padding or target)"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/test_contract.py", "-q", "-k", chosen, "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, **adapter_of(implementation).simulator},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    last = done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 0, done.stdout
+    assert "passed" in last and "skipped" not in last, done.stdout
+
+
+@pytest.mark.parametrize("implementation", SIMULATED, ids=lambda implementation: implementation.name)
+def test_a_simulator_is_never_timed(implementation, monkeypatch):
+    adapter = adapter_of(implementation)
+    with pytest.raises(NotRunnable, match=f"in the simulator of {adapter.simulator_variables}"):
+        adapter.load("cpu")
+    for name, value in adapter.simulator.items():
+        monkeypatch.setenv(name, value)
+    context = worker.Context(adapter.settings, adapter, *5 * [None])
+    for pass_name in ("timing", "memory", "trace"):
+        with pytest.raises(NotRunnable, match="use --passes correctness"):
+            worker.run_pass(context, pass_name, 1, ROOT)
