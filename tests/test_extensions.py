@@ -255,6 +255,15 @@ def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
     assert f"{tmp_path} is 5.5: set CUDA_HOME to another" in refusal(moderngpu=tmp_path)
 
 
+def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
+    from common.setup import extensions
+
+    assert SOURCE_PACKAGES["warp_rnnt"].devices == ("cuda",) and OPTIMIZED_TRANSDUCER.devices == ("cpu", "cuda")
+    with pytest.raises(toolchain.NotRunnable, match="warp_rnnt has no cpu version") as caught:
+        extensions.build("warp_rnnt", "cpu")
+    assert caught.value.status == "unsupported"
+
+
 @pytest.mark.parametrize(
     "log, line",
     [
