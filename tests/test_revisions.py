@@ -68,7 +68,7 @@ def compare(folder, *arguments, code=0):
 def test_two_revisions_in_alternation_and_nothing_is_left_behind(repository, tiny_shapes, tmp_path):
     keep = tmp_path / "keep"
     revisions = ["--rev", "fast", "--rev", "slow", "--log-dir", keep, "--format", "json"]
-    rounds = ["--rounds", "2", "--passes", "memory,timing", "--limits", "false"]
+    rounds = ["--rounds", "2", "--passes", "memory,timing"]
     done = compare(repository, *revisions, "--", *FLAGS, *rounds, "--shape-file", tiny_shapes)
     (row,) = json.loads(done.stdout)
     step = row["time"]["step"]
