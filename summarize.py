@@ -11,7 +11,7 @@ from typing import List, Optional
 
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.results import summary, sweep_tables, sweeps, tables
+from common.results import largest_tables, summary, sweep_tables, sweeps, tables
 from common.results.tables import FORMATS
 
 DESCRIPTION = """\
@@ -25,7 +25,8 @@ traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
   loss, grad error   largest relative error against the float64 reference
   useful %           cells of the lattice that are not padding
 
-Sweeps follow in tables of their own; in csv and json their rows carry sweep, its id, cell and values.
+Sweeps and what --find-largest found follow in tables of their own; in csv and json their rows carry sweep, its id, cell
+and values, or largest.
 """
 EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
 
@@ -54,11 +55,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
     rows = summary.rows(options.log, options.all_runs)
+    searches = summary.searches(options.log, options.all_runs)
     swept = sweeps.find(options.log, options.all_runs)
-    if not rows and not swept:
+    if not rows and not searches and not swept:
         where = ", ".join(str(path) for path in options.log) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    text = _text(rows, swept, options.format)
+    text = _text(rows, searches, swept, options.format)
     if options.output is not None:
         try:
             options.output.write_text(text, encoding="utf-8")
@@ -75,15 +77,17 @@ def main(arguments: Optional[List[str]] = None) -> int:
         except OSError as error:
             _drop_stdout()
             raise UserError(f"cannot write the table: {error.strerror or error}") from error
-    readable = [not row["unreadable"] for row in rows] + [not sweep.reason for sweep in swept]
+    readable = [not row["unreadable"] for row in [*rows, *searches]] + [not sweep.reason for sweep in swept]
     return EXIT_OK if any(readable) else EXIT_FAILED
 
 
-def _text(rows: List[summary.Row], swept: List[sweeps.Sweep], format: str) -> str:
+def _text(rows: List[summary.Row], searches: List[summary.Row], swept: List[sweeps.Sweep], format: str) -> str:
     if format in ("csv", "json"):
-        return tables.render([*rows, *(row for sweep in swept for row in sweep.rows)], format)
+        return tables.render([*rows, *searches, *(row for sweep in swept for row in sweep.rows)], format)
     parts = [tables.render(rows, format)] if rows else []
-    return "\n".join(parts + [sweep_tables.render(swept, format)] if swept else parts)
+    parts += [largest_tables.render(searches, format)] if searches else []
+    parts += [sweep_tables.render(swept, format)] if swept else []
+    return "\n".join(parts)
 
 
 def _drop_stdout() -> None:

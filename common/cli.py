@@ -218,6 +218,32 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="every utterance has just U target tokens, likewise. Default: their own",
     )
 
+    group = parser.add_argument_group("what fits")
+    group.add_argument(
+        "--find-largest",
+        choices=tuple(settings.FIND_LARGEST),
+        help=(
+            "instead of the passes: the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
+            "step, by doubling and bisection, each try in a process of its own; then the throughput at that size"
+        ),
+    )
+    group.add_argument(
+        "--memory-limit",
+        type=flag_types.memory_size,
+        metavar="SIZE",
+        help=(
+            "what a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80%% of the device. "
+            "Enforced: address space on a CPU, the rest of the device held back on CUDA. Default: nine tenths of what "
+            "is available now on a CPU, all that is free on CUDA"
+        ),
+    )
+    group.add_argument(
+        "--largest-cap",
+        type=flag_types.whole(1),
+        metavar="K",
+        help="try nothing above this many utterances or frames. Default: all of the shape file",
+    )
+
     group = parser.add_argument_group("timing (profiler off)")
     group.add_argument(
         "--rounds",

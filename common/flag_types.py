@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import string
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from common import settings
@@ -57,6 +58,40 @@ def preset(text: str) -> str:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+#: Bytes of each unit that a size may have.
+SIZE_UNITS = {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+
+
+def memory_size(text: str) -> str:
+    """A size such as "4GiB", "500MB" or "80%" (of the device), as it was given, once it is known to be one."""
+    bytes_of(text, 2**40)
+    return text
+
+
+def bytes_of(text: str, device_bytes: int) -> int:
+    """The bytes of "4GiB", "500MB" or "80%", the last of `device_bytes`."""
+    number = text.rstrip("%" + string.ascii_letters + " ")
+    unit = text[len(number) :].strip().lower()
+    if unit not in SIZE_UNITS and unit != "%":
+        raise argparse.ArgumentTypeError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
+    value = positive(number)
+    if unit == "%" and value > 100:
+        raise argparse.ArgumentTypeError(f"must be at most 100%, not {text}")
+    size = int(device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit])
+    if size < 1:
+        raise argparse.ArgumentTypeError(f"must be at least a byte, not {text}")
+    return size
 
 
 def device(text: str) -> str:

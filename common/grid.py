@@ -25,6 +25,9 @@ FIXED = (
     "with_stack",
     "profile_memory",
     "gzip_traces",
+    "find_largest",
+    "memory_limit",
+    "largest_cap",
     "memory_snapshot",
 )
 PASSES = ("correctness", "timing", "memory")

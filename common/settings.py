@@ -19,6 +19,8 @@ SCOPES = ("loss", "step")
 LOGITS = ("random", "peaky")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 GZIP_TRACES = ("auto", "true", "false")
+#: What --find-largest searches the largest of, and whether that is of sorted utterances.
+FIND_LARGEST = {"batch-size": False, "max-frames": True}
 
 #: What is specific to a preset; everything else has one default, in DEFAULTS.
 PRESETS: Dict[str, Dict[str, Any]] = {
@@ -78,6 +80,9 @@ DEFAULTS: Dict[str, Any] = {
     "profile_memory": True,
     "gzip_traces": "auto",
     "memory_snapshot": False,
+    "find_largest": None,
+    "memory_limit": None,
+    "largest_cap": None,
 }
 
 
@@ -87,7 +92,8 @@ class Settings:
     of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
     `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps;
     `preset` is as `preset_parts` reads it; `subsampling` to `tokens` are explained in
-    common.data.variations, `logits` and `margin` (nats) in common.losses.peaky."""
+    common.data.variations, `logits` and `margin` (nats) in common.losses.peaky; `memory_limit` is as it was given
+    ("4GiB", "80%"), `largest_cap` in the unit of what `find_largest` searches."""
 
     shape_file: str
     device: str
@@ -124,10 +130,15 @@ class Settings:
     profile_memory: bool
     gzip_traces: str
     memory_snapshot: bool
+    find_largest: Optional[str] = None
+    memory_limit: Optional[str] = None
+    largest_cap: Optional[int] = None
 
     @property
     def suffix(self) -> str:
-        """The part of the log folder's name that tells the batches: "30" or "max-frames-10000"."""
+        """The part of the log folder's name that tells the batches: "30", "max-frames-10000", "largest-batch-size"."""
+        if self.find_largest:
+            return f"largest-{self.find_largest}"
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
 
     @property
@@ -184,6 +195,11 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     own = workloads.WORKLOADS[workload]
     values.update({key: value[size] if isinstance(value, dict) else value for key, value in own.items()})
     values.update({key: value for key, value in given.items() if value is not None})
+    if values["find_largest"]:
+        values.update(_of_a_search(given))
+    elif values["memory_limit"] or values["largest_cap"]:
+        flag = "--memory-limit" if values["memory_limit"] else "--largest-cap"
+        raise UserError(f"{flag}: belongs to --find-largest batch-size or max-frames; give that too, or leave it out")
     values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
     values["passes"] = with_correctness(values["passes"])
     if values["batches"] is None:
@@ -198,3 +214,17 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     if values["memory_snapshot"] and device == "cpu":
         raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
     return Settings.from_json(values)
+
+
+def _of_a_search(given: Mapping[str, Any]) -> Dict[str, Any]:
+    """What --find-largest settles: order of the utterances, passes, and the one scope whose step must fit."""
+    kind = given["find_largest"]
+    if given.get("passes"):
+        raise UserError("--passes: --find-largest has passes of its own; leave one of the two out")
+    if given.get("sort_utterance") not in (None, FIND_LARGEST[kind]):
+        wanted = "true" if FIND_LARGEST[kind] else "false"
+        raise UserError(f"--find-largest {kind}: is of batches with --sort-utterance {wanted}; leave that flag out")
+    scopes = given.get("scopes") or ("step",)
+    if len(scopes) != 1:
+        raise UserError(f"--find-largest {kind}: takes one scope; give --scope step (the default) or --scope loss")
+    return {"sort_utterance": FIND_LARGEST[kind], "passes": ("correctness",), "scopes": tuple(scopes)}

@@ -82,6 +82,11 @@ class Batches:
             return np.zeros(0, dtype=np.int64)
         return np.maximum.reduceat(self._sorted_shapes[:, 0].astype(np.int64), self._bounds[:-1])
 
+    def totals(self) -> Dict[str, int]:
+        """Of all batches together: utterances, frames, and the longest T."""
+        frames = self._sorted_shapes[:, 0].astype(np.int64)
+        return {"utterances": len(frames), "frames": int(frames.sum()), "T_max": int(frames.max())}
+
     def warning(self) -> Optional[str]:
         """One line about utterances over the limit, each a batch of its own; None when there are none."""
         if not self.over_limit:
@@ -157,6 +162,13 @@ def select(batches: Batches, mode: str, count: int, seed: int) -> List[int]:
     edges = np.arange(count + 1) * available // max(count, 1)
     picks = edges[:-1] + (uniform(seed, count) * np.diff(edges)).astype(np.int64)
     return by_length[picks].tolist()
+
+
+def heaviest(batches: Batches) -> List[int]:
+    """Indices of the batches that must fit if all are to: that with the most padded cells and that with the most useful
+    ones, which packed losses work on; one index where they are the same."""
+    useful, padded = batches.all_cells()
+    return list(dict.fromkeys([int(padded.argmax()), int(useful.argmax())]))
 
 
 def _descending(values: np.ndarray) -> np.ndarray:

@@ -1,1 +1,3 @@
-"""The four passes (correctness, timing, memory, trace), each from a context to records; torch, no files but traces."""
+"""The passes (correctness, timing, memory, trace; probe and throughput of --find-largest), each from a context to
+records; torch, no files but traces.
+"""

@@ -25,7 +25,7 @@ SNAPSHOT_ENTRIES = 100_000  # allocations and frees; one step has far fewer
 CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
 
 
-def _status_bytes(key: str) -> Optional[int]:
+def status_bytes(key: str) -> Optional[int]:
     try:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(key + ":"):
@@ -35,7 +35,7 @@ def _status_bytes(key: str) -> Optional[int]:
     return None
 
 
-def _give_back_free_memory() -> None:
+def give_back_free_memory() -> None:
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -43,16 +43,23 @@ def _give_back_free_memory() -> None:
         pass  # not glibc: nothing is kept back that this would return
 
 
-def process_peak(prepared: work.Work) -> Optional[int]:
-    """Bytes that the resident peak rises above the resident size before; None where the system does not tell."""
-    _give_back_free_memory()
+def clear_peak() -> bool:
+    """Start VmHWM anew; False where the system does not let us."""
     try:
         Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
     except OSError:
+        return False
+    return True
+
+
+def process_peak(prepared: work.Work) -> Optional[int]:
+    """Bytes that the resident peak rises above the resident size before; None where the system does not tell."""
+    give_back_free_memory()
+    if not clear_peak():
         return None
-    baseline = _status_bytes("VmRSS")
+    baseline = status_bytes("VmRSS")
     prepared.run()
-    peak = _status_bytes("VmHWM")
+    peak = status_bytes("VmHWM")
     return None if baseline is None or peak is None else max(peak - baseline, 0)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 from common.errors import UserError
 from common.report import memory_curve
 from common.report.memory_curve import Curve
-from common.results import records, tables
+from common.results import largest_tables, records, tables
 from common.results.exports import plain
 from common.results.profiled import MB
 from common.results.summary import Row
@@ -101,14 +101,20 @@ class Entry:
 
 @dataclass
 class Group:
-    """Entries of one configuration, exact ones first, then by step time.  heading: what they have in common."""
+    """Entries of one configuration, exact ones first, then by step time.  heading: what they have in common; search: of
+    --find-largest, by throughput."""
 
     heading: str
     entries: List[Entry]
+    search: bool = False
 
 
 def collect(rows: Sequence[Row]) -> List[Group]:
-    return [Group(tables.heading(group), _entries(group)) for group in tables.groups(rows)]
+    timed, searches = ([row for row in rows if bool(row["largest"]) == is_search] for is_search in (False, True))
+    found = [Group(tables.heading(group), _entries(group)) for group in tables.groups(timed)]
+    for group in largest_tables.groups(searches):
+        found.append(Group(largest_tables.heading(group), _entries(group), search=True))
+    return found
 
 
 def is_positive(value: Any) -> bool:

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from common.report import bars, courses, facts, sweep_section, trade_off, verdicts
+from common.report import bars, courses, facts, largest, sweep_section, trade_off, verdicts
 from common.report.collect import Entry, Group
 from common.report.look import Figure
 from common.report.markup import href, script_hash, script_json, sentence, table, text
@@ -92,25 +92,39 @@ def _contents(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
 
 def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], base: Path) -> str:
     entries = group.entries
-    found = [bars.step_time(entries), bars.peak_memory(entries), trade_off.time_and_memory(entries)]
-    found += [courses.memory_within(entries), courses.drift(entries)]
-    plots = "".join(plot(figure, place, figures, base) for figure in found if figure is not None)
+    body = _search(entries, base) if group.search else _timed(entries, place, figures, base)
+    title = "Largest batch" if group.search else "Verdict" if many == 1 else f"Configuration {place + 1} of {many}"
     heading = f'<p class="configuration">{text(group.heading)}</p>'
     return (
         f'<section class="group" id="group-{place}" aria-labelledby="title-{place}">\n'
-        f'<h2 id="title-{place}">{"Verdict" if many == 1 else f"Configuration {place + 1} of {many}"}</h2>\n{heading}\n'
-        + _cards(entries, base)
+        f'<h2 id="title-{place}">{title}</h2>\n{heading}\n{body}{_notes(entries)}</section>\n'
+    )
+
+
+def _timed(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
+    found = [bars.step_time(entries), bars.peak_memory(entries), trade_off.time_and_memory(entries)]
+    found += [courses.memory_within(entries), courses.drift(entries)]
+    plots = "".join(plot(figure, place, figures, base) for figure in found if figure is not None)
+    return (
+        _cards(verdicts.verdicts(entries), base)
         + _failures(entries, base)
         + f"<h3>Results</h3>\n{table(facts.results(entries), base)}"
         + plots
         + _measured(entries, place, figures, base)
-        + _notes(entries)
-        + "</section>\n"
     )
 
 
-def _cards(entries: Sequence[Entry], base: Path) -> str:
-    found = verdicts.verdicts(entries)
+def _search(entries: Sequence[Entry], base: Path) -> str:
+    """What --find-largest found: verdicts, failures, one table, and where."""
+    return (
+        _cards(largest.verdicts(entries), base)
+        + _failures(entries, base)
+        + f"<h3>Results</h3>\n{table(largest.results(entries), base)}"
+        + _conditions(entries, base)
+    )
+
+
+def _cards(found: Sequence[verdicts.Verdict], base: Path) -> str:
     if not found:
         return '<p class="nothing">Nothing was timed here, so there is nothing to decide.</p>\n'
     cards = "".join(
@@ -134,9 +148,17 @@ def _failures(entries: Sequence[Entry], base: Path) -> str:
 
 
 def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
-    terms = "".join(f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>" for term, said in facts.machine(entries))
     shapes = courses.shapes(entries)
     small = "".join(plot(figure, place, figures, base) for figure in shapes)
+    parts: List[str] = [_conditions(entries, base)]
+    if small:
+        parts.append(f'<h4>Shapes of the measured batches</h4>\n<div class="smalls">{small}</div>\n')
+        parts.append(numbers_of(shapes[0], base))
+    return "".join(parts)
+
+
+def _conditions(entries: Sequence[Entry], base: Path) -> str:
+    terms = "".join(f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>" for term, said in facts.machine(entries))
     load = facts.load(entries)
     parts: List[str] = ["<h3>What was measured where</h3>\n"]
     if terms:
@@ -144,9 +166,6 @@ def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], 
     parts.append(table(facts.versions(entries), base))
     if load is not None:
         parts.append(f"<h4>Load of the machine by others while timing</h4>\n{table(load, base)}")
-    if small:
-        parts.append(f'<h4>Shapes of the measured batches</h4>\n<div class="smalls">{small}</div>\n')
-        parts.append(numbers_of(shapes[0], base))
     return "".join(parts)
 
 
@@ -175,5 +194,8 @@ interval over rounds (1.02 and less is the same). <strong>% of limit</strong>: t
 take for the loss, by its own measured copies and matrix products, over the time taken; counted for the utterances'
 own cells, without padding. How it is counted is in the README.</p>
 <p><strong>Unclear</strong> is an answer: the 95% interval over rounds, each in fresh processes, does not tell the two
-apart. Ratios are paired over the same batches and rounds.</p></section>
+apart. Ratios are paired over the same batches and rounds.</p>
+<p><strong>Largest that fits</strong>: the heaviest batches of that size got through a step within the limit, in a
+process of their own, and those of a size at most 5% (or 1) larger did not. The throughput is of each one's own largest
+size.</p></section>
 """

@@ -75,7 +75,7 @@ def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) ->
 
 def _plots(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[str, Callable[[Any], Optional[bool]]]]:
     """(name of the file, what draws it on the axes it is given)."""
-    for place, group in enumerate(groups):
+    for place, group in enumerate(group for group in groups if not group.search):
         for name, draw in PLOTS.items():
             yield _numbered(name, place), partial(draw, entries=group.entries)
     for place, sweep in enumerate(swept):

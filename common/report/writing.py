@@ -16,7 +16,7 @@ from common.report.collect import Group, collect
 from common.report.page import page
 from common.results import sweeps
 from common.results.exports import plain
-from common.results.summary import Row, rows
+from common.results.summary import Row, rows, searches
 from common.results.sweeps import Sweep
 
 FILE_NAME = "report.html"
@@ -24,7 +24,7 @@ FILE_NAME = "report.html"
 
 def read_groups(paths: Sequence[Path]) -> Tuple[List[Row], List[Group]]:
     """The newest run of each configuration under `paths`, as rows and as what the report shows of them."""
-    found = rows(paths)
+    found = rows(paths) + searches(paths)
     return found, collect(found)
 
 

@@ -8,14 +8,17 @@ run          always the first line: schema (1), run_id (shared by the implementa
              of one ``compare.py --rev``: their rounds are paired), name ("k2", or "k2:modified" for a variant), suffix,
              package, kind (one of common.implementations.KINDS; older runs have none), exact (bool), settings (every
              flag as resolved), command (list), started (ISO 8601, UTC), git_revision, git_dirty, machine (cpu, cores,
-             memory_bytes, os, python)
+             memory_bytes, os, python); with --find-largest memory_limit too ({bytes: above the loaded process, null on
+             CUDA, where the probe records tell; source: in words}), and suffix is "largest-batch-size" or
+             "largest-max-frames"
 environment  once per job: job, python, torch, implementation_version, options (of the package's functions: {name:
              {ours, default}}, default "-" where the function hides it), device ("cpu" or "cuda"), device_name, cuda,
              threads, denormals, shape_file, shape_file_sha256, batches (list of {index, N, T_max, U_max, useful_cells,
              padded_cells, frames, tokens, one_symbol_cells, pruned_cells}: index into the batches of the shape file;
              cells are T * (U + 1), frames and tokens the sums of T and of U, one_symbol_cells those that a path with at
              most one symbol a frame can meet, pruned_cells T * min(S, U + 1) for the run's prune range S; older runs
-             have none of the last four), warnings (lines for the user)
+             have none of the last four), shape_file_totals ({utterances, frames, T_max} of all of them; older runs have
+             none), warnings (lines for the user)
 correctness  job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss with
              its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
              loss to the exact one at the configured range and logits; null for exact losses), approximation_gaps
@@ -37,9 +40,16 @@ limits       no job; at least one in each run that was timed, before its first r
              one of the two buffers, ns of each copy of one to the other), products (list of {n, ns}: n x n matrices of
              the dtype), foreign_cpu and flags (see sample), reason (why a list is empty,
              else "")
-status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"), pass, round (or null),
-             status (ok | oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the
-             job failed, stderr_tail (its last lines)
+probe        with --find-largest, before each step that must fit (of the batch with the most padded cells, then of that
+             with the most useful ones): job, scope, index, N, frames, T_max, U_max, useful_cells, padded_cells (of the
+             batch), limit_bytes (above the loaded process), limit_kind ("address space": RLIMIT_AS; "device memory":
+             the rest of a CUDA device held back)
+fit          after it, when it did: job, scope, batch (index), loss, peak_bytes (resident on a CPU, torch's allocator on
+             CUDA; above the loaded process, inputs included; or null)
+status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"; "probe-64" and
+             "throughput-64-1", whose samples are at the largest size, with --find-largest), pass, round (or null), size
+             (that was tried or timed, of those alone), status (ok | oom | unsupported | missing | error | timeout |
+             interrupted), reason, wall_ns, and, where the job failed, stderr_tail (its last lines)
 
 A job that ran again (resume) appears again: its later records replace the earlier ones (see ``latest_jobs``).
 
@@ -178,6 +188,16 @@ def read(path: Path) -> List[Record]:
     if records and records[0]["record"] in ("run", "sweep") and records[0].get("schema", 0) > SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {records[0]['schema']}, this one reads {SCHEMA})")
     return records
+
+
+def head(folder: Path) -> Record:
+    """The first record of the results.jsonl in a folder, whatever it is; {} where there is none to be read."""
+    try:
+        with (folder / FILE_NAME).open(encoding="utf-8") as stream:
+            first = json.loads(stream.readline())
+    except (OSError, ValueError):
+        return {}
+    return first if isinstance(first, dict) else {}
 
 
 def run_header(records: List[Record]) -> Record:

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common import workloads
 from common.errors import UserError
-from common.results import records
+from common.results import largest, records
 from common.results.exports import plain
 from common.results.records import Record
 
@@ -165,7 +165,10 @@ def read_runs(path: Path) -> List[MeasuredRun]:
         raise UserError(f"{path}: no such file or folder; name a log folder, a run folder or a {records.FILE_NAME}")
     if not found:
         raise UserError(f"{path}: no {records.FILE_NAME} in it; name a folder that a benchmark wrote")
-    return [_read(file) for file in found]
+    runs = [run for run in map(_read, found) if not largest.is_search(run.header)]
+    if not runs:
+        raise UserError(f"{path}: holds only what --find-largest wrote; name a folder with runs that were timed")
+    return runs
 
 
 def _read(path: Path) -> MeasuredRun:

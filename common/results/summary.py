@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from common.errors import UserError
-from common.results import records
+from common.results import largest, records
 from common.results.measured import fill
 from common.results.profiled import Window, profiled, read_windows, trace_files, worker
 from common.results.trace_reader import TraceSummary
@@ -69,6 +69,7 @@ EMPTY: Row = {
     "limit_percent": {},  # scope -> packed, padded
     # the run; unreadable: nothing of it could be read
     "configuration": {},
+    "largest": {},  # of a --find-largest alone: see largest.py
     "suffix": None,
     "sweep": {},  # id, cell, and the values of the swept settings (see sweeps.py)
     "run_id": None,
@@ -79,6 +80,12 @@ EMPTY: Row = {
 }
 
 
+def searches(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
+    """The rows of the --find-largest runs at or under `paths`, which `rows` leaves out.  Otherwise as `rows`."""
+    folders = {folder: traces for folder, traces in _folders(paths).items() if largest.is_search(records.head(folder))}
+    return _shown([row for row in _all_rows(folders) if row["largest"]], all_runs)
+
+
 def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
     """The rows of the run folders in, at or under `paths` (default: ``log``); [] when there are none.
 
@@ -86,7 +93,20 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
     the newest is returned, its "earlier_runs" telling how many are not, unless `all_runs`.  Raises UserError for a
     path that does not exist (the default may be absent).
     """
-    found: Dict[Path, List[Path]] = {}  # folder -> the traces asked for, [] for all of them
+    return _shown([row for row in _all_rows(_folders(paths)) if not row["largest"]], all_runs)
+
+
+def _shown(found: List[Row], all_runs: bool) -> List[Row]:
+    return found if all_runs else _newest(found)
+
+
+def _all_rows(folders: Mapping[Path, List[Path]]) -> List[Row]:
+    return [row for folder, traces in folders.items() for row in _rows_of(folder, traces)]
+
+
+def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
+    """The run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
+    found: Dict[Path, List[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
         if path.is_dir():
             for folder in _run_folders(path):
@@ -98,8 +118,7 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
                 found.setdefault(path.parent, []).append(path)
         elif paths:
             raise UserError(f"{path}: no such file or folder; name a log folder, a results.jsonl or a trace")
-    result = [row for folder, traces in found.items() for row in _rows_of(folder, traces)]
-    return result if all_runs else _newest(result)
+    return found
 
 
 def _run_folders(top: Path) -> Iterator[Path]:
@@ -138,7 +157,10 @@ def _measured_row(folder: Path, name: str) -> Row:
         found = records.read(folder)
         if not records.run_header(found):
             raise UserError(f"{path}: does not begin with a run record; delete the folder and run again")
-        fill(row, found, folder)
+        search = largest.is_search(records.run_header(found))
+        fill(row, largest.relevant(found) if search else found, folder)
+        if search:
+            largest.fill(row, found)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path}: a record is not as this suite writes it "

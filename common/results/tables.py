@@ -29,13 +29,19 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
     if format == "csv":
         return csv_text(rows)
     blocks = [block(title, group, format) for title, group in grouped]
+    return "\n\n".join(blocks + remarks(rows, format)) + "\n"
+
+
+def remarks(rows: Sequence[Row], format: str) -> List[str]:
+    """What stands below the tables: reasons of failures, ratios, stages, options, notes."""
+    blocks = []
     for lines in (_reasons(rows), _ratios(rows), _stages(rows), _options(rows), _notes(rows)):
         shown = [plain(line) for line in lines]
         if shown:
             blocks.append(
                 "\n".join(f"- {escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
             )
-    return "\n\n".join(blocks) + "\n"
+    return blocks
 
 
 def number(value: Optional[float], digits: int = 4) -> str:
@@ -125,7 +131,8 @@ COLUMNS = (
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
     """Rows of one configuration together, the fastest step first, each compared with the fastest of its kind (see
-    ranking.py).  What only concerns one implementation, or which scopes were timed, does not part them."""
+    ranking.py), but for those of --find-largest, which were timed on batches of their own.  What only concerns one
+    implementation, or which scopes were timed, does not part them."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row["configuration"].values()))
     result: List[List[Row]] = []
     for row in ordered:
@@ -133,6 +140,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
             group
             for group in result
             if bool(group[0]["configuration"]) == bool(row["configuration"])
+            and bool(group[0]["largest"]) == bool(row["largest"])
             and same_configuration(_shared(group[0]), _shared(row))
         )
         group = next(fitting, None)
@@ -141,7 +149,8 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         else:
             group.append(row)
     for group in result:
-        ranking.fill(group)
+        if not group[0]["largest"]:
+            ranking.fill(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0]["configuration"])
 
@@ -170,6 +179,8 @@ def heading(group: Sequence[Row]) -> str:
     if not known:
         return "traces without records of this suite"
     size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
+    if known.get("find_largest"):
+        size = f"largest {known['find_largest']} that fits"
     parts = [
         " ".join(filter(None, (_known(size, known), _known("({batches} {num_batches} batches)", known)))),
         *workloads.described(known),

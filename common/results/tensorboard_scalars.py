@@ -24,7 +24,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from common.commands import guarded
 from common.errors import EXIT_OK, UserError
-from common.results import records, summary, tables
+from common.results import largest_tables, records, summary, tables
 from common.results.exports import plain
 
 VERSION = 1  # of what is written: a new one makes every file anew
@@ -144,7 +144,10 @@ def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
     files = [path for folder in [log_dir, *folders] for path in sources(folder)]
     mark = MARK + fingerprint(files)
     if files and not is_written(log_dir, mark):
-        table: Any = text_pb("table", tables.render(summary.rows([log_dir]), "markdown"))
+        shown, searched = tables.render(summary.rows([log_dir]), "markdown"), summary.searches([log_dir])
+        if searched:
+            shown += "\n" + largest_tables.render(searched, "markdown")
+        table: Any = text_pb("table", shown)
         write(log_dir, [*pictures(log_dir), Value(0, table.value[0])], mark, _wall_time(None, files))
 
 

@@ -40,11 +40,10 @@ def _field(path: str, key: str) -> Optional[str]:
 
 def describe() -> Dict[str, Any]:
     """The machine as the ``run`` record keeps it."""
-    memory = _field("/proc/meminfo", "MemTotal")
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": cpu_count(),
-        "memory_bytes": int(memory.split()[0]) * 1024 if memory else None,
+        "memory_bytes": total_memory(),
         "os": platform.platform(),
         "python": platform.python_version(),
     }
@@ -93,6 +92,51 @@ def oom_kills() -> int:
     except OSError:
         pass
     return 0
+
+
+def _number(path: Path) -> Optional[int]:
+    """The number in a file; None where there is none ("max", no such file)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+#: Limit and use of a cgroup's memory: version 2, then 1.
+CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+
+def _cgroup_room() -> List[int]:
+    """Bytes that each cgroup around this process has left; what its files hold of the page cache counts as used."""
+    found = []
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        groups = []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = Path("/sys/fs/cgroup") / controllers
+        inside = top / path.lstrip("/")
+        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
+            for most, used in CGROUP_FILES:
+                bound, now = _number(folder / most), _number(folder / used)
+                if bound is not None and now is not None:
+                    found.append(max(bound - now, 0))
+    return found
+
+
+def total_memory() -> Optional[int]:
+    """Bytes of memory of the machine."""
+    field = _field("/proc/meminfo", "MemTotal")
+    return int(field.split()[0]) * 1024 if field else None
+
+
+def available_memory() -> Optional[int]:
+    """Bytes that can be taken without swapping, by the machine's count and by that of every cgroup around us."""
+    field = _field("/proc/meminfo", "MemAvailable")
+    return min([int(field.split()[0]) * 1024, *_cgroup_room()]) if field else None
 
 
 def gpu_may_be_here() -> bool:

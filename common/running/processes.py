@@ -26,8 +26,24 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.2
 STDERR_TAIL_LINES = 20
 
+#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library, cuBLAS, numba's CUDA, OpenMP.
+NO_MEMORY = (
+    "out of memory",
+    "out_of_memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "alloc_failed",
+    "memoryallocation",
+    "memoryerror",
+    "thread creation failed",
+)
+
 #: glibc keeps freed blocks below its moving threshold; fixed at this many bytes, VmHWM tells of what is in use.
 MEMORY_PASS_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+#: Likewise for address space, of which each further arena of glibc would reserve 64 MB.
+PROBE_ENVIRONMENT = {**MEMORY_PASS_ENVIRONMENT, "MALLOC_ARENA_MAX": "1"}
+ENVIRONMENTS = {"memory": MEMORY_PASS_ENVIRONMENT, "probe": PROBE_ENVIRONMENT}
 
 
 class Interrupted(Exception):
@@ -44,6 +60,7 @@ def status_record(job: Job, status: str, reason: str, wall_ns: int = 0, **more: 
         "job": job.name,
         "pass": job.pass_name,
         "round": job.round,
+        **({"size": job.size} if job.size else {}),
         "status": status,
         "reason": reason,
         "wall_ns": wall_ns,
@@ -54,8 +71,7 @@ def status_record(job: Job, status: str, reason: str, wall_ns: int = 0, **more: 
 def _environment(job: Job) -> Dict[str, str]:
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    if job.pass_name == "memory":
-        environment.update(MEMORY_PASS_ENVIRONMENT)
+    environment.update(ENVIRONMENTS.get(job.pass_name, {}))
     return environment
 
 
@@ -79,6 +95,10 @@ def _read(path: Path) -> List[Record]:
     return found
 
 
+def tells_of_no_memory(text: str) -> bool:
+    return any(words in text.lower() for words in NO_MEMORY)
+
+
 def _how_it_died(returncode: int, oom_kills_before: int, tail: List[str]) -> tuple[str, str]:
     """(status, reason) of a worker that wrote no status."""
     last = f": {tail[-1]}" if tail else ""
@@ -87,7 +107,10 @@ def _how_it_died(returncode: int, oom_kills_before: int, tail: List[str]) -> tup
         name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
         if number == signal.SIGKILL and machine.oom_kills() > oom_kills_before:
             return "oom", "killed by the kernel for lack of memory; try a smaller --batch-size or --max-frames"
-        return "error", f"killed by {name}{last}"
+        aborted = "oom" if number == signal.SIGABRT and tells_of_no_memory("\n".join(tail)) else "error"
+        return aborted, f"killed by {name}{last}"
+    if tail and tells_of_no_memory(tail[-1]):
+        return "oom", tail[-1]
     return "error", f"ended with exit code {returncode} and no status{last}"
 
 
@@ -112,7 +135,9 @@ def execute(
                     "round": job.round,
                     "script": find(job.implementation).script,
                     "variant": find(job.implementation).variant,
-                    "settings": chosen.to_json(),
+                    "settings": {**chosen.to_json(), **dict(job.overrides)},
+                    "size": job.size,
+                    "limit_bytes": job.limit_bytes,
                     "folder": str(folder.resolve()),
                     "output": str(output),
                 }

@@ -8,9 +8,10 @@ from typing import Any, Dict, Optional
 
 
 class Progress:
-    """Counts jobs.  tqdm draws the bar where it is installed and stderr is a terminal."""
+    """Counts jobs, out of `total` where that is known.  tqdm draws the bar where it is installed and stderr is a
+    terminal."""
 
-    def __init__(self, total: int, quiet: bool):
+    def __init__(self, total: Optional[int], quiet: bool):
         self.total, self.quiet, self.finished = total, quiet, 0
         self.since = time.monotonic()
         self.bar: Optional[Any] = None
@@ -47,9 +48,8 @@ class Progress:
     def done(self, what: str, status: Dict[str, Any]) -> None:
         self.finished += 1
         reason = f": {status['reason']}" if status["reason"] else ""
-        line = (
-            f"[{self.finished}/{self.total}] {what}: {status['status']}{reason} ({time.monotonic() - self.since:.1f} s)"
-        )
+        of = "" if self.total is None else f"/{self.total}"
+        line = f"[{self.finished}{of}] {what}: {status['status']}{reason} ({time.monotonic() - self.since:.1f} s)"
         if self.bar is not None:
             if status["status"] != "ok":
                 self.bar.write(line, file=sys.stderr)

@@ -77,6 +77,8 @@ def _parsed(flags: Sequence[str]) -> Flags:
     for flag in ("--resume", "--log-dir"):
         if any(word == flag or word.startswith(f"{flag}=") for word in flags):
             raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
+    if parsed.find_largest:
+        raise UserError("--find-largest: not for --rev, which compares the times of the same batches")
     if parsed.sweep:
         raise UserError("--sweep: not for --rev, which compares one configuration; name it with the flags themselves")
     names = tuple(cli.chosen(parser, parsed))

@@ -12,7 +12,7 @@ import argparse
 import random
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common import cli, settings, workloads
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -31,15 +31,19 @@ CANNOT_RUN = ("missing", "unsupported")
 @dataclass(frozen=True)
 class Job:
     """One process to start.  `name` as in the records: "correctness", "timing-1", ..., "memory", "trace"; "limits", of
-    the device, has the implementation in whose Python it runs."""
+    the device, has the implementation in whose Python it runs; with --find-largest also "probe-64" and
+    "throughput-64-1", of a `size`.  overrides: settings of this job alone; limit_bytes: of its memory."""
 
     implementation: str
     pass_name: str
     round: Optional[int] = None
+    size: Optional[int] = None
+    overrides: Tuple[Tuple[str, Any], ...] = ()
+    limit_bytes: Optional[int] = None
 
     @property
     def name(self) -> str:
-        return self.pass_name if self.round is None else f"{self.pass_name}-{self.round}"
+        return "-".join(str(part) for part in (self.pass_name, self.size, self.round) if part is not None)
 
 
 def plan(names: Sequence[str], chosen: Settings) -> List[Job]:
@@ -105,20 +109,35 @@ def run_jobs(
             if run.failed:
                 progress.skip()
                 continue
-            choice = python_of[job.implementation]
-            progress.start(f"{job.implementation} {job.name}")
-            if choice.python is None:
-                run.add(processes.status_record(job, "missing", choice.reason))
-            else:
-                try:
-                    produced = processes.execute(job, choice.python, run.folder, chosen, timeout, progress.note)
-                except processes.Interrupted as interruption:
-                    run.add(interruption.records)
-                    return False
-                run.add(produced)
-                warn(produced, warned)
-            progress.done(f"{job.implementation} {job.name}", run.last_status)
+            try:
+                carry_out(job, run, python_of[job.implementation], chosen, timeout, progress, warned)
+            except processes.Interrupted:
+                return False
     return True
+
+
+def carry_out(
+    job: Job,
+    run: Run,
+    choice: interpreters.Choice,
+    chosen: Settings,
+    timeout: float,
+    progress: Progress,
+    warned: Set[str],
+) -> None:
+    """Run one job and keep its records.  Raises processes.Interrupted, and UserError for a mistake of the user's."""
+    progress.start(f"{job.implementation} {job.name}")
+    if choice.python is None:
+        run.add(processes.status_record(job, "missing", choice.reason))
+    else:
+        try:
+            produced = processes.execute(job, choice.python, run.folder, chosen, timeout, progress.note)
+        except processes.Interrupted as interruption:
+            run.add(interruption.records)
+            raise
+        run.add(produced)
+        warn(produced, warned)
+    progress.done(f"{job.implementation} {job.name}", run.last_status)
 
 
 def measure_limits(
@@ -182,10 +201,16 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, own: Sequence
         arguments.device, [choice.python for choice in choices.values() if choice.python]
     )
     if arguments.sweep:
+        if arguments.find_largest:
+            raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
         from common.running import sweeping  # plans and runs the jobs of a cell as below
 
         return sweeping.benchmark(names, arguments, given, choices, device)
     chosen = settings.resolve(given, device)
+    if chosen.find_largest:
+        from common.running import largest  # plans jobs of its own and carries them out as below
+
+        return largest.benchmark(names, arguments, chosen, choices)
     run_of = runs.open_runs(names, chosen, arguments.log_dir, resume=arguments.resume)
     announce(names, chosen, arguments.quiet)
     interrupted = False

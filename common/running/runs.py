@@ -11,7 +11,7 @@ import sys
 import uuid
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
 from common.errors import UserError
 from common.implementations import find
@@ -125,8 +125,13 @@ def _resumable(names: Sequence[str], chosen: Settings, log_dir: Path) -> Optiona
     return found[max(found, key=lambda run_id: started[run_id])]
 
 
-def open_runs(names: Sequence[str], chosen: Settings, log_dir: Path, resume: bool) -> Dict[str, Run]:
-    """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming."""
+def open_runs(
+    names: Sequence[str], chosen: Settings, log_dir: Path, resume: bool, more: Optional[Mapping[str, Any]] = None
+) -> Dict[str, Run]:
+    """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
+
+    more: further keys of the ``run`` records; when resuming, those of the run that is continued.
+    """
     folders = _resumable(names, chosen, log_dir) if resume else None
     if resume and folders is None:
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
@@ -134,10 +139,11 @@ def open_runs(names: Sequence[str], chosen: Settings, log_dir: Path, resume: boo
     run_id = uuid.uuid4().hex[:12]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     revision, dirty = machine.git_state(ROOT)
-    about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe(), **(more or {})}
     if folders:
         head = records.run_header(records.read(next(iter(folders.values()))))
         run_id, started = head["run_id"], head["started"]
+        about.update({key: head[key] for key in more or {}})
     for name in names:
         if folders and name in folders:
             opened[name] = Run(folders[name], records.read(folders[name]))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import platform
 import sys
 import time
@@ -19,13 +20,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
 from common.errors import EXIT_USAGE, NotRunnable, UserError
-from common.running import machine
+from common.running import machine, processes
 from common.settings import Settings
 
 
 @dataclass
 class Context:
-    """What a pass works with.  `batches`: indices, into all batches of the shape file, of those that are measured."""
+    """What a pass works with.  `batches`: indices, into all batches of the shape file, of those that are measured;
+    limit_bytes: of the probe and throughput passes on a CPU."""
 
     settings: Settings
     adapter: Any
@@ -34,6 +36,7 @@ class Context:
     model: Any
     all_batches: Any
     batches: List[int]
+    limit_bytes: Optional[int] = None
 
     def shapes(self, batch: int):
         """(N, 2) integers: T and U of each utterance of a batch."""
@@ -143,6 +146,7 @@ def environment(context: Context) -> Dict[str, Any]:
         "denormals": context.settings.denormals,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
+        "shape_file_totals": context.all_batches.totals(),
         "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
         "warnings": [warning for warning in [context.all_batches.warning()] if warning],
     }
@@ -171,15 +175,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """CUDA and CPU allocators of all torch versions, and Python's own."""
-    text = str(error)
+    """CUDA and CPU allocators of all torch versions, numba's, and Python's own."""
     return (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
-        or (
-            isinstance(error, RuntimeError)
-            and ("out of memory" in text or "can't allocate memory" in text or "bad_alloc" in text)
-        )
+        or (not isinstance(error, UserError) and processes.tells_of_no_memory(str(error)))
     )
 
 
@@ -202,6 +202,7 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
                 output.write(record)
             return {"status": "ok", "reason": ""}
         context = prepare(settings, job["script"], job["variant"])
+        context.limit_bytes = job.get("limit_bytes")
         output.write(environment(context))
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)
@@ -233,6 +234,7 @@ def main(path: str) -> int:
             "record": "status",
             "pass": job["pass"],
             "round": job["round"],
+            **({"size": job["size"]} if job.get("size") else {}),
             **outcome,
             "wall_ns": time.perf_counter_ns() - begin,
         }
@@ -241,4 +243,9 @@ def main(path: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without Python's end: torch 1.13 waits there for the interpreter for ever after an error within backward, whose
+    # graph it still holds (seen when memory ran out).  All records are on disk.
+    os._exit(code)
