@@ -18,6 +18,7 @@ class OptimizedTransducer(Adapter):
     name = "optimized_transducer"
     hint = "pip install optimized_transducer, or run `make setup`, which builds it"
     layout = "packed"
+    overwrites_logits = True
     reductions = ("sum", "mean")
     variants = {"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}}
 

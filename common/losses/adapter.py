@@ -49,10 +49,11 @@ class Adapter:
     layout: what `loss` takes: "padded" (logits (N, T, U+1, V)), "packed" (logits of every utterance's own cells, (sum
     T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these names); devices, dtypes: what it takes;
     reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1 where it refuses U = 0; log_probs: it takes
-    log-probabilities, so that a log_softmax is part of `loss`; is_module: `function` is a class whose constructor takes
-    the options; topology: the lattice, see common.losses.reference; simulator: environment variables under which a
-    package for CUDA alone runs its kernels on the CPU, thread by thread, so that its correctness can be judged there;
-    variants: what each variant in common.implementations sets of all this.
+    log-probabilities, so that a log_softmax is part of `loss`; overwrites_logits: it writes over them, and its
+    documentation says so; is_module: `function` is a class whose constructor takes the options; topology: the lattice,
+    see common.losses.reference; simulator: environment variables under which a package for CUDA alone runs its kernels
+    on the CPU, thread by thread, so that its correctness can be judged there; variants: what each variant in
+    common.implementations sets of all this.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Adapter:
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_targets = 0
     log_probs = False
+    overwrites_logits = False
     is_module = False
     topology = "regular"
     simulator: Mapping[str, str] = {}

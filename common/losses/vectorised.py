@@ -66,12 +66,14 @@ def _losses(blank_arc, label_arc, outside, T_lengths, U_lengths) -> torch.Tensor
     N, T, U1 = blank_arc.shape
     blank_arc = _by_diagonal(blank_arc.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO))
     label_arc = _by_diagonal(label_arc.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO))
+    # unbind: indexing a diagonal instead would make its backward write zeros for all the others, each time.
+    blanks, labels = blank_arc.unbind(1), label_arc.unbind(1)
     alpha = blank_arc.new_full((N, U1), LOG_ZERO)
     alpha[:, 0] = 0
     alphas = [alpha]
     for d in range(T + U1 - 2):
-        waited = alpha + blank_arc[:, d]
-        emitted = torch.nn.functional.pad((alpha + label_arc[:, d])[:, :-1], (1, 0), value=LOG_ZERO)
+        waited = alpha + blanks[d]
+        emitted = torch.nn.functional.pad((alpha + labels[d])[:, :-1], (1, 0), value=LOG_ZERO)
         alpha = torch.stack([waited, emitted]).logsumexp(0)  # logaddexp's second derivative would be inf / inf here
         alphas.append(alpha)
     n, last = torch.arange(N, device=alpha.device), T_lengths - 1 + U_lengths

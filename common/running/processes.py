@@ -75,7 +75,7 @@ def _environment(job: Job) -> Dict[str, str]:
     return environment
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the worker and everything it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read(path: Path) -> List[Record]:
+def read_records(path: Path) -> List[Record]:
     """The records of a worker; a last line that a killed worker left unfinished is dropped."""
     found = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -165,8 +165,8 @@ def execute(
         except KeyboardInterrupt:
             ending = ("interrupted", f"stopped by the user during {job.name}")
         finally:
-            _end(process)
-        produced = _read(output)
+            end(process)
+        produced = read_records(output)
         tail = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()][
             -STDERR_TAIL_LINES:
         ]

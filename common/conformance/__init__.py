@@ -1,0 +1,1 @@
+"""What each implementation does in every corner: the questions, the judge, the processes and the matrix."""

@@ -1,0 +1,395 @@
+"""How each case is judged: one function each, (examination, the case's own values) -> Outcome.
+
+A function asks, has the loss answer, and compares.  It raises questions.Refused where the loss raised an error and
+NotAsked where the case does not concern it; common.conformance.judge turns these into outcomes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from typing import Any, Callable, Dict
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from common.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
+from common.conformance.questions import (
+    Examination,
+    NotAsked,
+    Question,
+    Refused,
+    attempt,
+    compare,
+    listed,
+    message,
+    size,
+)
+from common.losses.inputs import Batch
+from common.passes.correctness import relative_error
+from common.running import machine
+
+#: (T, U): ragged in both.
+RAGGED = [(9, 4), (6, 5), (8, 1)]
+#: Likewise, short enough to be pasted.
+SMALL = [(4, 2), (3, 1)]
+WEIGHTS = [2.0, -1.0]
+
+
+def right_of(question: Question, reduce: Callable[[torch.Tensor], torch.Tensor]) -> tuple:
+    """(expected value, the float64 leaf with its gradient) of the losses reduced by `reduce`."""
+    losses, truth = question.expected()
+    value = reduce(losses)
+    value.sum().backward()
+    return value, truth
+
+
+def agrees(exam: Examination, shapes=RAGGED, **how: Any) -> Outcome:
+    """Loss and gradient of the sum, padded cells included."""
+    question = exam.ask(shapes, **how)
+    loss = question.forward()
+    gradient = question.backward(loss)
+    return compare(question, loss, gradient, *right_of(question, torch.sum))
+
+
+def repeated_labels(exam: Examination) -> Outcome:
+    return agrees(exam, alter=lambda batch: replace(batch, targets=torch.full_like(batch.targets, 3)))
+
+
+def masked_symbol(exam: Examination) -> Outcome:
+    """The last symbol has a logit of -inf everywhere, and no utterance has it."""
+    return agrees(exam, minus_inf=6, alter=lambda batch: replace(batch, targets=batch.targets.clamp(max=5)))
+
+
+def on_a_dtype(exam: Examination, dtype: str) -> Outcome:
+    return agrees(exam, dtype=getattr(torch, dtype))
+
+
+def on_integers(exam: Examination, dtype: str) -> Outcome:
+    """Targets and lengths of one integer dtype, whatever the adapter would hand over."""
+    return agrees(exam, convert=getattr(torch, dtype))
+
+
+def zero_in_the_padding(exam: Examination) -> Outcome:
+    question = exam.ask(SMALL)
+    if question.padding is None:
+        raise NotAsked("its layout has no padding")
+    outside = question.backward(question.forward()).detach().cpu().double()[question.padding]
+    if (outside == 0).all():
+        return Outcome(PASS)
+    return Outcome(DIFFERS, f"gradient in the padding up to {size(outside.abs().max().item())} instead of 0")
+
+
+def with_padding_of(exam: Examination, fill: float) -> Outcome:
+    return agrees(exam, SMALL, fill=fill)
+
+
+# -- what must be refused --------------------------------------------------------------------------------------------
+
+
+def _changed(name: str, place: tuple, value: int) -> Callable[[Batch], Batch]:
+    def alter(batch: Batch) -> Batch:
+        changed = getattr(batch, name).clone()
+        changed[place] = value
+        return replace(batch, **{name: changed})
+
+    return alter
+
+
+#: What is put where into the batch [(6, 3), (5, 2)] of V = 7: field of Batch, index, value.
+IMPOSSIBLE: Dict[str, tuple] = {
+    "target-too-large": ("targets", (1, 0), 7),
+    "target-negative": ("targets", (1, 0), -1),
+    "frames-over": ("T_lengths", (0,), 9),
+    "targets-over": ("U_lengths", (0,), 5),
+}
+
+
+def must_refuse(exam: Examination, what: str) -> Outcome:
+    """An error is right; any answer is not."""
+    question = exam.ask([(6, 3), (5, 2)], alter=_changed(*IMPOSSIBLE[what]))
+    try:
+        loss = question.forward()
+        answer = f"answers {listed(loss.detach())}"
+        question.backward(loss)
+    except Refused as refusal:
+        return Outcome(PASS, f"refuses: {refusal}")
+    return Outcome(DIFFERS, answer)
+
+
+# -- layouts, upstream gradients, reductions -------------------------------------------------------------------------
+
+
+def not_contiguous(exam: Examination) -> Outcome:
+    question = exam.ask(RAGGED)
+    values = question.leaf.detach()
+    leaf = values.transpose(0, -1).contiguous().transpose(0, -1)
+    assert not leaf.is_contiguous() and torch.equal(leaf, values)
+    question.leaf = leaf.requires_grad_()
+    loss = question.forward()
+    gradient = question.backward(loss)
+    return compare(question, loss, gradient, *right_of(question, torch.sum))
+
+
+def scaled_upstream(exam: Examination) -> Outcome:
+    question = exam.ask(SMALL)
+    loss = question.forward() * 3
+    gradient = question.backward(loss)
+    return compare(question, loss, gradient, *right_of(question, lambda losses: losses.sum() * 3))
+
+
+def weighted_upstream(exam: Examination) -> Outcome:
+    question = exam.ask(SMALL, reduction="none")
+    losses = question.forward()
+    if losses.numel() != len(WEIGHTS):
+        return Outcome(DIFFERS, f"a loss of shape {tuple(losses.shape)} instead of ({len(WEIGHTS)},)")
+    total = (losses.reshape(-1) * losses.new_tensor(WEIGHTS)).sum()
+    gradient = question.backward(total)
+    weights = torch.tensor(WEIGHTS, dtype=torch.float64)
+    return compare(question, total, gradient, *right_of(question, lambda losses: (losses * weights).sum()))
+
+
+def reduction_none(exam: Examination) -> Outcome:
+    question = exam.ask(RAGGED, reduction="none")
+    losses = question.forward()
+    gradient = question.backward(losses.sum())
+    return compare(question, losses, gradient, *right_of(question, lambda losses: losses))
+
+
+def reduction_sum(exam: Examination) -> Outcome:
+    return agrees(exam, reduction="sum")
+
+
+def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """What a mean may be of."""
+    T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*shapes))
+    return {
+        "mean over utterances": torch.mean,
+        "mean over utterances of the loss per target": lambda losses: (losses / U).mean(),
+        "mean over utterances of the loss per frame": lambda losses: (losses / T).mean(),
+        "sum over all targets of the batch": lambda losses: losses.sum() / U.sum(),
+        "sum over all frames of the batch": lambda losses: losses.sum() / T.sum(),
+    }
+
+
+def reduction_mean(exam: Examination) -> Outcome:
+    """Any of `means` is right, if the gradient is of the same; the message says which."""
+    question = exam.ask(RAGGED, reduction="mean")
+    loss = question.forward()
+    gradient = question.backward(loss)
+    found = []
+    for name, mean in means(RAGGED).items():
+        outcome = compare(question, loss, gradient, *right_of(question, mean))
+        if outcome.result == PASS:
+            return replace(outcome, message=name)
+        found.append((outcome.loss_error, name, outcome))
+    error, name, outcome = min(found, key=lambda entry: entry[0])
+    return replace(outcome, message=f"{outcome.message} (compared with the {name})")
+
+
+# -- autograd --------------------------------------------------------------------------------------------------------
+
+
+def second_backward(exam: Examination) -> Outcome:
+    question = exam.ask(SMALL)
+    total = question.forward() * 2
+    first = question.backward(total, retain_graph=True).clone()
+    try:
+        second = question.backward(total)
+    except Refused as refusal:
+        return Outcome(REFUSES, f"in the second backward: {refusal.reason}")
+    value, truth = right_of(question, lambda losses: losses.sum() * 2)
+    outcome = compare(question, total, second, value, truth)
+    if outcome.result == PASS:
+        return outcome
+    was = relative_error(first, truth.grad)
+    return replace(outcome, message=f"second {outcome.message}; first off by {size(was)}")
+
+
+def gradcheck(exam: Examination) -> Outcome:
+    question = exam.ask([(3, 2), (2, 1)], V=4, dtype=torch.float64)
+    try:
+        question.backward(question.forward())
+    except Refused as refusal:
+        raise NotAsked(f"it does not take float64: {refusal}") from None
+
+    def function(leaf: torch.Tensor) -> torch.Tensor:
+        return adapter_loss(question, leaf.clone())  # some overwrite what they are given
+
+    leaf = question.leaf.detach().clone()
+    if not torch.equal(leaf.cpu(), question.truth):  # overwritten
+        leaf = question.truth.clone().to(exam.device)
+    try:
+        torch.autograd.gradcheck(function, (leaf.requires_grad_(),))
+    except GradcheckError as error:
+        return Outcome(DIFFERS, message(error))
+    except RuntimeError as error:  # it goes backward more than once through one graph
+        raise Refused(error, "in a second backward") from error
+    return Outcome(PASS)
+
+
+def adapter_loss(question: Question, leaf: torch.Tensor) -> torch.Tensor:
+    return attempt(lambda: question.adapter.loss(leaf, question.prepared), leaf.device)
+
+
+def unmodified(exam: Examination) -> Outcome:
+    question = exam.ask(SMALL)
+    tensors = {"logits": question.leaf}
+    tensors.update({k: v for k, v in vars(question.prepared).items() if isinstance(v, torch.Tensor)})
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    question.backward(question.forward())
+    changed = [name for name, tensor in tensors.items() if not torch.equal(tensor.detach(), before[name])]
+    if not changed:
+        return Outcome(PASS)
+    if changed == ["logits"] and exam.adapter.overwrites_logits:
+        return Outcome(PASS, "overwrites the logits, as it documents")
+    return Outcome(DIFFERS, f"overwrites {', '.join(changed)}")
+
+
+def deterministic(exam: Examination, repeats: int = 5) -> Outcome:
+    shapes = [(30, 12), (26, 9), (17, 10)]
+    answers = []
+    for _ in range(repeats):
+        question = exam.ask(shapes, V=11)
+        loss = question.forward()
+        answers.append((loss.detach().clone(), question.backward(loss).clone()))
+    (loss, gradient), *others = answers
+    if all(torch.equal(loss, other) and torch.equal(gradient, grad) for other, grad in others):
+        return Outcome(PASS)
+    spread = max(relative_error(grad, gradient) for _, grad in others)
+    off = max(relative_error(other, loss) for other, _ in others)
+    return Outcome(DIFFERS, f"repeats differ: loss by {size(off)}, gradient by {size(spread)}", off, spread)
+
+
+def without_gradient(exam: Examination, mode: str) -> Outcome:
+    """mode: "leaf": logits that require none; "no_grad": those that do, under torch.no_grad."""
+    question = exam.ask(RAGGED)
+    if mode == "leaf":
+        question.leaf = question.leaf.detach()
+    with torch.set_grad_enabled(mode == "leaf"):
+        loss = question.forward()
+    if loss.requires_grad:
+        return Outcome(DIFFERS, "its loss requires a gradient")
+    return compare(question, loss, None, *right_of(question, torch.sum))
+
+
+def more_targets_than_threads(exam: Examination, shapes=((1100, 1100),)) -> Outcome:
+    if exam.device.type != "cuda":
+        raise NotAsked("not on CUDA, where blocks have 1024 threads at most")
+    return agrees(exam, list(shapes), V=5)
+
+
+# -- what needs a large or a second device ---------------------------------------------------------------------------
+
+LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12
+#: The logits, their gradient, and half as much again for what a loss keeps.
+LARGE_ROOM = 2.5
+
+
+def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
+    """Logits of 2^31 + 2^25 elements: the last frames of the last utterance lie beyond 2^31."""
+    N, (T, U) = len(LARGE_SHAPES), LARGE_SHAPES[0]
+    count = N * T * (U + 1) * LARGE_V
+    if not allowed:
+        raise NotAsked("not asked without --large")
+    if exam.adapter.layout == "additive":
+        raise NotAsked("it takes am and lm, which are never that large")
+    needed = count * 4 * LARGE_ROOM
+    free = torch.cuda.mem_get_info(exam.device)[0] if exam.device.type == "cuda" else machine.free_bytes()
+    if free is not None and free < needed:
+        raise NotAsked(f"needs {needed / 2**30:.0f} GiB of memory; {free / 2**30:.0f} are free")
+    question = _large_question(exam)
+    loss = question.forward()
+    answer = loss.detach().cpu().double()
+    gradient = question.backward(loss).view(N, T, U + 1, LARGE_V)
+    return _compare_large(question, answer, gradient)
+
+
+def _pattern() -> torch.Tensor:
+    """(U+1, V) float32, of which every frame has a multiple."""
+    (_, U), count = LARGE_SHAPES[0], (LARGE_SHAPES[0][1] + 1) * LARGE_V
+    return (3 * torch.sin(0.7 * torch.arange(count, dtype=torch.float64))).float().view(U + 1, LARGE_V)
+
+
+def _frame(pattern: torch.Tensor, n: int, t: int) -> torch.Tensor:
+    return pattern * (1 + (t + 5 * n) / 64)
+
+
+def _large_question(exam: Examination) -> Question:
+    small = exam.ask(LARGE_SHAPES, V=2)
+    T, U = LARGE_SHAPES[0]
+    logits = torch.empty(len(LARGE_SHAPES), T, U + 1, LARGE_V, device=exam.device)
+    pattern = _pattern().to(exam.device)
+    for n in range(len(LARGE_SHAPES)):
+        for t in range(T):
+            logits[n, t] = _frame(pattern, n, t)
+    targets = (1 + torch.arange(len(LARGE_SHAPES) * U) * 4099 % (LARGE_V - 1)).view(-1, U)
+    batch = replace(small.batch, targets=targets.to(small.batch.targets))
+    prepared = exam.adapter.prepare(batch)
+    wide = copy.copy(exam.adapter.widened(U))
+    if exam.adapter.layout == "packed":
+        leaf = logits.view(-1, LARGE_V)  # all utterances are as long: packed is padded
+    else:
+        leaf = wide.take(logits, batch, prepared)
+    return Question(wide, batch, prepared, leaf.requires_grad_(), torch.empty(0), None, [])
+
+
+def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Tensor) -> Outcome:
+    """The whole loss, and the gradient of first, middle and last frame of each utterance."""
+    from common.losses import reference
+
+    (T, U), pattern = LARGE_SHAPES[0], _pattern().double()
+    total, worst, largest = 0.0, 0.0, 0.0
+    for n, targets in enumerate(question.batch.targets.cpu().long()):
+        blank, label, rows = [], [], {}
+        for t in range(T):
+            logits = _frame(_pattern() if t == 0 else pattern.float(), n, t).double()
+            log_probs = logits - logits.logsumexp(-1, keepdim=True)
+            blank.append(log_probs[:, 0].tolist())
+            label.append(log_probs[:U].gather(1, targets[:U, None]).squeeze(1).tolist())
+            if t in (0, T // 2, T - 1):
+                rows[t] = log_probs
+        likelihood, d_blank, d_label = reference.lattice(blank, label, T, U, question.adapter.topology)
+        total -= likelihood
+        for t, log_probs in rows.items():
+            arcs = torch.tensor(d_blank[t]), torch.tensor([*d_label[t], 0.0])
+            right = log_probs.exp() * (arcs[0] + arcs[1]).double()[:, None]
+            right[:, 0] -= arcs[0].double()
+            right[torch.arange(U), targets[:U]] -= arcs[1][:U].double()
+            worst = max(worst, (gradient[n, t].cpu().double() - right).abs().max().item(), key=_badness)
+            largest = max(largest, right.abs().max().item())
+    loss_error, grad_error = relative_error(answer.sum(), torch.tensor(total)), worst / largest
+    wrong = []
+    if not loss_error <= 1e-4:
+        wrong.append(f"loss {listed(answer)} instead of {total:.6g}")
+    if not grad_error <= 1e-4 + 4 * torch.finfo(torch.float32).eps * total:
+        wrong.append(f"gradient off by {size(grad_error)}")
+    return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
+
+
+def _badness(value: float) -> float:
+    return math.inf if value != value else value
+
+
+def second_cuda_device(exam: Examination) -> Outcome:
+    """Tensors on cuda:1 while cuda:0 is the current device, as in a process that uses both."""
+    if exam.device.type != "cuda":
+        raise NotAsked("not on CUDA")
+    if torch.cuda.device_count() < 2:
+        raise NotAsked("there is one CUDA device only")
+    torch.cuda.set_device(0)
+    exam.device = torch.device("cuda", 1)
+    return agrees(exam)
+
+
+def no_path(exam: Examination) -> Outcome:
+    """An utterance with more targets than frames, where a frame has one symbol at most."""
+    if exam.adapter.topology == "regular":
+        raise NotAsked("its lattice has a path for every utterance")
+    question = exam.ask([(3, 5)])
+    try:
+        loss = question.forward()
+    except Refused as refusal:
+        return Outcome(PASS, f"refuses: {refusal}")
+    return compare(question, loss, None, *right_of(question, torch.sum))

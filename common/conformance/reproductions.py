@@ -1,0 +1,123 @@
+"""A few lines that show a finding without this suite: the package's own call, on the numbers of the case's question.
+
+The last line ends in a comment that says what it prints ("# prints True: ..."); the tests run every reproduction of the
+committed matrix whose package is there, and read that line back.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, List, Tuple
+
+import torch
+
+from common.conformance.cases import Case
+from common.conformance.questions import Question
+from common.losses.adapter import Adapter
+
+#: Of more numbers than this nobody wants to see a list.
+LONGEST = 64
+DIES = "loss.sum().backward()  # the process does not live to see the next line"
+
+
+def of(case: Case, question: Question, crashes: bool = False) -> str:
+    """The code, or "" where it would not be short, or where the adapter does more than to call a function."""
+    own_call = type(question.adapter).loss is not Adapter.loss
+    if own_call or not case.shown or question.leaf.numel() > 10_000:
+        return ""
+    tail = [DIES] if crashes else TAILS[case.shown](question)
+    imported, call = _call(question)
+    lines = ["import torch", imported, *question.made, *_packing(question), "logits.requires_grad_()"]
+    return "\n".join([*lines, f"loss = {call}", *tail])
+
+
+def _packing(question: Question) -> List[str]:
+    if question.adapter.layout != "packed":
+        return []
+    parts = [f"logits[{n}, :{T}, :{U + 1}].flatten(0, 1)" for n, (T, U) in enumerate(question.batch.shapes)]
+    return [f"logits = torch.cat([{', '.join(parts)}])"]
+
+
+def _call(question: Question) -> Tuple[str, str]:
+    """(the import, the call) of the package's function as the adapter calls it."""
+    adapter = question.adapter
+    function = adapter.function()
+    package, name = str(function.__module__).partition(".")[0], function.__name__
+    if getattr(sys.modules.get(package), name, None) is not function:
+        package = function.__module__
+    logits = "logits.log_softmax(-1)" if adapter.log_probs else "logits"
+    tensors = ", ".join([logits, *(f"{key}={written(value)}" for key, value in vars(question.prepared).items())])
+    options = ", ".join(f"{key}={written(value)}" for key, value in adapter.options().items())
+    imported = f"from {package} import {name}"
+    if adapter.is_module:
+        return imported, f"{name}({options})({tensors})"
+    return imported, f"{name}({', '.join(filter(None, [tensors, options]))})"
+
+
+def written(value: Any) -> str:
+    """A value as Python source."""
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    if value.dim() > 1 and value.numel() > LONGEST and (value == value[:1, :1]).all():  # the ranges of a pruned loss
+        row = value.reshape(-1, value.shape[-1])[0]
+        return f"torch.tensor({row.tolist()}).expand{tuple(value.shape)}"
+    kind = "" if value.dtype == torch.int64 else f", dtype={value.dtype}"
+    return f"torch.tensor({value.tolist()}{kind})"
+
+
+def _answer(question: Question) -> List[str]:
+    return ["loss.sum().backward()", 'print("no error")  # prints no error']
+
+
+def _loss_or_gradient(question: Question) -> List[str]:
+    losses, truth = question.expected()
+    total = losses.sum()
+    total.backward()
+    size = truth.grad.abs().sum().item()
+    return [
+        "loss.sum().backward()",
+        "found = torch.stack([loss.sum(), logits.grad.abs().sum()]).double()",
+        f"right = torch.tensor([{total.item():.8g}, {size:.8g}]).double()",
+        "print(torch.allclose(found, right, rtol=1e-3))  # prints False",
+    ]
+
+
+def _padding(question: Question) -> List[str]:
+    n, (T, _) = min(enumerate(question.batch.shapes), key=lambda entry: entry[1][0])
+    return ["loss.sum().backward()", f"print(bool((logits.grad[{n}, {T}:] == 0).all()))  # prints False"]
+
+
+def _upstream(question: Question) -> List[str]:
+    each = question.adapter.reduction == "none"
+    weights = "torch.tensor([2, -1])" if each else "3"
+    losses, truth = question.expected()
+    (losses * torch.tensor([2.0, -1.0] if each else 3.0, dtype=torch.float64)).sum().backward()
+    size = truth.grad.abs().sum().item()
+    return [
+        f"(loss * {weights}).sum().backward()",
+        f"print(bool(abs(logits.grad.abs().sum() / {size:.8g} - 1) < 1e-3))  # prints False",
+    ]
+
+
+def _second_backward(question: Question) -> List[str]:
+    return [
+        "first, = torch.autograd.grad(2 * loss.sum(), logits, retain_graph=True)",
+        "first = first.clone()",
+        "second, = torch.autograd.grad(2 * loss.sum(), logits)",
+        "print(torch.allclose(first, second))  # prints False",
+    ]
+
+
+def _unmodified(question: Question) -> List[str]:
+    first = question.truth.reshape(-1)[0].item()
+    return ["loss.sum().backward()", f"print(abs(logits.view(-1)[0].item() - {first:.8g}) < 1e-6)  # prints False"]
+
+
+TAILS = {
+    "answer": _answer,
+    "loss or gradient": _loss_or_gradient,
+    "padding": _padding,
+    "upstream": _upstream,
+    "second backward": _second_backward,
+    "unmodified": _unmodified,
+}

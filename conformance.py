@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Ask every implementation and variant the corner cases, and print who answers right, wrong, not at all, or dies.
+
+Loss and gradient are compared with the float64 reference; what may end a process has one of its own.  Differences are
+data: the exit code is 0 when the matrix could be made, 1 when an implementation could not be judged for an error of
+this suite, 2 for bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import List, Mapping, Sequence
+
+from common import cli, flag_types
+from common.commands import guarded
+from common.conformance import matrix
+from common.conformance.cases import CASES, Case
+from common.conformance.isolated import Judged, examine
+from common.conformance.outcomes import ERROR
+from common.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.implementations import find, with_variants
+from common.running import interpreters, machine
+from common.running.progress import Progress
+from common.settings import ROOT
+
+JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
+
+
+def parser() -> cli.Parser:
+    result = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
+    names = tuple(one.name for one in with_variants())
+    standard = tuple(one.name for one in with_variants() if not one.template)
+    result.add_argument(
+        "--only",
+        type=flag_types.some_of(names, standard),
+        default=standard,
+        metavar="A,B",
+        help=f"these: {', '.join(names)}. Default: all but the template",
+    )
+    cases = tuple(case.name for case in CASES)
+    result.add_argument(
+        "--cases",
+        type=flag_types.some_of(cases),
+        default=cases,
+        metavar="X,Y",
+        help="these cases (--list names them). Default: all",
+    )
+    result.add_argument(
+        "--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto"
+    )
+    result.add_argument(
+        "--format", choices=("table", "markdown", "json"), default="table", help="of what is printed. Default: table"
+    )
+    result.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help=f"write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
+    )
+    result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
+    result.add_argument(
+        "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
+    )
+    result.add_argument(
+        "--large", action="store_true", help="ask for more than 2^31 elements too, where 22 GiB of memory are free"
+    )
+    result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
+    result.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    return result
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        width = max(len(case.name) for case in CASES)
+        print("\n".join(f"{case.name:{width}s}  {case.title}: {case.asks}" for case in CASES))
+        return EXIT_OK
+    folder = arguments.output or ROOT / "log"
+    _make(folder)
+    choices = {
+        name: interpreters.choose(find(name), in_place=arguments.in_place, prefer_here=False) for name in arguments.only
+    }
+    pythons = [choice.python for choice in choices.values() if choice.python]
+    device = interpreters.resolve_device(arguments.device, pythons)
+    cases = [case for case in CASES if case.name in arguments.cases]
+    judged = judge_all(choices, cases, device, arguments)
+    found = matrix.document(
+        judged,
+        cases,
+        device=device,
+        machine=machine.describe(),
+        suite=machine.git_state(ROOT),
+        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
+    )
+    _write(folder / JSON_NAME, json.dumps(found, indent=1) + "\n")
+    if arguments.output:
+        _write(folder / MARKDOWN_NAME, matrix.markdown(found))
+    if arguments.format == "json":
+        print(json.dumps(found, indent=1))
+    elif arguments.format == "markdown":
+        print(matrix.markdown(found), end="")
+    else:
+        print(matrix.table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
+    failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def judge_all(
+    choices: Mapping[str, interpreters.Choice], cases: Sequence[Case], device: str, arguments: argparse.Namespace
+) -> List[Judged]:
+    """Every implementation in turn; one that cannot run costs only its own column."""
+    judged = []
+    with Progress(len(choices), arguments.quiet) as progress:
+        for name, choice in choices.items():
+            progress.start(name)
+            if choice.python is None:
+                judged.append(Judged(name, find(name).kind, "missing", choice.reason))
+            else:
+                judged.append(
+                    examine(
+                        find(name),
+                        choice.python,
+                        device,
+                        cases,
+                        timeout=arguments.timeout,
+                        large=arguments.large,
+                        note=progress.note,
+                    )
+                )
+            progress.done(name, {"status": judged[-1].status, "reason": judged[-1].reason})
+    return judged
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make {folder}: {error.strerror or error}; name another with --output") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; name another with --output") from error
+
+
+if __name__ == "__main__":
+    parsed = parser().parse_args()
+    raise SystemExit(guarded("conformance.py", lambda: main(parsed)))

@@ -1,0 +1,438 @@
+"""The conformance matrix: the judge is proven on losses that are wrong on purpose, each caught by the case that is for
+it; the reference row passes; processes that die or hang cost one cell; findings and reproductions say what is so.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ROOT, assert_user_error, run
+
+from benchmark_reference import Reference
+from common import settings
+from common.conformance import matrix
+from common.conformance.cases import BY_NAME, CASES
+from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
+from common.conformance.isolated import Judged, examine
+from common.conformance.judge import judge
+from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.conformance.reproductions import DIES
+from common.implementations import BY_NAME as IMPLEMENTATIONS
+from common.implementations import find
+from common.losses import vectorised
+from common.running import interpreters
+
+CPU = torch.device("cpu")
+COMMITTED = ROOT / "docs" / "conformance.json"
+
+
+def adapter_of(kind):
+    adapter = kind(settings.resolve({"preset": "quick"}, "cpu"))
+    adapter.load("cpu")
+    return adapter
+
+
+def outcome_of(kind, case):
+    return judge(BY_NAME[case], adapter_of(kind), CPU)
+
+
+# The judge, on losses that are wrong on purpose.
+
+
+class Off(Reference):
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared) * 1.001
+
+
+class GradientOff(Reference):
+    def loss(self, logits, prepared):
+        right = super().loss(logits, prepared)
+        return right.detach() + 1.01 * (right - right.detach())
+
+
+class PaddingTrains(Reference):
+    def loss(self, logits, prepared):
+        every_cell = logits.square().sum() * 1e-4
+        return super().loss(logits, prepared) + every_cell - every_cell.detach()
+
+
+class NoTarget(Reference):
+    """Refuses as some do: an assertion without words."""
+
+    def loss(self, logits, prepared):
+        if prepared.target_lengths.min() == 0:
+            raise AssertionError
+        return super().loss(logits, prepared)
+
+
+class Overwrites(Reference):
+    def loss(self, logits, prepared):
+        loss = super().loss(logits * 1, prepared)
+        logits.data.mul_(2)
+        return loss
+
+
+class DocumentedOverwrites(Overwrites):
+    overwrites_logits = True
+
+
+class ShortensLengths(Reference):
+    def loss(self, logits, prepared):
+        loss = super().loss(logits, prepared)
+        prepared.logit_lengths.sub_(1)
+        return loss
+
+
+class BlankIsZero(Reference):
+    def loss(self, logits, prepared):
+        return vectorised.transducer_loss(logits, **vars(prepared), **{**self.options(), "blank": 0})
+
+
+class WrongMean(Reference):
+    def loss(self, logits, prepared):
+        loss = super().loss(logits, prepared)
+        return loss / 2 if self.reduction == "mean" else loss
+
+
+class MeanPerFrame(Reference):
+    def loss(self, logits, prepared):
+        if self.reduction != "mean":
+            return super().loss(logits, prepared)
+        losses = vectorised.transducer_loss(logits, **vars(prepared), **{**self.options(), "reduction": "none"})
+        return losses.sum() / prepared.logit_lengths.sum()
+
+
+class ClampsTargets(Reference):
+    def loss(self, logits, prepared):
+        prepared.targets = prepared.targets.clamp(0, logits.shape[-1] - 1)
+        return super().loss(logits, prepared)
+
+
+class ClampsLengths(Reference):
+    def loss(self, logits, prepared):
+        prepared.logit_lengths = prepared.logit_lengths.clamp(max=logits.shape[1])
+        prepared.target_lengths = prepared.target_lengths.clamp(max=logits.shape[2] - 1)
+        return super().loss(logits, prepared)
+
+
+class ReadsStorage(Reference):
+    """Takes the numbers in memory for contiguous ones."""
+
+    def loss(self, logits, prepared):
+        return super().loss(logits.as_strided(logits.shape, torch.empty(logits.shape).stride()), prepared)
+
+
+class ReadsInt32(Reference):
+    def loss(self, logits, prepared):
+        prepared.targets = prepared.targets.contiguous().view(torch.int32)[:, : logits.shape[2] - 1]
+        return super().loss(logits, prepared)
+
+
+class Flaky(Reference):
+    calls = 0
+
+    def loss(self, logits, prepared):
+        Flaky.calls += 1
+        return super().loss(logits, prepared) * (1 + 1e-6 * (Flaky.calls % 2))
+
+
+class Finite(Reference):
+    """exp before log: overflows where the logits are large."""
+
+    def loss(self, logits, prepared):
+        return super().loss(logits.exp().log(), prepared)
+
+
+class FullOfNan(Reference):
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared) + 0 * logits.sum()
+
+
+class SavedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, function):
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = function(leaf)
+            (ctx.gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return ctx.gradient.mul_(upstream), None
+
+
+class ScalesInPlace(Reference):
+    def loss(self, logits, prepared):
+        return SavedGradient.apply(logits, lambda leaf: Reference.loss(self, leaf, prepared))
+
+
+class ForgetsUpstream(Reference):
+    class Function(SavedGradient):
+        @staticmethod
+        def backward(ctx, upstream):
+            return ctx.gradient.clone(), None
+
+    def loss(self, logits, prepared):
+        return self.Function.apply(logits, lambda leaf: Reference.loss(self, leaf, prepared))
+
+
+class AlwaysTrains(Reference):
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared) + torch.zeros((), requires_grad=True)
+
+
+class RoundsTwice(Reference):
+    def loss(self, logits, prepared):
+        return super().loss(logits.float(), prepared).to(logits.dtype)
+
+
+@pytest.mark.parametrize(
+    "kind, case, result, words",
+    [
+        (Off, "ragged", DIFFERS, "loss "),
+        (Off, "one-frame", DIFFERS, "loss "),
+        (GradientOff, "ragged", DIFFERS, "gradient off by 1.0e-02"),
+        (GradientOff, "V-5000", DIFFERS, "gradient off"),
+        (GradientOff, "gradcheck", DIFFERS, "Jacobian mismatch"),
+        (PaddingTrains, "padding-gradient", DIFFERS, "gradient in the padding up to"),
+        (PaddingTrains, "slack", DIFFERS, "gradient in the padding"),
+        (
+            NoTarget,
+            "no-target-in-batch",
+            REFUSES,
+            "AssertionError: raise AssertionError (test_conformance.py:",
+        ),
+        (NoTarget, "ragged", PASS, ""),
+        (Overwrites, "unmodified", DIFFERS, "overwrites logits"),
+        (DocumentedOverwrites, "unmodified", PASS, "as it documents"),
+        (ShortensLengths, "unmodified", DIFFERS, "overwrites logit_lengths"),
+        (BlankIsZero, "blank-middle", DIFFERS, "loss "),
+        (BlankIsZero, "blank-last", DIFFERS, "loss "),
+        (BlankIsZero, "blank-first", PASS, ""),
+        (WrongMean, "reduction-mean", DIFFERS, "compared with the "),
+        (WrongMean, "reduction-sum", PASS, ""),
+        (MeanPerFrame, "reduction-mean", PASS, "sum over all frames of the batch"),
+        (ClampsTargets, "target-too-large", DIFFERS, "answers "),
+        (ClampsTargets, "target-negative", DIFFERS, "answers "),
+        (ClampsLengths, "frames-over", DIFFERS, "answers "),
+        (ClampsLengths, "targets-over", DIFFERS, "answers "),
+        (ReadsStorage, "not-contiguous", DIFFERS, "loss "),
+        (ReadsInt32, "int64", DIFFERS, "loss "),
+        (ReadsInt32, "int32", PASS, ""),
+        (Flaky, "deterministic", DIFFERS, "repeats differ"),
+        (Finite, "logits-1e4", DIFFERS, "loss "),
+        (Finite, "minus-inf", DIFFERS, "gradient nan"),
+        (FullOfNan, "nan-padding", DIFFERS, "loss nan"),
+        (ScalesInPlace, "second-backward", DIFFERS, "second gradient off"),
+        (ScalesInPlace, "upstream", PASS, ""),
+        (ForgetsUpstream, "upstream", DIFFERS, "gradient off"),
+        (AlwaysTrains, "no-gradient", DIFFERS, "requires a gradient"),
+        (RoundsTwice, "float64", DIFFERS, "loss "),
+    ],
+)
+def test_a_wrong_loss_is_caught_by_its_case(kind, case, result, words):
+    outcome = outcome_of(kind, case)
+    assert outcome.result == result and words in outcome.message, outcome
+
+
+def test_the_reference_row_is_right_wherever_it_is_asked():
+    adapter = adapter_of(Reference)
+    outcomes = {case.name: judge(case, adapter, CPU) for case in CASES}
+    assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_APPLICABLE)} == {}
+    asked = {name for name, outcome in outcomes.items() if outcome.result == PASS}
+    assert set(outcomes) - asked == {"more-targets-than-frames", "many-targets", "large", "second-device"}
+
+
+def test_an_error_of_ours_is_not_taken_for_a_refusal():
+    class Broken(Reference):
+        def prepare(self, batch):
+            raise RuntimeError("of the adapter")
+
+    assert outcome_of(Broken, "ragged").result == "error"
+
+
+# Processes.
+
+FATAL_LOSS = """
+import os, time
+from benchmark_reference import Reference
+
+def fatal_loss(logits, targets, logit_lengths, target_lengths, **options):
+    from common.losses import vectorised
+    if target_lengths.min() == 0:
+        os.abort()
+    if logits.shape[-1] == 2:
+        time.sleep(1000)
+    if targets.max() >= logits.shape[-1]:
+        os.kill(os.getpid(), 11)
+    return vectorised.transducer_loss(logits, targets, logit_lengths, target_lengths, **options)
+
+class Fatal(Reference):
+    def function(self):
+        return fatal_loss
+
+ADAPTER = Fatal
+"""
+
+
+@pytest.fixture
+def module_of(tmp_path, monkeypatch):
+    """Write a script with an ADAPTER that workers find; returns its implementation."""
+
+    def make(source, name="fatal_script"):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return type(IMPLEMENTATIONS["reference"])(name="fatal", script=name, environment="main", package="torch")
+
+    return make
+
+
+def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
+    names = ("ragged", "no-target", "V-2", "V-5000", "target-too-large", "target-negative")
+    judged = examine(
+        module_of(FATAL_LOSS), Path(sys.executable), "cpu", [c for c in CASES if c.name in names], timeout=12
+    )
+    assert judged.status == "judged", judged.reason
+    results = {name: outcome.result for name, outcome in judged.cells.items()}
+    assert results == {
+        "ragged": PASS,
+        "no-target": CRASHES,
+        "V-2": TIMEOUT,
+        "V-5000": PASS,
+        "target-too-large": CRASHES,
+        "target-negative": PASS,
+    }
+    assert judged.cells["no-target"].message.startswith("killed by SIGABRT")
+    assert judged.cells["target-too-large"].message == "killed by SIGSEGV"
+    assert judged.cells["target-too-large"].reproduction.endswith(DIES)
+    assert "no answer within 12 s" in judged.cells["V-2"].message
+
+
+@pytest.mark.parametrize(
+    "source, status, words",
+    [
+        ("import os\nos._exit(3)", "error", "exit code 3"),
+        ("import os\nos.abort()", "error", "killed by SIGABRT"),
+        ("raise NameError('of the script')", "error", "NameError: of the script"),
+        (
+            "from common.errors import NotRunnable\nraise NotRunnable('missing', 'apex: build it')",
+            "missing",
+            "apex: build it",
+        ),
+    ],
+)
+def test_a_script_that_does_not_load_is_one_line(module_of, source, status, words):
+    judged = examine(module_of(source), Path(sys.executable), "cpu", [BY_NAME["ragged"]], timeout=60)
+    assert judged.status == status and words in judged.reason
+
+
+# The matrix and its findings.
+
+
+def made(**cells):
+    """The document of one row with these outcomes."""
+    rows = [Judged("a", "exact", about={"version": "1", "torch": "2", "python": "3"}, cells=cells)]
+    rows.append(Judged("gone", "exact", "missing", "gone is not installed: pip install <gone>"))
+    cases = [case for case in CASES if case.name in cells]
+    return matrix.document(
+        rows, cases, device="cpu", machine={"cpu": "x", "cores": 2}, suite=("abc", False), command=["c"]
+    )
+
+
+def test_findings_are_ordered_and_only_what_is_one():
+    document = made(
+        **{
+            "no-target": Outcome(REFUSES, "AssertionError: assert U > 0"),
+            "float16": Outcome(REFUSES, "no half"),
+            "ragged": Outcome(PASS),
+            "V-2": Outcome(CRASHES, "killed by SIGSEGV"),
+            "target-too-large": Outcome(DIFFERS, "answers 3", reproduction="print(1)  # prints 1"),
+        }
+    )
+    found = findings(document)
+    assert [finding.kind for finding in found] == [WRONG, FATAL, REFUSAL] == list(KINDS)
+    assert found[0].who == {"answers 3": ["a"]} and found[0].shown == "a"
+    text = matrix.markdown(document)
+    assert "print(1)  # prints 1" in text and "| U = 0 | refuses |" in text and "&lt;gone>" in text
+    assert text.index("### Wrong") < text.index("### Ends") < text.index("### Refuses")
+
+
+def test_the_table_is_coloured_only_when_asked_and_words_say_it_all():
+    document = made(ragged=Outcome(DIFFERS, "loss 1 instead of 2", 0.5, 0.25), **{"V-2": Outcome(DIFFERS, "", 1e300)})
+    plain = matrix.table(document, color=False)
+    assert "differs 5e-01" in plain and "differs nan" in plain and "\x1b" not in plain
+    assert "gone: missing: gone is not installed" in plain
+    assert "\x1b[1;31mdiffers 5e-01" in matrix.table(document, color=True)
+
+
+def test_the_command_writes_and_prints_the_matrix(tmp_path):
+    done = run(
+        "conformance.py", "--only", "reference,torchaudio", "--cases", "ragged,target-too-large", "--output", tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[2/2]" in done.stderr and "ragged batch" in done.stdout
+    document = json.loads((tmp_path / "conformance.json").read_text())
+    rows = {entry["name"]: entry for entry in document["implementations"]}
+    assert rows["reference"]["cells"]["target-too-large"]["result"] == PASS
+    assert rows["reference"]["cells"]["ragged"]["grad_error"] < 1e-5
+    if rows["torchaudio"]["status"] == "judged":
+        assert rows["torchaudio"]["cells"]["ragged"]["result"] == PASS and rows["torchaudio"]["torch"]
+    assert "## Matrix" in (tmp_path / "conformance.md").read_text()
+
+
+def test_bad_flags_and_the_list():
+    assert_user_error(run("conformance.py", "--cases", "everything"), "--cases", "everything")
+    listed = run("conformance.py", "--list")
+    assert listed.returncode == 0 and all(case.name in listed.stdout for case in CASES)
+
+
+# What is committed.
+
+REPRODUCE = """
+import contextlib, importlib, io, json, sys
+from common import settings
+from common.implementations import find
+for name, code in json.load(sys.stdin):
+    implementation = find(name)
+    importlib.import_module(implementation.script).ADAPTER(
+        settings.resolve({"preset": "quick"}, "cpu"), implementation.variant
+    ).load("cpu")
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, {})
+    print(json.dumps(said.getvalue().strip()), flush=True)
+"""
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
+@pytest.mark.parametrize("environment", ["main", "k2"])
+def test_each_committed_reproduction_shows_what_it_claims(environment):
+    document = json.loads(COMMITTED.read_text())
+    shown = [(finding.shown, finding.reproduction) for finding in findings(document) if finding.reproduction]
+    living = [(name, code) for name, code in shown if find(name).environment == environment and DIES not in code]
+    python = interpreters.choose(
+        find({"main": "reference"}.get(environment, environment)), in_place=False, prefer_here=False
+    ).python
+    if not living or python is None:
+        pytest.skip(f"nothing is shown in the {environment} environment")
+    done = subprocess.run(
+        [str(python), "-c", REPRODUCE], input=json.dumps(living), capture_output=True, text=True, cwd=ROOT, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
+    claimed = [code.rpartition("# prints ")[2] for _, code in living]
+    assert said == claimed
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
+def test_the_committed_page_is_made_from_the_committed_data():
+    document = json.loads(COMMITTED.read_text())
+    assert COMMITTED.with_suffix(".md").read_text() == matrix.markdown(document)
+    assert [case["name"] for case in document["cases"]] == [case.name for case in CASES]
