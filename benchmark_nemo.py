@@ -15,6 +15,7 @@ class Nemo(Adapter):
     name = "nemo"
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
     is_module = True
+    python_loops = ("cpu",)
 
     def import_module(self, device):
         return import_package("nemo.collections.asr.parts.numba.rnnt_loss", self.hint)

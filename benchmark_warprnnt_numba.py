@@ -15,6 +15,7 @@ class WarpRnntNumba(Adapter):
     name = "warprnnt_numba"
     hint = "pip install warprnnt_numba numba"
     is_module = True
+    python_loops = ("cpu",)
 
     def prepare(self, batch):
         return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)

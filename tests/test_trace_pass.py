@@ -46,21 +46,14 @@ def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.1.pt.trace.json", "small.1.pt.trace.json"]
 
 
-def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, tiny_shapes):
+@pytest.fixture
+def flags(tmp_path, tiny_shapes):
+    chosen = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    return [*chosen, "--max-seconds", "0.05", "--limits", "false"]
+
+
+def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     pytest.importorskip("torchaudio", reason="this test measures torchaudio for real")
-    flags = [
-        "--in-place",
-        "--preset",
-        "quick",
-        "--shape-file",
-        tiny_shapes,
-        "--log-dir",
-        tmp_path,
-        "--max-seconds",
-        "0.05",
-        "--limits",
-        "false",
-    ]
     done = run(
         "benchmark_torchaudio.py", *flags, "--passes", "timing,trace", "--scope", "step", "--gzip-traces", "true"
     )
@@ -72,6 +65,18 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, tiny_shapes
     row = rows_of(tmp_path)["torchaudio"]
     assert row["status"] == "ok" and row["average_step_time_us"] > 0 and row["profiler_inflation"] > 0
     assert "without the profiler: torchaudio" in done.stdout
+
+
+def test_loops_in_python_are_not_profiled(tmp_path, flags):
+    """A thousand profiler events for each cell: a real batch's would not fit the machine."""
+    pytest.importorskip("warprnnt_numba", reason="this test measures warprnnt_numba for real")
+    done = run("benchmark_warprnnt_numba.py", *flags, "--passes", "memory,trace", "--device", "cpu", "--scope", "step")
+    assert done.returncode == 0, done.stderr
+    row = rows_of(tmp_path)["warprnnt_numba"]
+    assert row["status"] == "ok" and row["average_step_time_us"] is None
+    assert row["memory"]["step"]["process_mb"] > 0 and row["memory"]["step"]["torch_allocated_mb"] is None
+    assert "warprnnt_numba: no trace, and memory is the process's" in done.stdout
+    assert not list((tmp_path / "warprnnt_numba-2").glob("*.pt.trace.json*"))
 
 
 # The memory snapshot.

@@ -52,7 +52,8 @@ class Adapter:
     log-probabilities, so that a log_softmax is part of `loss`; overwrites_logits: it writes over them, and its
     documentation says so; is_module: `function` is a class whose constructor takes the options; topology: the lattice,
     see common.losses.reference; simulator: environment variables under which a package for CUDA alone runs its kernels
-    on the CPU, thread by thread, so that its correctness can be judged there; variants: what each variant in
+    on the CPU, thread by thread, so that its correctness can be judged there; python_loops: devices where Python loops
+    over its cells, which are too many operations for a profiler to keep; variants: what each variant in
     common.implementations sets of all this.
     """
 
@@ -68,6 +69,7 @@ class Adapter:
     is_module = False
     topology = "regular"
     simulator: Mapping[str, str] = {}
+    python_loops: Tuple[str, ...] = ()
     variants: Mapping[str, Mapping[str, Any]] = {}
     # What the benchmarks use; conformance.py tries others.
     blank = 0

@@ -2,8 +2,10 @@
 
 The baseline is the process with its inputs (and, in scope "loss", the given logits) in memory, just before forward.
 CUDA: torch's allocated and reserved peaks.  CPU: the process's resident peak (VmHWM), taken without the profiler, and
-the peak of torch's own allocations, taken from a second run with the profiler's memory events.  The runner starts this
-process with MALLOC_MMAP_THRESHOLD_ fixed, without which glibc keeps freed memory and VmHWM tells of earlier batches.
+the peak of torch's own allocations, taken from a second run with the profiler's memory events.  A loss that loops over
+its cells in Python goes without the latter: the profiler would take a megabyte and more for each cell.  The runner
+starts this process with MALLOC_MMAP_THRESHOLD_ fixed, without which glibc keeps freed memory and VmHWM tells of earlier
+batches.
 
 `snapshot` is for the trace pass, beside whose files it stands: recording costs time and would be no measurement here.
 """
@@ -126,5 +128,6 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]
                 record.update(cuda_peaks(prepared(context, scope, batch), context.device))
             else:
                 record["process_bytes"] = process_peak(prepared(context, scope, batch))
-                record["torch_allocated_bytes"] = torch_cpu_peak(prepared(context, scope, batch))
+                if context.device.type not in context.adapter.python_loops:
+                    record["torch_allocated_bytes"] = torch_cpu_peak(prepared(context, scope, batch))
             yield {"record": "memory", "scope": scope, "batch": batch, **record}

@@ -29,6 +29,18 @@ STACK_DEPTH = 10
 #: Bytes from which on a trace is compressed, unless --gzip-traces says otherwise.
 LARGE = 50_000_000
 SNAPSHOT = "memory_snapshot.pickle"
+#: What is recorded of a loss that loops over its cells in Python: a thousand events and a megabyte and more for each.
+UNTRACED = {
+    "record": "trace",
+    "steps": 0,
+    "schedule": None,
+    "files": [],
+    "key_averages": [],
+    "profiler": None,
+    "memory_snapshot": None,
+    "note": "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile",
+    "warnings": [],
+}
 
 
 def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
@@ -81,6 +93,9 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
     for leftover in [*folder.glob("*.pt.trace.json*"), *folder.glob(SNAPSHOT)]:
         leftover.unlink()
     settings, device = context.settings, context.device
+    if device.type in context.adapter.python_loops:
+        yield UNTRACED
+        return
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
     tables: List[str] = []
@@ -144,5 +159,6 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "key_averages": [text.name],
         "profiler": {key: getattr(settings, key) for key in ("record_shapes", "with_stack", "profile_memory")},
         "memory_snapshot": SNAPSHOT if (folder / SNAPSHOT).exists() else None,
+        "note": "",
         "warnings": warnings,
     }

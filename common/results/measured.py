@@ -237,7 +237,7 @@ def _traces(row: Row, line: Optional[Record], folder: Path) -> Profiled:
         peak_memory_mb=numbers.peak_memory_mb,
         profiled_stages_us=numbers.label_us,
     )
-    row["notes"] += numbers.notes
+    row["notes"] += numbers.notes + ([line["note"]] if line and line.get("note") else [])
     if numbers.error and row["status"] == "ok":
         row["status"], row["reason"] = "error", numbers.error
     return numbers

@@ -29,11 +29,12 @@ sample       job, scope ("loss" or "step"), round, batch (index), repeat, warmup
              stages ({name: wall ns; event ns on CUDA}), foreign_cpu (other processes' share of the machine's CPU time,
              0..1, or null), flags (list, e.g. ["busy"])
 memory       job, scope, batch, device_allocated_bytes, device_reserved_bytes (CUDA peaks above the baseline, else
-             null), torch_allocated_bytes (CPU: peak of torch's own allocations above the baseline, else null),
-             process_bytes (CPU: VmHWM above the baseline, else null)
+             null), torch_allocated_bytes (CPU: peak of torch's own allocations above the baseline, else null; null too
+             for losses that loop in Python), process_bytes (CPU: VmHWM above the baseline, else null)
 trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder, .json or .json.gz),
              key_averages (names), profiler ({record_shapes, with_stack, profile_memory}), memory_snapshot (file name
-             or null), warnings (lines for the user)
+             or null), note (why there is no trace, else ""; schedule and profiler are null then), warnings (lines for
+             the user)
 limits       no job; at least one in each run that was timed, before its first round, the same record in all
              implementations of the run: torch, device, device_name, threads, dtype, tf32 (bool: might CUDA use it; null
              on a CPU), cache_bytes (of all last-level caches, or null), copies (list of {buffer_bytes, ns}: bytes of
