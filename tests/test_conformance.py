@@ -398,12 +398,17 @@ def test_bad_flags_and_the_list():
 REPRODUCE = """
 import contextlib, importlib, io, json, sys
 from common import settings
+from common.errors import NotRunnable
 from common.implementations import find
 for name, code in json.load(sys.stdin):
     implementation = find(name)
-    importlib.import_module(implementation.script).ADAPTER(
-        settings.resolve({"preset": "quick"}, "cpu"), implementation.variant
-    ).load("cpu")
+    try:
+        importlib.import_module(implementation.script).ADAPTER(
+            settings.resolve({"preset": "quick"}, "cpu"), implementation.variant
+        ).load("cpu")
+    except NotRunnable:
+        print("null", flush=True)
+        continue
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         exec(code, {})
@@ -426,9 +431,10 @@ def test_each_committed_reproduction_shows_what_it_claims(environment):
         [str(python), "-c", REPRODUCE], input=json.dumps(living), capture_output=True, text=True, cwd=ROOT, timeout=300
     )
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('"', "null"))]
     claimed = [code.rpartition("# prints ")[2] for _, code in living]
-    assert said == claimed
+    assert len(said) == len(claimed)
+    assert [(was, claim) for was, claim in zip(said, claimed) if was not in (claim, None)] == []
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")

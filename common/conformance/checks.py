@@ -46,9 +46,14 @@ def right_of(question: Question, reduce: Callable[[torch.Tensor], torch.Tensor])
 
 
 def agrees(exam: Examination, shapes=RAGGED, **how: Any) -> Outcome:
-    """Loss and gradient of the sum, padded cells included."""
+    """Loss and gradient of the sum, padded cells included.  A batch without a path may be refused."""
     question = exam.ask(shapes, **how)
-    loss = question.forward()
+    try:
+        loss = question.forward()
+    except Refused as refusal:
+        if torch.isfinite(question.expected()[0]).all():
+            raise
+        return Outcome(PASS, f"no path through its lattice; refuses: {refusal}")
     gradient = question.backward(loss)
     return compare(question, loss, gradient, *right_of(question, torch.sum))
 
@@ -82,7 +87,10 @@ def zero_in_the_padding(exam: Examination) -> Outcome:
 
 
 def with_padding_of(exam: Examination, fill: float) -> Outcome:
-    return agrees(exam, SMALL, fill=fill)
+    outcome = agrees(exam, SMALL, fill=fill)
+    if outcome.result == DIFFERS and exam.adapter.log_probs:
+        return replace(outcome, message=f"{outcome.message} (behind torch's log_softmax, whose gradient is nan there)")
+    return outcome
 
 
 # -- what must be refused --------------------------------------------------------------------------------------------
@@ -108,6 +116,8 @@ IMPOSSIBLE: Dict[str, tuple] = {
 
 def must_refuse(exam: Examination, what: str) -> Outcome:
     """An error is right; any answer is not."""
+    if exam.adapter.simulated:
+        raise NotAsked("in the simulator arrays check their indices, which a GPU does not")
     question = exam.ask([(6, 3), (5, 2)], alter=_changed(*IMPOSSIBLE[what]))
     try:
         loss = question.forward()
@@ -387,9 +397,4 @@ def no_path(exam: Examination) -> Outcome:
     """An utterance with more targets than frames, where a frame has one symbol at most."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
-    question = exam.ask([(3, 5)])
-    try:
-        loss = question.forward()
-    except Refused as refusal:
-        return Outcome(PASS, f"refuses: {refusal}")
-    return compare(question, loss, None, *right_of(question, torch.sum))
+    return agrees(exam, [(3, 5)])

@@ -28,9 +28,9 @@ class Finding:
 
 
 def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
-    """(implementation, outcome) of those that were judged by the case."""
+    """(implementation, outcome) of those that were judged by the case; a simulated one says so."""
     return [
-        (entry["name"], Outcome.from_json(entry["cells"][case]))
+        (entry["name"] + (" (simulated)" if entry.get("simulator") else ""), Outcome.from_json(entry["cells"][case]))
         for entry in document["implementations"]
         if case in entry["cells"]
     ]

@@ -23,6 +23,8 @@ from common.passes.correctness import TOLERANCE, relative_error
 from common.running.worker import is_out_of_memory
 
 SCALE, STEP = 3.0, 0.7
+#: An assertion with fewer words than these says too little.
+FEW_WORDS = 3
 Shapes = List[Tuple[int, int]]
 
 
@@ -44,7 +46,7 @@ def message(error: BaseException) -> str:
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        if frame.line and not any(letter.isalpha() for letter in "".join(lines)):
+        if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
             said = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
         said += f" ({Path(frame.filename).name}:{frame.lineno})"
     return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", said)
@@ -158,7 +160,7 @@ def question_of(
     if fill is not None:
         truth_cells = truth_cells.masked_fill(padding.unsqueeze(-1), 0)
         given = given.masked_fill(padding.unsqueeze(-1), fill)
-        made.append(_fill_line(shapes, fill))
+        made.append(_fill_line(adapter.layout, shapes, fill))
 
     prepared = adapter.prepare(batch)
     if convert is not None:
@@ -196,13 +198,19 @@ def _cells(layout, shapes, V, slack, scale, minus_inf) -> Tuple[torch.Tensor, Li
     return cells, made
 
 
-def _fill_line(shapes: Shapes, fill: float) -> str:
-    value, frames, targets = f'float("{fill}")', max(T for T, _ in shapes), max(U for _, U in shapes)
+def _fill_line(layout: str, shapes: Shapes, fill: float) -> str:
+    """Code that writes `fill` into the padding."""
+    N, frames, targets = inputs.padded_sizes(shapes)
     parts = []
     for n, (T, U) in enumerate(shapes):
-        parts += [f"logits[{n}, {T}:]"] if T < frames else []
-        parts += [f"logits[{n}, :, {U + 1}:]"] if U < targets else []
-    return "; ".join(f"{part} = {value}" for part in parts)
+        if layout == "additive":
+            first = N * frames + n * (targets + 1)
+            spans = (n * frames + T, (n + 1) * frames), (first + U + 1, first + targets + 1)
+            parts += [f"logits[{begin}:{end}]" for begin, end in spans if begin < end]
+        else:
+            parts += [f"logits[{n}, {T}:]"] if T < frames else []
+            parts += [f"logits[{n}, :, {U + 1}:]"] if U < targets else []
+    return "; ".join(f'{part} = float("{fill}")' for part in parts)
 
 
 def _padding(layout: str, cells: torch.Tensor, shapes: Shapes, frames: int) -> torch.Tensor:

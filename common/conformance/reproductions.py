@@ -6,6 +6,7 @@ committed matrix whose package is there, and read that line back.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, List, Tuple
 
@@ -13,6 +14,7 @@ import torch
 
 from common.conformance.cases import Case
 from common.conformance.questions import Question
+from common.losses import additive
 from common.losses.adapter import Adapter
 
 #: Of more numbers than this nobody wants to see a list.
@@ -22,16 +24,30 @@ DIES = "loss.sum().backward()  # the process does not live to see the next line"
 
 def of(case: Case, question: Question, crashes: bool = False) -> str:
     """The code, or "" where it would not be short, or where the adapter does more than to call a function."""
-    own_call = type(question.adapter).loss is not Adapter.loss
-    if own_call or not case.shown or question.leaf.numel() > 10_000:
+    if not _is_a_plain_call(question.adapter) or not case.shown or question.leaf.numel() > 10_000:
         return ""
     tail = [DIES] if crashes else TAILS[case.shown](question)
     imported, call = _call(question)
-    lines = ["import torch", imported, *question.made, *_packing(question), "logits.requires_grad_()"]
+    packing, leaf = _packing(question), ["logits.requires_grad_()"]
+    made = [*leaf, *packing] if question.adapter.layout == "additive" else [*packing, *leaf]
+    lines = ["import torch", imported, *question.made, *made]
     return "\n".join([*lines, f"loss = {call}", *tail])
 
 
+def _is_a_plain_call(adapter: Adapter) -> bool:
+    """Whether `_call` says all that the adapter does."""
+    if isinstance(adapter, additive.Additive):
+        return {"am", "lm"} <= inspect.signature(adapter.function()).parameters.keys()
+    return type(adapter).loss is Adapter.loss
+
+
 def _packing(question: Question) -> List[str]:
+    if question.adapter.layout == "additive":
+        N, U = question.batch.targets.shape
+        am, lm = additive.parts(question.leaf, N, U)
+        return [
+            f"am, lm = logits[:{N * am.shape[1]}].view{(*am.shape,)}, logits[{N * am.shape[1]}:].view{(*lm.shape,)}"
+        ]
     if question.adapter.layout != "packed":
         return []
     parts = [f"logits[{n}, :{T}, :{U + 1}].flatten(0, 1)" for n, (T, U) in enumerate(question.batch.shapes)]
@@ -46,6 +62,7 @@ def _call(question: Question) -> Tuple[str, str]:
     if getattr(sys.modules.get(package), name, None) is not function:
         package = function.__module__
     logits = "logits.log_softmax(-1)" if adapter.log_probs else "logits"
+    logits = "am=am, lm=lm" if isinstance(adapter, additive.Additive) else logits
     tensors = ", ".join([logits, *(f"{key}={written(value)}" for key, value in vars(question.prepared).items())])
     options = ", ".join(f"{key}={written(value)}" for key, value in adapter.options().items())
     imported = f"from {package} import {name}"
@@ -84,7 +101,9 @@ def _loss_or_gradient(question: Question) -> List[str]:
 
 def _padding(question: Question) -> List[str]:
     n, (T, _) = min(enumerate(question.batch.shapes), key=lambda entry: entry[1][0])
-    return ["loss.sum().backward()", f"print(bool((logits.grad[{n}, {T}:] == 0).all()))  # prints False"]
+    frames = max(T for T, _ in question.batch.shapes)
+    row = f"{n * frames + T}" if question.adapter.layout == "additive" else f"{n}, {T}:"
+    return ["loss.sum().backward()", f"print(bool((logits.grad[{row}] == 0).all()))  # prints False"]
 
 
 def _upstream(question: Question) -> List[str]:
