@@ -78,6 +78,7 @@ def main(arguments: argparse.Namespace) -> int:
         width = max(len(case.name) for case in CASES)
         print("\n".join(f"{case.name:{width}s}  {case.title}: {case.asks}" for case in CASES))
         return EXIT_OK
+    suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
     folder = arguments.output or ROOT / "log"
     _make(folder)
     choices = {
@@ -92,7 +93,7 @@ def main(arguments: argparse.Namespace) -> int:
         cases,
         device=device,
         machine=machine.describe(),
-        suite=machine.git_state(ROOT),
+        suite=suite,
         command=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )
     _write(folder / JSON_NAME, json.dumps(found, indent=1) + "\n")

@@ -26,6 +26,7 @@ from common.conformance.reproductions import DIES
 from common.implementations import BY_NAME as IMPLEMENTATIONS
 from common.implementations import find
 from common.losses import vectorised
+from common.report.page import page
 from common.running import interpreters
 
 CPU = torch.device("cpu")
@@ -391,6 +392,28 @@ def test_bad_flags_and_the_list():
     assert_user_error(run("conformance.py", "--cases", "everything"), "--cases", "everything")
     listed = run("conformance.py", "--list")
     assert listed.returncode == 0 and all(case.name in listed.stdout for case in CASES)
+
+
+# The report.
+
+
+def test_the_report_shows_the_matrix_beside_it(tmp_path):
+    document = made(
+        ragged=Outcome(DIFFERS, "loss <b>1</b> instead of 2", 0.5, 0.25),
+        **{"V-2": Outcome(PASS), "no-target": Outcome(REFUSES, "assert U > 0")},
+    )
+    (tmp_path / "conformance.json").write_text(json.dumps(document))
+    shown = page([], tmp_path, "/* plotly */")
+    assert "\u2717 differs 5e-01</td>" in shown and "\u2713 pass</td>" in shown and "! refuses</td>" in shown
+    assert "a: differs: loss &lt;b&gt;1&lt;/b&gt; instead of 2" in shown and "pip install &lt;gone&gt;" in shown
+    assert "U = 0 is refused: a." in shown
+    assert 'id="conformance"' not in page([], tmp_path / "elsewhere", "/* plotly */")
+
+
+@pytest.mark.parametrize("garbled", ["", "{}", "[1]", '{"implementations": [{"status": 3}]}'])
+def test_a_garbled_matrix_costs_only_its_own_section(tmp_path, garbled):
+    (tmp_path / "conformance.json").write_text(garbled)
+    assert "conformance.json cannot be read (" in page([], tmp_path, "/* plotly */")
 
 
 # What is committed.

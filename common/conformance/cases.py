@@ -31,8 +31,10 @@ class Case:
         return replace(self, values={**self.values, "allowed": large}) if "allowed" in self.values else self
 
 
-def _shapes(name: str, title: str, asks: str, shapes: list, refusal: str = "", **more: Any) -> Case:
-    return Case(name, title, asks, "agrees", {"shapes": shapes, **more}, refusal=refusal)
+def _shapes(
+    name: str, title: str, asks: str, shapes: list, refusal: str = "", wrong: str = Case.wrong, **more: Any
+) -> Case:
+    return Case(name, title, asks, "agrees", {"shapes": shapes, **more}, wrong=wrong, refusal=refusal)
 
 
 def _refused(name: str, title: str, asks: str, wrong: str) -> Case:
@@ -56,7 +58,14 @@ CASES: Tuple[Case, ...] = (
         [(1, 3)],
         "an utterance with more targets than frames is refused, though its loss is finite",
     ),
-    _shapes("no-target", "U = 0", "a batch without any target: blanks only", [(6, 0), (4, 0)], "U = 0 is refused"),
+    _shapes(
+        "no-target",
+        "U = 0",
+        "a batch without any target: blanks only",
+        [(6, 0), (4, 0)],
+        "U = 0 is refused",
+        wrong="another loss for a batch without targets",
+    ),
     _shapes(
         "no-target-in-batch",
         "U = 0 in a batch",
@@ -217,9 +226,16 @@ CASES: Tuple[Case, ...] = (
         wrong="its inputs are overwritten",
         shown="unmodified",
     ),
-    Case("float16", "float16", "half precision", "on_a_dtype", {"dtype": "float16"}),
-    Case("bfloat16", "bfloat16", "likewise", "on_a_dtype", {"dtype": "bfloat16"}),
-    Case("float64", "float64", "double precision, right to 1e-9", "on_a_dtype", {"dtype": "float64"}),
+    Case("float16", "float16", "half precision", "on_a_dtype", {"dtype": "float16"}, wrong="another loss in float16"),
+    Case("bfloat16", "bfloat16", "likewise", "on_a_dtype", {"dtype": "bfloat16"}, wrong="another loss in bfloat16"),
+    Case(
+        "float64",
+        "float64",
+        "double precision, right to 1e-9",
+        "on_a_dtype",
+        {"dtype": "float64"},
+        wrong="another loss in float64",
+    ),
     Case(
         "int32",
         "int32 targets and lengths",

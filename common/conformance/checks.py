@@ -137,6 +137,7 @@ def not_contiguous(exam: Examination) -> Outcome:
     leaf = values.transpose(0, -1).contiguous().transpose(0, -1)
     assert not leaf.is_contiguous() and torch.equal(leaf, values)
     question.leaf = leaf.requires_grad_()
+    question.made.append("logits = logits.transpose(0, -1).contiguous().transpose(0, -1)")
     loss = question.forward()
     gradient = question.backward(loss)
     return compare(question, loss, gradient, *right_of(question, torch.sum))

@@ -54,5 +54,10 @@ def _finding(kind: str, case: Case, hits: List[Tuple[str, Outcome]]) -> Finding:
     for name, outcome in hits:
         who.setdefault(outcome.message, []).append(name)
     sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
-    shown = next(((name, outcome.reproduction) for name, outcome in hits if outcome.reproduction), ("", ""))
-    return Finding(kind, case, sentence, who, shown[1], shown[0])
+    can_be_shown = [(name, outcome) for name, outcome in hits if outcome.reproduction]
+    if not can_be_shown:
+        return Finding(kind, case, sentence, who)
+    name, outcome = max(
+        can_be_shown, key=lambda hit: len(who[hit[1].message])
+    )  # the first of those that say most alike
+    return Finding(kind, case, sentence, who, outcome.reproduction, name)

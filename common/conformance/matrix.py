@@ -76,16 +76,18 @@ def cell(outcome: Outcome) -> str:
     return f"{DIFFERS} {'nan' if max(errors) >= INFINITE else f'{max(errors):.0e}'}"
 
 
-def _judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The implementations that have cells."""
     return [entry for entry in document["implementations"] if entry["status"] == "judged"]
 
 
-def _heading(document: Mapping[str, Any]) -> str:
+def heading(document: Mapping[str, Any]) -> str:
+    """Device, machine, day and revision."""
     about = document["machine"]
     revision = str(document["git_revision"] or "unknown")[:12] + (
         " with uncommitted changes" if document["git_dirty"] else ""
     )
-    device = next((entry["device_name"] for entry in _judged(document) if entry.get("device_name")), about.get("cpu"))
+    device = next((entry["device_name"] for entry in judged_of(document) if entry.get("device_name")), about.get("cpu"))
     return f"{document['device']}: {device}, {about.get('cores')} cores; {document['made'][:10]}; suite {revision}"
 
 
@@ -95,13 +97,13 @@ def _version(entry: Mapping[str, Any]) -> str:
     return f"{versions[0]}, torch {versions[1]}{simulator}"
 
 
-def _said(document: Mapping[str, Any], case: str) -> Dict[tuple, List[str]]:
+def said(document: Mapping[str, Any], case: str) -> Dict[tuple, List[str]]:
     """(result, message) -> who, of all that have something to say."""
-    said: Dict[tuple, List[str]] = {}
+    found: Dict[tuple, List[str]] = {}
     for name, outcome in outcomes_of(document, case):
         if outcome.message:
-            said.setdefault((outcome.result, outcome.message), []).append(name)
-    return said
+            found.setdefault((outcome.result, outcome.message), []).append(name)
+    return found
 
 
 # -- terminal --------------------------------------------------------------------------------------------------------
@@ -113,8 +115,8 @@ def table(document: Mapping[str, Any], color: bool) -> str:
     def paint(text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if color else text
 
-    columns = _judged(document)
-    lines = [_heading(document), ""]
+    columns = judged_of(document)
+    lines = [heading(document), ""]
     lines += [f"{place:3d}  {entry['name']} ({_version(entry)})" for place, entry in enumerate(columns, start=1)]
     for entry in document["implementations"]:
         if entry["status"] != "judged":
@@ -158,8 +160,8 @@ def _code(words: str) -> str:
 
 def markdown(document: Mapping[str, Any]) -> str:
     """A page of its own: findings, matrix, what each said, what was asked."""
-    columns = _judged(document)
-    lines = ["# Conformance of the transducer losses", "", f"On {_escaped(_heading(document))}.", ""]
+    columns = judged_of(document)
+    lines = ["# Conformance of the transducer losses", "", f"On {_escaped(heading(document))}.", ""]
     lines += [
         f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 reference of "
         "`common/losses/reference.py`, with the lattice that the implementation documents; a pruned loss has all of "
@@ -203,7 +205,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines += ["", "## What was asked, and what was said", ""]
     for case in document["cases"]:
         lines += [f"**{_escaped(case['title'])}** (`{case['name']}`): {_escaped(case['asks'])}.", ""]
-        for (result, words), names in _said(document, case["name"]).items():
+        for (result, words), names in said(document, case["name"]).items():
             lines.append(f"- {result}: {_code(words)}: {_escaped(', '.join(names))}")
         lines += [""] if lines[-1] else []
     return "\n".join(lines)

@@ -156,6 +156,7 @@ def question_of(
     if adapter.layout == "packed" and (fill is not None or slack != (0, 0)):
         raise NotAsked("its layout has no padding")
     given = cells.to(dtype)
+    made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
     truth_cells = given.double()
     if fill is not None:
         truth_cells = truth_cells.masked_fill(padding.unsqueeze(-1), 0)

@@ -36,9 +36,7 @@ def of(case: Case, question: Question, crashes: bool = False) -> str:
 
 def _is_a_plain_call(adapter: Adapter) -> bool:
     """Whether `_call` says all that the adapter does."""
-    if isinstance(adapter, additive.Additive):
-        return {"am", "lm"} <= inspect.signature(adapter.function()).parameters.keys()
-    return type(adapter).loss is Adapter.loss
+    return isinstance(adapter, additive.Additive) or type(adapter).loss is Adapter.loss
 
 
 def _packing(question: Question) -> List[str]:
@@ -62,7 +60,9 @@ def _call(question: Question) -> Tuple[str, str]:
     if getattr(sys.modules.get(package), name, None) is not function:
         package = function.__module__
     logits = "logits.log_softmax(-1)" if adapter.log_probs else "logits"
-    logits = "am=am, lm=lm" if isinstance(adapter, additive.Additive) else logits
+    if isinstance(adapter, additive.Additive):
+        named = {"am", "lm"} <= inspect.signature(function).parameters.keys()
+        logits = "am=am, lm=lm" if named else "am, lm"
     tensors = ", ".join([logits, *(f"{key}={written(value)}" for key, value in vars(question.prepared).items())])
     options = ", ".join(f"{key}={written(value)}" for key, value in adapter.options().items())
     imported = f"from {package} import {name}"

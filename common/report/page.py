@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from common.report import bars, courses, facts, largest, sweep_section, trade_off, verdicts
+from common.report import bars, conformance_section, courses, facts, largest, sweep_section, trade_off, verdicts
 from common.report.collect import Entry, Group
 from common.report.look import Figure
 from common.report.markup import href, script_hash, script_json, sentence, table, text
@@ -22,10 +22,12 @@ TITLE = "Which transducer loss?"
 
 
 def page(groups: Sequence[Group], base: Path, library: str, swept: Sequence[Sweep] = ()) -> str:
-    """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself."""
+    """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself.  A
+    conformance.json in `base` is shown too."""
     figures: Dict[str, Figure] = {}
     sections = "".join(_section(group, place, len(groups), figures, base) for place, group in enumerate(groups))
     sections += "".join(sweep_section.section(sweep, place, figures, base) for place, sweep in enumerate(swept))
+    sections += conformance_section.section(base)
     script = _source("page.js")
     library = library.replace("\r\n", "\n")
     policy = (
