@@ -234,7 +234,7 @@ CASES: Tuple[Case, ...] = (
         "double precision, right to 1e-9",
         "on_a_dtype",
         {"dtype": "float64"},
-        wrong="another loss in float64",
+        wrong="an answer in float64 that has not its precision",
     ),
     Case(
         "int32",

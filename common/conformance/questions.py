@@ -261,7 +261,7 @@ def compare(
     loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes)
     wrong, loss_error = [], relative_error(loss, right)
     if not loss_error <= loss_tolerance:
-        wrong.append(f"loss {listed(loss)} instead of {listed(right)}")
+        wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
     if gradient is None:
         return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
     gradient = gradient.detach().cpu().double()

@@ -91,11 +91,12 @@ def _loss_or_gradient(question: Question) -> List[str]:
     total = losses.sum()
     total.backward()
     size = truth.grad.abs().sum().item()
+    tolerance = 1e-9 if question.leaf.dtype == torch.float64 else 1e-3
     return [
         "loss.sum().backward()",
         "found = torch.stack([loss.sum(), logits.grad.abs().sum()]).double()",
-        f"right = torch.tensor([{total.item():.8g}, {size:.8g}]).double()",
-        "print(torch.allclose(found, right, rtol=1e-3))  # prints False",
+        f"right = torch.tensor([{total.item():.15g}, {size:.15g}], dtype=torch.float64)",
+        f"print(torch.allclose(found, right, rtol={tolerance:g}))  # prints False",
     ]
 
 

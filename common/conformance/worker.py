@@ -78,6 +78,7 @@ def in_a_child(action: Callable[[], None]) -> int:
     """Do it in a copy of this process; returns the signal that killed it, or 0."""
     child = os.fork()
     if child == 0:
+        machine.die_with_parent()  # a copy does not inherit that
         try:
             action()
         finally:
