@@ -147,13 +147,15 @@ def _run(
 
 def _watch(process: subprocess.Popen, output: Path, timeout: float, note: Callable[[str], None]) -> bool:
     """Wait for the end of the process; False when a case took longer than `timeout`."""
-    size, since, limit = 0, time.monotonic(), LOADING_SECONDS
+    size, cases, since, limit = 0, 0, time.monotonic(), LOADING_SECONDS
     while process.poll() is None:
         grown = output.stat().st_size
         if grown != size:
-            size, since, limit = grown, time.monotonic(), timeout
+            size = grown
             started = [line["case"] for line in processes.read_records(output) if line["record"] == "start"]
-            note(started[-1] if started else "")
+            if len(started) > cases:
+                cases, since, limit = len(started), time.monotonic(), timeout
+                note(started[-1])
         if time.monotonic() - since > limit:
             return False
         time.sleep(0.05)
