@@ -14,7 +14,7 @@ from common.losses.adapter import Adapter, import_package
 
 class Apex(Adapter):
     name = "apex"
-    hint = "clone https://github.com/NVIDIA/apex, then in it: APEX_TRANSDUCER=1 pip install --no-build-isolation ."
+    hint = "install https://github.com/NVIDIA/apex as its README says, with APEX_TRANSDUCER=1"
     devices = ("cuda",)
     dtypes = ("float32", "float64", "float16")
     reductions = ("none",)

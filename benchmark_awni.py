@@ -14,11 +14,9 @@ from common.losses.additive import Additive
 
 class Awni(Additive):
     name = "awni"
-    hint = (  # the pybind11 that it pins ends at Python 3.10, SO was dropped by Python, and its LTO breaks with nvcc
-        "git clone https://github.com/awni/transducer, then in it: "
-        "sed -i s/f7b499615e14d70ab098a20deb0cdb3889998a1a/v2.13.6/ transducer/cmake/Buildpybind11.cmake && "
-        "sed -i \"s/'SO'/'EXT_SUFFIX'/\" transducer/cmake/FindPythonLibsNew.cmake && "
-        "sed -i 's/_module(_transducer/& NO_EXTRAS/' transducer/CMakeLists.txt && pip install --no-build-isolation ."
+    hint = (
+        "install https://github.com/awni/transducer as its README says; after Python 3.10 it needs a newer pybind11 than "
+        "the one it pins"
     )
     reductions = ("none",)
     is_module = True

@@ -16,9 +16,8 @@ from common.losses.adapter import Adapter
 class WarpTransducer(Adapter):
     name = "warp-transducer"
     hint = (
-        "git clone -b update_torch2.1 https://github.com/b-flo/warp-transducer, then in it: "
-        "cmake -B build -DWITH_GPU=OFF -DCMAKE_POLICY_VERSION_MINIMUM=3.5 && cmake --build build --target warprnnt && "
-        "cd pytorch_binding && pip install --no-build-isolation . (for CUDA up to 12: without -DWITH_GPU=OFF)"
+        "install branch update_torch2.1 of https://github.com/b-flo/warp-transducer (for CUDA up to 12), or "
+        "https://github.com/HawkAaron/warp-transducer, as its README says: cmake, then pip install in pytorch_binding"
     )
     dtypes = ("float32", "float64")
 
