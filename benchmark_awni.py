@@ -15,8 +15,8 @@ from common.losses.additive import Additive
 class Awni(Additive):
     name = "awni"
     hint = (
-        "install https://github.com/awni/transducer as its README says; after Python 3.10 it needs a newer pybind11 than "
-        "the one it pins"
+        "install https://github.com/awni/transducer as its README says; after Python 3.10 it needs a newer pybind11 "
+        "than the one it pins"
     )
     reductions = ("none",)
     is_module = True
