@@ -9,7 +9,7 @@ ARGS ?=
 ENVIRONMENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test summary report tensorboard trace-viewer lock clean
+.PHONY: help setup bench test summary conformance report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -17,6 +17,7 @@ help:
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
+	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
@@ -41,6 +42,9 @@ test: setup
 
 summary: setup
 	@$(MAIN) summarize.py $(ARGS)
+
+conformance: setup
+	@$(MAIN) conformance.py $(ARGS)
 
 report: setup
 	@$(MAIN) report.py $(ARGS)
