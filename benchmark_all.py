@@ -8,7 +8,7 @@ measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2
 import sys
 from pathlib import Path
 
-from common import cli
+from common import cli, flags
 from common.commands import guarded
 from common.implementations import with_variants
 from common.running import runner
@@ -29,7 +29,7 @@ def main() -> int:
     parser = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
     cli.add_choice(parser)
     parser.add_argument("--list", action="store_true", help="list them, with the environment each runs in, and stop")
-    cli.add_flags(parser)
+    flags.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
         return list_implementations()

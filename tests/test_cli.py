@@ -11,7 +11,7 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
-from common import cli, flag_types, settings
+from common import cli, flag_types, flags, settings
 from common.implementations import IMPLEMENTATIONS
 
 SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
@@ -79,7 +79,7 @@ def test_false(text):
 
 def parsed(*arguments):
     parser = cli.Parser()
-    cli.add_flags(parser)
+    flags.add_flags(parser)
     return cli.given_settings(parser.parse_args(arguments))
 
 

@@ -9,7 +9,7 @@ import pytest
 from commands import run
 from fixtures_runs import correctness, memory, status, timing
 
-from common import cli, grid, settings
+from common import cli, flags, grid, settings
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.results import records, sweeps
 from common.running import interpreters, processes, runner, sweep_runs
@@ -19,7 +19,7 @@ LIMITS = {"record": "limits", "job": "limits", "copies": [], "products": [], "re
 
 def parser():
     made = cli.Parser(prog="x.py")
-    cli.add_flags(made)
+    flags.add_flags(made)
     return made
 
 

@@ -22,6 +22,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common import cli
 from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.flags import add_flags
 from common.implementations import find
 from common.results import records
 from common.settings import with_correctness
@@ -72,7 +73,7 @@ def _parsed(flags: Sequence[str]) -> Flags:
     """Check the flags here, before anything is checked out."""
     parser = cli.Parser(prog="compare.py --rev A --rev B --")
     cli.add_choice(parser)
-    cli.add_flags(parser)
+    add_flags(parser)
     parsed = parser.parse_args(list(flags))
     for flag in ("--resume", "--log-dir"):
         if any(word == flag or word.startswith(f"{flag}=") for word in flags):
