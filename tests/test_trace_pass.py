@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import gzip
 from types import SimpleNamespace
 
@@ -67,12 +68,15 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     assert "without the profiler: torchaudio" in done.stdout
 
 
-def test_loops_in_python_are_not_profiled(tmp_path, flags):
+def test_loops_in_python_are_not_profiled_and_not_warmed_up(tmp_path, flags):
     """A thousand profiler events for each cell: a real batch's would not fit the machine."""
     pytest.importorskip("warprnnt_numba", reason="this test measures warprnnt_numba for real")
-    done = run("benchmark_warprnnt_numba.py", *flags, "--passes", "memory,trace", "--device", "cpu", "--scope", "step")
+    done = run("benchmark_warprnnt_numba.py", *flags, "--passes", "all", "--device", "cpu", "--scope", "step")
     assert done.returncode == 0, done.stderr
     row = rows_of(tmp_path)["warprnnt_numba"]
+    lines = (tmp_path / "warprnnt_numba-2" / "results.jsonl").read_text().splitlines()
+    samples = [line for line in map(json.loads, lines) if line["record"] == "sample"]
+    assert samples and not any(sample["warmup"] for sample in samples)
     assert row["status"] == "ok" and row["average_step_time_us"] is None
     assert row["memory"]["step"]["process_mb"] > 0 and row["memory"]["step"]["torch_allocated_mb"] is None
     assert "warprnnt_numba: no trace, and memory is the process's" in done.stdout

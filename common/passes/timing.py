@@ -96,8 +96,12 @@ class LoadedSamples:
 
 
 def measure_scope(context, scope: str, clock: Clock) -> Iterator[Dict[str, Any]]:
-    """Warm-up samples of the first batch, then sweeps over all batches until `stopping.enough`."""
+    """Warm-up samples of the first batch, then sweeps over all batches until `stopping.enough`.
+
+    Loops in Python compile nothing and take seconds: they are not warmed up.
+    """
     settings = context.settings
+    interpreted = context.device.type in context.adapter.python_loops
     loaded = LoadedSamples()
 
     def sample(batch: int, repeat: int, warmup: bool) -> Dict[str, Any]:
@@ -106,7 +110,7 @@ def measure_scope(context, scope: str, clock: Clock) -> Iterator[Dict[str, Any]]
         return {"record": "sample", "scope": scope, "batch": batch, "repeat": repeat, "warmup": warmup, **timed}
 
     durations: List[int] = []
-    while not stopping.warmed_up(durations, settings.max_seconds)[0]:
+    while not interpreted and not stopping.warmed_up(durations, settings.max_seconds)[0]:
         warm = sample(context.batches[0], len(durations), warmup=True)
         durations.append(warm["total_wall_ns"])
         yield from loaded.add(warm)
