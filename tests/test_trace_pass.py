@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import gzip
+import json
 from types import SimpleNamespace
 
 import pytest
