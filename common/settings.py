@@ -35,7 +35,7 @@ PRESETS: Dict[str, Dict[str, Any]] = {
         "batch_size": 2,
         "max_frames": 1000,
         "num_batches": 2,
-        "schedule": {"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
         "max_seconds": 1.5,
         "max_samples": 40,
     },
