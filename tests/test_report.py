@@ -84,9 +84,9 @@ def test_approximate_losses_win_overall_only_and_failed_ones_nothing(tmp_path):
     write_run(tmp_path / "died", name="died", jobs=jobs)
     found = answers(tmp_path)
     assert found["Fastest exact loss, whole step"][0] == "exact"
-    assert found["Fastest overall, of any kind"][0] == "pruned (approx.)"
+    assert found["Fastest overall, approximate too"][0] == "pruned (approx.)"
     assert found["Least memory, exact losses"][0] == "exact"
-    assert found["Least memory overall, of any kind"][0] == "pruned (approx.)"
+    assert found["Least memory overall, approximate too"][0] == "pruned (approx.)"
     assert "Left out: died (oom)." in found["Fastest exact loss, whole step"][1]
 
 
