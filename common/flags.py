@@ -164,7 +164,10 @@ def _batches(parser: argparse.ArgumentParser) -> None:
         "--num-batches",
         type=flag_types.whole(1),
         metavar="K",
-        help=f"how many batches are measured. Default: {_defaults('num_batches')}",
+        help=(
+            f"how many batches are measured. Default: {_defaults('num_batches')}; with --find-largest, whose "
+            f"throughput is over the utterances of so many of the largest: {settings.LARGEST_NUM_BATCHES}"
+        ),
     )
     group.add_argument(
         "--seed",
@@ -225,7 +228,8 @@ def _what_fits(parser: argparse.ArgumentParser) -> None:
         choices=tuple(settings.FIND_LARGEST),
         help=(
             "instead of the passes: the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-            "step, by doubling and bisection, each try in a process of its own; then the throughput at that size"
+            "step, by doubling and bisection, each try in a process of its own; then the throughput at that size, over the "
+            "same utterances for all"
         ),
     )
     group.add_argument(

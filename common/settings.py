@@ -22,6 +22,9 @@ GZIP_TRACES = ("auto", "true", "false")
 #: What --find-largest searches the largest of, and whether that is of sorted utterances.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 
+#: The throughput of --find-largest is over the utterances of so many of the largest batches.
+LARGEST_NUM_BATCHES = 2
+
 #: What is specific to a preset; everything else has one default, in DEFAULTS.
 PRESETS: Dict[str, Dict[str, Any]] = {
     "seed": {
@@ -227,4 +230,9 @@ def _of_a_search(given: Mapping[str, Any]) -> Dict[str, Any]:
     scopes = given.get("scopes") or ("step",)
     if len(scopes) != 1:
         raise UserError(f"--find-largest {kind}: takes one scope; give --scope step (the default) or --scope loss")
-    return {"sort_utterance": FIND_LARGEST[kind], "passes": ("correctness",), "scopes": tuple(scopes)}
+    return {
+        "sort_utterance": FIND_LARGEST[kind],
+        "passes": ("correctness",),
+        "scopes": tuple(scopes),
+        "num_batches": given.get("num_batches") or LARGEST_NUM_BATCHES,
+    }

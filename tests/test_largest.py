@@ -238,15 +238,16 @@ def probe(size, value="ok", reason=""):
     return [*lines, {**status("probe", value, reason), "job": job, "size": size}]
 
 
-def throughput(size, number, ms, value="ok"):
-    """Two batches of `size` utterances of 10 frames, each `ms` a step."""
-    job = f"throughput-{size}-{number}"
+def throughput(size, number, ms, value="ok", pool=100, utterances=None):
+    """Two batches of `size` utterances (or of so many `utterances` together) of 10 frames, each `ms` a step."""
+    job = f"throughput-{size}-of-{pool}-{number}"
+    size, timed_size = utterances // 2 if utterances else size, size
     batches = [{"index": index, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9} for index in (4, 9)]
     batches = [{**batch, "useful_cells": 100 * size, "padded_cells": 100 * size} for batch in batches]
     lines = [environment(job, batches=batches)]
     for batch in (4, 9):
         lines.append({**sample(f"timing-{number}", "step", batch, ms), "job": job})
-    return [*lines, {**status(f"throughput-{number}", value), "job": job, "size": size}]
+    return [*lines, {**status(f"throughput-{number}", value), "job": job, "size": timed_size, "pool": pool}]
 
 
 def write_search(folder, name, *jobs, **head):
@@ -283,6 +284,15 @@ def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
     assert row["status"] == "ok" and row["largest"]["size"] == 4 and row["largest"]["limited_by"] == "memory"
     assert row["step_ms"]["median"] == 20 and row["largest"]["utterances_per_second"] == pytest.approx(200)
+
+
+def test_times_over_utterances_that_were_given_up_do_not_count(tmp_path):
+    """The largest of all became another: everyone is timed over the utterances of its batches instead."""
+    jobs = [probe(4), probe(5, "oom"), throughput(4, 1, 10, pool=16), throughput(4, 2, 10, "error", pool=16)]
+    row = row_of(tmp_path / "begun", *jobs, throughput(4, 1, 20, pool=12))
+    assert row["status"] == "interrupted" and row["largest"]["utterances_per_second"] == pytest.approx(200)
+    row = row_of(tmp_path / "ended", *jobs, throughput(4, 1, 20, pool=12), throughput(4, 2, 20, pool=12))
+    assert row["status"] == "ok" and row["step_ms"]["n"] == 4 and row["rounds"] == 2
 
 
 def test_what_stopped_early_is_at_least(tmp_path):
@@ -344,10 +354,10 @@ def cards_and_page(folder):
 
 def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     def search_of(name, size, ms, **head):
-        rounds = [throughput(size, number, ms[number - 1]) for number in (1, 2, 3)]
+        rounds = [throughput(size, number, ms[number - 1], utterances=40) for number in (1, 2, 3)]
         write_search(tmp_path / name, name, probe(size), probe(size + 1, "oom"), *rounds, rounds=3, **head)
 
-    search_of("slim", 20, [100, 110, 120])
+    search_of("slim", 20, [50, 55, 60])
     search_of("quick", 10, [10, 11, 12])
     search_of("k2-pruned", 90, [1, 1, 1], exact=False)
     found, text = cards_and_page(tmp_path)
@@ -356,11 +366,22 @@ def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     answer, reason = found["Trains fastest with its largest batch, exact losses"]
     assert answer == "quick" and "slim at 5.00 times the time" in reason
     assert "Largest batch that fits" in text and "k2-pruned (approx.)" in text and "90" in text
+    assert "throughput over the same 40 utterances (400 frames)" in text
+
+
+def test_speeds_over_other_utterances_are_not_compared(tmp_path):
+    for name, utterances in (("a", 40), ("b", 42)):
+        rounds = [throughput(20, number, 1, utterances=utterances) for number in (1, 2)]
+        write_search(tmp_path / name, name, probe(20), probe(21, "oom"), *rounds)
+    found, text = cards_and_page(tmp_path)
+    answer, reason = found["Trains fastest with its largest batch, exact losses"]
+    assert answer == "unclear" and "not timed over the same utterances" in reason
+    assert "NOT over the same utterances" in text
 
 
 def test_sizes_and_speeds_that_are_close_are_unclear(tmp_path):
     for name, size, ms in (("a", 40, (10, 12, 11)), ("b", 41, (11, 10, 13))):
-        rounds = [throughput(size, number, ms[number - 1]) for number in (1, 2, 3)]
+        rounds = [throughput(size, number, ms[number - 1], utterances=82) for number in (1, 2, 3)]
         write_search(tmp_path / name, name, probe(size), probe(size + 1, "oom"), *rounds, rounds=3)
     found, _ = cards_and_page(tmp_path)
     assert [answer for answer, _ in found.values()] == ["unclear", "unclear"]

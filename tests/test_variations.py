@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,9 @@ from commands import assert_user_error, run
 from fixtures_runs import write_run
 
 from common import settings, workloads
-from common.data import shapes, variations
+from common.data import measured_batches, shapes, variations
 from common.errors import UserError
 from common.results import run_pairs, summary, tables
-from common.running import worker
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 
@@ -65,7 +65,7 @@ def test_lengths_that_no_shape_file_could_hold():
 
 def load_batches(path, **flags):
     chosen = settings.resolve({"shape_file": str(path), "preset": "quick", **flags}, "cpu")
-    batches, selected = worker.load_batches(chosen)
+    batches, selected = measured_batches.load(chosen)
     return [batches[index].tolist() for index in selected]
 
 
@@ -74,6 +74,23 @@ def test_batches_are_made_of_the_lengths_asked_for(tiny_shapes):
     assert load_batches(tiny_shapes, concatenate=2, token_scale=2.0) == [[[27, 10], [39, 18]], [[51, 26], [63, 34]]]
     assert load_batches(tiny_shapes, subsampling=8, tokens=1) == [[[5, 1], [7, 1]], [[8, 1], [10, 1]]]
     assert load_batches(tiny_shapes, sort_utterance=True, batches="first", frames=600, num_batches=1) == [[[600, 13]]]
+
+
+def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
+    chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "num_batches": 2}, "cpu")
+
+    def pooled(batch_size, pool):
+        batches, selected = measured_batches.load(replace(chosen, batch_size=batch_size), pool)
+        return [batches[index].tolist() for index in selected]
+
+    (whole,) = pooled(6, 3)
+    assert [len(batch) for batch in pooled(4, 3)] == [4, 2] and sum(pooled(4, 3), []) == whole
+    assert [len(batch) for batch in pooled(1, 3)] == [1] * 6 and sum(pooled(1, 3), []) == whole
+    assert whole == sum(pooled(3, 3), []) == [batch for batch in load_batches(tiny_shapes, batch_size=6)[0]]
+    sorted_run = replace(chosen, sort_utterance=True, batches="spread", seed=3, max_frames=60)
+    batches, selected = measured_batches.load(sorted_run, 90)
+    frames = [int(batches[index][:, 0].sum()) for index in selected]
+    assert len(selected) == len(batches) > 1 and all(total <= 60 for total in frames)
 
 
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):

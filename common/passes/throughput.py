@@ -1,8 +1,9 @@
-"""The throughput at the largest size that fits: the timing pass on representative batches of that size.
+"""The throughput at the largest size that fits: the timing pass on batches of that size, the same utterances for all.
 
-The batches are those that the run's --batches and --num-batches choose at this size; warm-up, clock and stopping rules
-are the timing pass's own.  The limit is on, with the slack of making inputs, so that the machine is safe; that the size
-fits was the probes' to find out.
+The utterances are those of the batches that the run's --batches and --num-batches choose at the largest size of any
+implementation (see common.data.measured_batches); warm-up, clock and stopping rules are the timing pass's own.  The
+limit is on, with the slack of making inputs, so that the machine is safe; that the size fits was the probes' to find
+out.
 """
 
 from __future__ import annotations

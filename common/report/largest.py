@@ -44,11 +44,14 @@ def largest_batch(entries: Sequence[Entry]) -> Optional[Verdict]:
 
 
 def trains_fastest(entries: Sequence[Entry]) -> Optional[Verdict]:
-    """By utterances per second, each at its own largest size; None when none was timed."""
+    """By utterances per second over the same utterances, each at its own largest size; None when none was timed."""
     timed = [entry for entry in entries if entry.row["status"] == "ok" and _rate(entry)]
     if not timed:
         return None
     best, question = max(timed, key=_rate), "Trains fastest with its largest batch, exact losses"
+    if any(entry.row["largest"]["timed_over"] != best.row["largest"]["timed_over"] for entry in timed):
+        reason = "They were not timed over the same utterances: search them in one run."
+        return Verdict(question, "unclear", False, [reason])
     rivals = [(entry, slowdown(best, entry)) for entry in timed if entry is not best]
     rivals.sort(key=lambda rival: rival[1].ratio if rival[1] else math.inf)
     pace, remark = Link(f"{number(_rate(best))} utterances/s", best.results), _left_out(entries)

@@ -198,6 +198,6 @@ own cells, without padding. How it is counted is in the README.</p>
 <p><strong>Unclear</strong> is an answer: the 95% interval over rounds, each in fresh processes, does not tell the two
 apart. Ratios are paired over the same batches and rounds.</p>
 <p><strong>Largest that fits</strong>: the heaviest batches of that size got through a step within the limit, in a
-process of their own, and those of a size at most 5% (or 1) larger did not. The throughput is of each one's own largest
-size.</p></section>
+process of their own, and those of a size at most 5% (or 1) larger did not. The throughput is over the same
+utterances for all, each in batches of its own largest size.</p></section>
 """

@@ -6,7 +6,7 @@ throughput pass how fast it is.  Nothing that could be worked out again is kept 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.results import records, statistics
 from common.results.profiled import MB
@@ -18,6 +18,8 @@ Jobs = Mapping[str, List[Record]]
 OUTCOMES = {"ok": True, "oom": False, "timeout": False}
 TOO_LARGE = ("oom", "timeout")
 LIMITS = {"oom": "memory", "timeout": "time"}
+#: What a rate counts -> the key of a batch.
+COUNTS = {"utterances": "N", "frames": "frames"}
 
 
 def is_search(header: Record) -> bool:
@@ -47,10 +49,14 @@ def bounds(known: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
 
 
 def relevant(found: List[Record]) -> List[Record]:
-    """The records without the throughput at sizes that were given up: what the times of the row are to be from."""
+    """The records without the throughput at sizes, or over utterances, that were given up: what the times of the row
+    are to be from."""
     size, _ = bounds(answers(records.latest_jobs(found)))
-    own, other = f"throughput-{size}-", "throughput-"
-    return [line for line in found if not (line.get("job") or "").startswith(other) or line["job"].startswith(own)]
+    timed = [line for line in found if line["record"] == "status" and line["pass"] == "throughput"]
+    pool = next((line.get("pool") for line in reversed(timed) if line["size"] == size), None)
+    own = {line["job"] for line in timed if line["size"] == size and line.get("pool") == pool}
+    given_up = {line["job"] for line in timed} - own
+    return [line for line in found if line.get("job") not in given_up]
 
 
 def fill(row: Dict[str, Any], found: List[Record]) -> None:
@@ -61,7 +67,8 @@ def fill(row: Dict[str, Any], found: List[Record]) -> None:
     size, too_large = bounds(answers(jobs))
     own = _probe(jobs, size)
     totals = next((line["shape_file_totals"] for lines in jobs.values() for line in lines if _has_totals(line)), {})
-    row["status"], row["reason"] = _status(jobs, settings, size, too_large, totals)
+    timed = _at(records.latest_jobs(relevant(found)), size, "throughput")
+    row["status"], row["reason"] = _status(jobs, timed, settings, size, too_large, totals)
     row["largest"] = {
         "of": settings["find_largest"],
         "scope": settings["scopes"][0],
@@ -75,7 +82,7 @@ def fill(row: Dict[str, Any], found: List[Record]) -> None:
         "probes": len(_ends(jobs, "probe")),
         "peak_mb": _peak_mb(jobs, size),
         **{key: own.get(key) for key in ("N", "T_max", "U_max", "frames", "padded_cells", "useful_cells")},
-        **_throughput(jobs, size),
+        **_throughput(timed),
     }
     row["configuration"].update(
         batch_size=None,
@@ -107,25 +114,28 @@ def _reason(jobs: Jobs, size: Optional[int]) -> str:
 
 
 def _status(
-    jobs: Jobs, settings: Record, size: Optional[int], too_large: Optional[int], totals: Record
+    jobs: Jobs,
+    timed: Sequence[List[Record]],
+    settings: Record,
+    size: Optional[int],
+    too_large: Optional[int],
+    totals: Record,
 ) -> Tuple[str, str]:
     what = settings["find_largest"]
     smallest = totals.get("T_max", 1) if settings["sort_utterance"] else 1
     for end in _ends(jobs, "correctness"):
         if end["status"] != "ok":
             return end["status"], str(end["reason"])
-    for pass_name in ("probe", "throughput"):
-        for end in _ends(jobs, pass_name):
-            if end["status"] not in (*OUTCOMES, "interrupted"):
-                return "error", f"{what} {end['size']}: {end['reason']}"
+    for end in (*_ends(jobs, "probe"), *(lines[-1] for lines in timed)):
+        if end["status"] not in (*OUTCOMES, "interrupted"):
+            return "error", f"{what} {end['size']}: {end['reason']}"
     if size is None and too_large is not None and too_large <= smallest:
         status = next(
             (end["status"] for end in _ends(jobs, "probe") if end["size"] == too_large and end["status"] in TOO_LARGE),
             "oom",
         )
         return status, f"not even {what} {too_large} fits: {_reason(jobs, too_large)}"
-    timed = [end for lines in _at(jobs, size, "throughput") for end in lines[-1:] if end["status"] == "ok"]
-    if size is None or len(timed) < settings["rounds"]:
+    if size is None or sum(lines[-1]["status"] == "ok" for lines in timed) < settings["rounds"]:
         return "interrupted", "stopped before the largest was found and timed; --resume goes on"
     return "ok", ""
 
@@ -158,11 +168,12 @@ def _peak_mb(jobs: Jobs, size: Optional[int]) -> Optional[float]:
     return max(peaks) / MB if peaks else None
 
 
-def _throughput(jobs: Jobs, size: Optional[int]) -> Dict[str, Any]:
-    """Rates of each round that ended well (utterances and frames of its batches over the sum of their medians), and the
-    rounds' median."""
+def _throughput(timed: Sequence[List[Record]]) -> Dict[str, Any]:
+    """Rates of each round that ended well (utterances and frames of its batches over the sum of their medians), the
+    rounds' median, and what was timed: {utterances, frames} of all batches together, None where nothing was."""
     rates: Dict[str, Dict[str, float]] = {"utterances": {}, "frames": {}}
-    for lines in _at(jobs, size, "throughput"):
+    over: Optional[Dict[str, int]] = None
+    for lines in timed:
         batches = {batch["index"]: batch for line in lines for batch in line.get("batches") or ()}
         times: Dict[Any, List[float]] = {}
         for line in lines:
@@ -170,9 +181,11 @@ def _throughput(jobs: Jobs, size: Optional[int]) -> Dict[str, Any]:
                 times.setdefault(line["batch"], []).append(line["total_wall_ns"] / 1e9)
         if times:
             seconds = sum(statistics.median(values) for values in times.values())
-            for what, key in (("utterances", "N"), ("frames", "frames")):
-                rates[what][str(lines[-1]["round"])] = sum(batches[index][key] for index in times) / seconds
+            over = {what: sum(batches[index][key] for index in times) for what, key in COUNTS.items()}
+            for what, count in over.items():
+                rates[what][str(lines[-1]["round"])] = count / seconds
     return {
         **{f"{what}_per_second": statistics.median(list(of.values())) if of else None for what, of in rates.items()},
         "utterances_per_second_rounds": rates["utterances"],
+        "timed_over": over,
     }

@@ -91,7 +91,14 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
 
 def heading(group: Sequence[Row]) -> str:
-    return f"{tables.heading(group)}; scope {group[0]['largest']['scope']}"
+    found = {tuple(sorted(over.items())) for row in group if (over := row["largest"]["timed_over"])}
+    same = ""
+    if len(found) == 1:
+        over = dict(*found)
+        same = f"; throughput over the same {over['utterances']} utterances ({over['frames']} frames)"
+    elif found:
+        same = "; throughput NOT over the same utterances: run these together"
+    return f"{tables.heading(group)}; scope {group[0]['largest']['scope']}{same}"
 
 
 def render(rows: Sequence[Row], format: str) -> str:

@@ -48,9 +48,11 @@ probe        with --find-largest, before each step that must fit (of the batch w
 fit          after it, when it did: job, scope, batch (index), loss, peak_bytes (resident on a CPU, torch's allocator on
              CUDA; above the loaded process, inputs included; or null)
 status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"; "probe-64" and
-             "throughput-64-1", whose samples are at the largest size, with --find-largest), pass, round (or null), size
-             (that was tried or timed, of those alone), status (ok | oom | unsupported | missing | error | timeout |
-             interrupted), reason, wall_ns, and, where the job failed, stderr_tail (its last lines)
+             "throughput-64-of-96-1", whose samples are at the largest size, with --find-largest), pass, round (or
+             null), size (that was tried or timed, of those alone), pool (of the latter: the utterances timed are those
+             of the run's batches of this size, the largest of any implementation; older runs have none), status (ok |
+             oom | unsupported | missing | error | timeout | interrupted), reason, wall_ns, and, where the job failed,
+             stderr_tail (its last lines)
 
 A job that ran again (resume) appears again: its later records replace the earlier ones (see ``latest_jobs``).
 

@@ -1,10 +1,10 @@
 """--find-largest: for each implementation the largest batch that fits, and how fast it trains there.
 
 Correctness of all first; then, one implementation after the other, sizes are tried by doubling and bisection, each in a
-process of its own (the probe pass); then the throughput at the largest that fits, in rounds of fresh processes, the
-implementations in shuffled order.  A size at which the throughput pass runs out of memory after all counts as too
-large, and the search goes on.  What is tried next follows from the records alone, so that --resume asks nothing twice.
-No torch.
+process of its own (the probe pass); then the throughput at the largest that fits, over the same utterances for all, in
+rounds of fresh processes, the implementations in shuffled order.  A size at which the throughput pass runs out of
+memory after all counts as too large, and the search goes on.  What is tried next follows from the records alone, so
+that --resume asks nothing twice.  No torch.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Search:
         self.name, self.run, self.chosen, self.limit_bytes = name, run, chosen, limit_bytes
         self.failed = self.untimed = False
 
-    def job(self, pass_name: str, size: int, round_number: Optional[int] = None) -> Job:
+    def job(self, pass_name: str, size: int, pool: Optional[int] = None, round_number: Optional[int] = None) -> Job:
         overrides = (((self.chosen.find_largest or "").replace("-", "_"), size),)
-        return Job(self.name, pass_name, round_number, size, overrides, self.limit_bytes)
+        return Job(self.name, pass_name, round_number, size, pool, overrides, self.limit_bytes)
 
     def answers(self) -> Dict[int, bool]:
         return largest.answers(records.latest_jobs(self.run.records))
@@ -102,12 +102,16 @@ class Search:
         size = next_size(self.answers(), *self.range())
         return None if size is None else self.job("probe", size)
 
-    def throughput_jobs(self) -> List[Job]:
+    @property
+    def size(self) -> Optional[int]:
+        """The largest that fits, None when none is known to."""
+        return largest.bounds(self.answers())[0]
+
+    def throughput_jobs(self, pool: int) -> List[Job]:
         """Those that are still to do, of the largest size that fits."""
-        size, _ = largest.bounds(self.answers())
-        if size is None:
+        if self.size is None:
             return []
-        jobs = [self.job("throughput", size, number) for number in range(1, self.chosen.rounds + 1)]
+        jobs = [self.job("throughput", self.size, pool, number) for number in range(1, self.chosen.rounds + 1)]
         return [job for job in jobs if not self.run.is_done(job.name)]
 
 
@@ -156,7 +160,8 @@ class Searches:
 
     def time(self, searches: Sequence[Search], order: random.Random) -> bool:
         """The rounds at each one's size; False when one of them did not fit after all: its search goes on."""
-        jobs = [(search, job) for search in searches if not search.untimed for job in search.throughput_jobs()]
+        pool = max((search.size or 0 for search in searches), default=0)
+        jobs = [(search, job) for search in searches if not search.untimed for job in search.throughput_jobs(pool)]
         order.shuffle(jobs)
         jobs.sort(key=lambda pair: pair[1].round or 0)  # stable: shuffled within each round
         too_large: Set[str] = set()

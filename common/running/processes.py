@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, List
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional
 
 from common.errors import EXIT_USAGE, UserError
 from common.results.records import Record
@@ -54,13 +54,18 @@ class Interrupted(Exception):
         self.records = records
 
 
+def sizes(size: Optional[int], pool: Optional[int]) -> Dict[str, int]:
+    """What the status record of a job of --find-largest has more than others."""
+    return {key: value for key, value in (("size", size), ("pool", pool)) if value}
+
+
 def status_record(job: Job, status: str, reason: str, wall_ns: int = 0, **more: object) -> Record:
     return {
         "record": "status",
         "job": job.name,
         "pass": job.pass_name,
         "round": job.round,
-        **({"size": job.size} if job.size else {}),
+        **sizes(job.size, job.pool),
         "status": status,
         "reason": reason,
         "wall_ns": wall_ns,
@@ -137,6 +142,7 @@ def execute(
                     "variant": find(job.implementation).variant,
                     "settings": {**chosen.to_json(), **dict(job.overrides)},
                     "size": job.size,
+                    "pool": job.pool,
                     "limit_bytes": job.limit_bytes,
                     "folder": str(folder.resolve()),
                     "output": str(output),

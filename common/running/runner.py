@@ -31,19 +31,22 @@ CANNOT_RUN = ("missing", "unsupported")
 @dataclass(frozen=True)
 class Job:
     """One process to start.  `name` as in the records: "correctness", "timing-1", ..., "memory", "trace"; "limits", of
-    the device, has the implementation in whose Python it runs; with --find-largest also "probe-64" and
-    "throughput-64-1", of a `size`.  overrides: settings of this job alone; limit_bytes: of its memory."""
+    the device, has the implementation in whose Python it runs; with --find-largest also "probe-64", of a `size`, and
+    "throughput-64-of-96-1", of a size and a `pool`.  overrides: settings of this job alone; limit_bytes: of its
+    memory; pool: the size of the batches whose utterances are timed in batches of `size`."""
 
     implementation: str
     pass_name: str
     round: Optional[int] = None
     size: Optional[int] = None
+    pool: Optional[int] = None
     overrides: Tuple[Tuple[str, Any], ...] = ()
     limit_bytes: Optional[int] = None
 
     @property
     def name(self) -> str:
-        return "-".join(str(part) for part in (self.pass_name, self.size, self.round) if part is not None)
+        pool = None if self.pool is None else f"of-{self.pool}"
+        return "-".join(str(part) for part in (self.pass_name, self.size, pool, self.round) if part is not None)
 
 
 def plan(names: Sequence[str], chosen: Settings) -> List[Job]:

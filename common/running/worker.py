@@ -27,7 +27,7 @@ from common.settings import Settings
 @dataclass
 class Context:
     """What a pass works with.  `batches`: indices, into all batches of the shape file, of those that are measured;
-    limit_bytes: of the probe and throughput passes on a CPU."""
+    limit_bytes: of the probe and throughput passes on a CPU; pool: see common.data.measured_batches."""
 
     settings: Settings
     adapter: Any
@@ -37,6 +37,7 @@ class Context:
     all_batches: Any
     batches: List[int]
     limit_bytes: Optional[int] = None
+    pool: Optional[int] = None
 
     def shapes(self, batch: int):
         """(N, 2) integers: T and U of each utterance of a batch."""
@@ -69,26 +70,6 @@ class Output:
         self.stream.flush()
 
 
-def load_batches(settings: Settings):
-    """(all batches of the shape file's utterances in the lengths of the settings, indices of the measured ones)."""
-    from common.data import batching, shapes, variations
-
-    path = Path(settings.shape_file)
-    utterances = variations.vary(
-        shapes.load(path),
-        subsampling=variations.check_subsampling(path, shapes.known_factor(path), settings.subsampling),
-        token_scale=settings.token_scale,
-        concatenate=settings.concatenate,
-        frames=settings.frames,
-        tokens=settings.tokens,
-    )
-    if settings.sort_utterance:
-        batches = batching.max_frames(utterances, settings.max_frames)
-    else:
-        batches = batching.fixed_size(utterances, settings.batch_size)
-    return batches, batching.select(batches, settings.batches, settings.num_batches, settings.seed)
-
-
 def set_up_torch(settings: Settings) -> Any:
     """Threads, denormals and device as the run has them; returns the torch.device.  Raises NotRunnable."""
     try:
@@ -111,19 +92,21 @@ def set_up_torch(settings: Settings) -> Any:
     return device
 
 
-def prepare(settings: Settings, script: str, variant: str) -> Context:
+def prepare(job: Dict[str, Any], settings: Settings) -> Context:
     """Everything a pass needs.  Raises NotRunnable or UserError."""
     device = set_up_torch(settings)
     import torch
 
     dtype = getattr(torch, settings.dtype)
-    adapter = importlib.import_module(script).ADAPTER(settings, variant)
+    adapter = importlib.import_module(job["script"]).ADAPTER(settings, job["variant"])
     adapter.load(device.type)
-    batches, selected = load_batches(settings)
+    from common.data import measured_batches
     from common.losses.joiner import Joiner
 
+    limit_bytes, pool = job.get("limit_bytes"), job.get("pool")
+    batches, selected = measured_batches.load(settings, pool)
     model = Joiner.of(settings, adapter.weights(device, dtype), device, dtype)
-    return Context(settings, adapter, device, dtype, model, batches, selected)
+    return Context(settings, adapter, device, dtype, model, batches, selected, limit_bytes, pool)
 
 
 def environment(context: Context) -> Dict[str, Any]:
@@ -146,7 +129,7 @@ def environment(context: Context) -> Dict[str, Any]:
         "denormals": context.settings.denormals,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
-        "shape_file_totals": context.all_batches.totals(),
+        **({} if context.pool else {"shape_file_totals": context.all_batches.totals()}),
         "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
         "warnings": [warning for warning in [context.all_batches.warning()] if warning],
     }
@@ -201,8 +184,7 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
             for record in limits.run(settings, device):
                 output.write(record)
             return {"status": "ok", "reason": ""}
-        context = prepare(settings, job["script"], job["variant"])
-        context.limit_bytes = job.get("limit_bytes")
+        context = prepare(job, settings)
         output.write(environment(context))
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)
@@ -234,7 +216,7 @@ def main(path: str) -> int:
             "record": "status",
             "pass": job["pass"],
             "round": job["round"],
-            **({"size": job["size"]} if job.get("size") else {}),
+            **processes.sizes(job.get("size"), job.get("pool")),
             **outcome,
             "wall_ns": time.perf_counter_ns() - begin,
         }
