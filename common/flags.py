@@ -228,8 +228,8 @@ def _what_fits(parser: argparse.ArgumentParser) -> None:
         choices=tuple(settings.FIND_LARGEST),
         help=(
             "instead of the passes: the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-            "step, by doubling and bisection, each try in a process of its own; then the throughput at that size, over the "
-            "same utterances for all"
+            "step, by doubling and bisection, each try in a process of its own; then the throughput at that size, over "
+            "the same utterances for all"
         ),
     )
     group.add_argument(
