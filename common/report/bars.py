@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Dict, Iterable, List, Optional, Sequence
 
-from common.report.collect import Entry, is_positive, stage_medians
+from common.report import scales
+from common.report.collect import Entry, apart, is_positive, stage_medians
 from common.report.look import CLEAR, PATTERNS, Figure, Trace, axis, color, lanes, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
 from common.results.tables import number
@@ -20,7 +21,7 @@ def stages_of(entries: Sequence[Entry]) -> Dict[str, int]:
     order: List[str] = []
     for entry in entries:
         place = 0
-        for stage in stage_medians(entry, entry.scope):
+        for stage in _medians(entry):
             if stage not in met:
                 met[stage] = len(met)
                 order.insert(place, stage)
@@ -28,21 +29,30 @@ def stages_of(entries: Sequence[Entry]) -> Dict[str, int]:
     return {stage: met[stage] for stage in order}
 
 
+def _medians(entry: Entry) -> Dict[str, float]:
+    return stage_medians(entry, entry.scope)
+
+
 def times(entry: Entry) -> Optional[Dict[str, float]]:
     return entry.step_ms if entry.scope == "step" else entry.loss_ms
 
 
-def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
-    """Bars of the stages' medians, and the whole's median with 20th and 80th percentile."""
+def step_times(entries: Sequence[Entry]) -> List[Figure]:
     timed = [entry for entry in entries if times(entry)]
-    if not timed:
-        return profiled_time(entries)
     stages = stages_of(timed)
+    found = [step_time(some, stages, key, whose) for key, whose, some in apart(timed)] or [profiled_time(entries)]
+    return [figure for figure in found if figure is not None]
+
+
+def step_time(timed: Sequence[Entry], stages: Dict[str, int], key: str, whose: str) -> Figure:
+    """Bars of the stages' medians, and the whole's median with 20th and 80th percentile."""
+    stages = {stage: place for stage, place in stages.items() if any(stage in _medians(entry) for entry in timed)}
+    end = scales.cut([times(entry)["p80"] for entry in timed])
     data: List[Trace] = []
     for stage, place in stages.items():
-        having = [(at, stage_medians(entry, entry.scope).get(stage)) for at, entry in enumerate(timed)]
+        having = [(at, _medians(entry).get(stage)) for at, entry in enumerate(timed)]
         data.append(_bar(stage, [(at, ms) for at, ms in having if ms is not None], place, "ms"))
-    without = [(at, times(entry)["median"]) for at, entry in enumerate(timed) if not stage_medians(entry, entry.scope)]
+    without = [(at, times(entry)["median"]) for at, entry in enumerate(timed) if not _medians(entry)]
     if without:
         data.append(_bar("not split", without, len(stages), "ms"))
     medians = [times(entry)["median"] for entry in timed]
@@ -66,6 +76,9 @@ def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
             "hovertemplate": "%{x:.4g} ms<extra>median</extra>",
         }
     )
+    beyond = [at for at, median in enumerate(medians) if end and median > end]
+    if beyond:
+        data.append(_arrows(end, beyond))
     names = [
         f"{shown(entry.marked)}  <b>{number(times(entry)['median'])} ms</b>"
         f"  {number(times(entry)['p20'], 3)}\u2013{number(times(entry)['p80'], 3)}"
@@ -73,21 +86,41 @@ def step_time(entries: Sequence[Entry]) -> Optional[Figure]:
     ]
     height = LANE * len(timed) + 64
     return Figure(
-        "step-time",
-        "Step time",
+        f"step-time{key}",
+        f"Step time{whose}",
         "Bars: the median of each stage. Diamond and whiskers: the median of the whole, its 20th and 80th percentile "
-        "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond.",
-        "Step time: "
+        "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond."
+        + (" A bar with an arrow goes on beyond the right edge, to the number above it." if beyond else ""),
+        f"Step time{whose}: "
         + "; ".join(
             f"{entry.label} {number(times(entry)['median'])} milliseconds, from {number(times(entry)['p20'])} to "
             f"{number(times(entry)['p80'])}"
             for entry in timed
         ),
         data,
-        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=axis("ms"), legend=legend_below()),
-        _time_table(timed, stages),
+        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=_until(end), legend=legend_below()),
+        _time_table(timed, stages, f"step-time{key}"),
         height,
     )
+
+
+def _until(end: Optional[float]) -> Dict[str, object]:
+    """The axis of milliseconds, up to `end` where that is known."""
+    return axis("ms", **({"range": [0, end]} if end else {}))
+
+
+def _arrows(end: float, places: Sequence[int]) -> Trace:
+    """At the right edge, where bars go on."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "goes on",
+        "x": [end] * len(places),
+        "y": [-at for at in places],
+        "marker": {"symbol": "triangle-right", "size": 22, "color": INK},
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+    }
 
 
 def legend_below(entry_width: int = 150) -> Dict[str, object]:
@@ -119,19 +152,19 @@ def _bar(name: str, points: Sequence, place: int, unit: str) -> Trace:
     }
 
 
-def _time_table(entries: Sequence[Entry], stages: Iterable[str]) -> Table:
+def _time_table(entries: Sequence[Entry], stages: Iterable[str], name: str) -> Table:
     columns = [Column("implementation", False), Column("scope", False)]
     columns += [Column(title) for title in ("median ms", "p20 ms", "p80 ms", "n")]
     columns += [Column(f"{stage} ms") for stage in stages]
     rows = []
     for entry in entries:
-        described, parts = times(entry), stage_medians(entry, entry.scope)
+        described, parts = times(entry), _medians(entry)
         values = [described[key] for key in ("median", "p20", "p80")]
         cells = [Cell(number(value), value, entry.results) for value in values]
         cells.append(Cell(str(described["n"]), described["n"], entry.results))
         cells += [Cell(number(parts.get(stage)), parts.get(stage), entry.results) for stage in stages]
         rows.append([Cell(entry.label), Cell(entry.scope), *cells])
-    return Table("step-time", "Step time and its stages", columns, rows)
+    return Table(name, "Step time and its stages", columns, rows)
 
 
 def profiled_time(entries: Sequence[Entry]) -> Optional[Figure]:
@@ -160,11 +193,14 @@ def profiled_time(entries: Sequence[Entry]) -> Optional[Figure]:
     )
 
 
-def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
-    """Bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
+def peak_memories(entries: Sequence[Entry]) -> List[Figure]:
     measured = [entry for entry in entries if entry.peak_mb is not None]
-    if not measured:
-        return None
+    stages = stages_of(entries)
+    return [peak_memory(some, stages, key, whose) for key, whose, some in apart(measured)]
+
+
+def peak_memory(measured: Sequence[Entry], stages: Dict[str, int], key: str, whose: str) -> Figure:
+    """Bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
     data = [_bar("highest peak of a step", [(at, entry.peak_mb) for at, entry in enumerate(measured)], 5, "MB")]
     data[0]["marker"].update(color=NEUTRAL, pattern={"shape": ""})
     peaks = [(at, peak) for at, entry in enumerate(measured) for peak in _peaks(entry).values()]
@@ -179,7 +215,7 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
             "hovertemplate": "%{x:.4g} MB<extra>one batch</extra>",
         }
     )
-    stages = stages_of(entries)
+    seen = []
     for stage, place in stages.items():
         points = [
             (at, entry.curve.stage_mb[stage])
@@ -187,6 +223,7 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
             if entry.curve and stage in entry.curve.stage_mb
         ]
         if points:
+            seen.append(stage)
             data.append(
                 {
                     "type": "scatter",
@@ -201,14 +238,14 @@ def peak_memory(entries: Sequence[Entry]) -> Optional[Figure]:
     names = [f"{shown(entry.marked)}  <b>{number(entry.peak_mb)} MB</b>" for entry in measured]
     height = LANE * len(measured) + 64
     return Figure(
-        "peak-memory",
-        "Peak memory",
+        f"peak-memory{key}",
+        f"Peak memory{whose}",
         "Bars: the highest peak above the baseline over all batches, from the memory pass; rings: the peak of each "
         "batch. Symbols below a bar: the most that was allocated while each stage ran, from one step of the trace.",
-        "Peak memory: " + "; ".join(f"{entry.label} {number(entry.peak_mb)} megabytes" for entry in measured),
+        f"Peak memory{whose}: " + "; ".join(f"{entry.label} {number(entry.peak_mb)} megabytes" for entry in measured),
         data,
         layout(height, **lanes(names, LANE, 14), xaxis=axis("MB (2<sup>20</sup> bytes)"), legend=legend_below()),
-        _memory_table(measured, stages),
+        _memory_table(measured, seen, f"peak-memory{key}"),
         height,
     )
 
@@ -217,7 +254,7 @@ def _peaks(entry: Entry) -> Dict[str, float]:
     return entry.peaks_mb.get("step") or entry.peaks_mb.get("loss") or {}
 
 
-def _memory_table(entries: Sequence[Entry], stages: Iterable[str]) -> Table:
+def _memory_table(entries: Sequence[Entry], stages: Iterable[str], name: str) -> Table:
     columns = [Column("implementation", False), Column("highest MB"), Column("lowest MB"), Column("batches")]
     columns += [Column(f"in {stage} MB (profiled)") for stage in stages]
     rows = []
@@ -228,4 +265,4 @@ def _memory_table(entries: Sequence[Entry], stages: Iterable[str]) -> Table:
         in_stages = entry.curve.stage_mb if entry.curve else {}
         cells += [Cell(number(in_stages.get(stage)), in_stages.get(stage), entry.trace) for stage in stages]
         rows.append([Cell(entry.label), *cells])
-    return Table("peak-memory", "Peak memory", columns, rows)
+    return Table(name, "Peak memory", columns, rows)

@@ -117,6 +117,15 @@ def collect(rows: Sequence[Row]) -> List[Group]:
     return found
 
 
+def apart(entries: Sequence[Entry]) -> List[Tuple[str, str, List[Entry]]]:
+    """(end of the key, end of the title, entries) of each plot: one of the exact losses and one of the others, which
+    have other stages and take far less time and memory; one where there is only one of the two."""
+    exact, others = ([entry for entry in entries if entry.exact is is_exact] for is_exact in (True, False))
+    if exact and others:
+        return [("", ", exact losses", exact), ("-others", ", losses of other kinds", others)]
+    return [("", "", list(entries))] if entries else []
+
+
 def is_positive(value: Any) -> bool:
     return type(value) in (int, float) and 0 < value < 1e15
 

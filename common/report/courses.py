@@ -6,7 +6,7 @@ import math
 from typing import Any, Dict, List, Optional, Sequence
 
 from common.report.bars import INK
-from common.report.collect import Entry, Sample
+from common.report.collect import Entry, Sample, apart
 from common.report.look import DASHES, Figure, Trace, axis, color, lanes, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
 from common.results import statistics
@@ -32,9 +32,12 @@ def drift(entries: Sequence[Entry]) -> Optional[Figure]:
         stride = math.ceil(len(samples) / MOST_SAMPLES)
         drawn = [at for at, sample in enumerate(samples) if at % stride == 0 or sample.flagged]
         data.append(_samples_of(entry, place, [samples[at] for at in drawn], [values[at] for at in drawn], scale))
-        shapes.append(_line(place, 0, max(sample.at_s for sample in samples)))
+        shapes.append(_line(place, 0, 1))
         shapes += [_line(place, at, at) for at in _round_ends(samples)]
-    names = [f"{shown(entry.label)}  <b>{_range(values)}</b>" for entry, values in zip(timed, relative)]
+    names = [
+        f"{shown(entry.label)}  <b>{_range(values)}</b>  in {number(_duration(entry.of_scope(entry.scope)), 3)} s"
+        for entry, values in zip(timed, relative)
+    ]
     frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
     ticks = [(-place + change * scale, _percent(change)) for place in range(len(timed)) for change in _marks(widest)]
     frame["yaxis"].update(
@@ -54,11 +57,11 @@ def drift(entries: Sequence[Entry]) -> Optional[Figure]:
         "Samples over time",
         "Each timed sample against the median of its batch, in the order taken; dashed lines part the rounds (fresh "
         "processes). A slope is drift or throttling, a step another load. Crosses ran beside other load. "
-        "Warm-up is left out of the samples but not of the time.",
+        "Warm-up is left out of the samples but not of the time, of which each lane shows its own, from begin to end.",
         "Spread of the samples around the median of their batch: "
         + "; ".join(f"{entry.label} {_range(values)}" for entry, values in zip(timed, relative)),
         data,
-        layout(height, **frame, shapes=shapes, showlegend=False, xaxis=axis("seconds of timed work")),
+        layout(height, **frame, shapes=shapes, showlegend=False, xaxis=axis("of the timed work", tickformat=".0%")),
         Table("samples", "Samples over time", columns, rows),
         height,
     )
@@ -91,7 +94,7 @@ def _samples_of(entry: Entry, place: int, samples: Sequence[Sample], values: Seq
         "type": "scatter",
         "mode": "markers",
         "name": shown(entry.label),
-        "x": [sample.at_s for sample in samples],
+        "x": [sample.at_s / _duration(entry.of_scope(entry.scope)) for sample in samples],
         "y": [-place + (value - 1) * scale for value in values],
         "customdata": [[sample.ms, f"{value - 1:+.1%}", sample.round] for sample, value in zip(samples, values)],
         "marker": {
@@ -120,9 +123,14 @@ def _line(place: int, begin: float, end: float) -> Dict[str, Any]:
     }
 
 
+def _duration(samples: Sequence[Sample]) -> float:
+    """Seconds of timed work up to the last of these samples."""
+    return max(sample.at_s for sample in samples)
+
+
 def _round_ends(samples: Sequence[Sample]) -> List[float]:
-    pairs = zip(samples, samples[1:])
-    return [(one.at_s + two.at_s - two.ms / 1e3) / 2 for one, two in pairs if one.round != two.round]
+    pairs, whole = zip(samples, samples[1:]), _duration(samples)
+    return [(one.at_s + two.at_s - two.ms / 1e3) / 2 / whole for one, two in pairs if one.round != two.round]
 
 
 def _drift_row(entry: Entry, values: Sequence[float]) -> List[Cell]:
@@ -135,11 +143,13 @@ def _drift_row(entry: Entry, values: Sequence[float]) -> List[Cell]:
     return [Cell(entry.label), counts[0], *cells, counts[1]]
 
 
-def memory_within(entries: Sequence[Entry]) -> Optional[Figure]:
+def memory_within(entries: Sequence[Entry]) -> List[Figure]:
     """What is allocated within one step, one line for each implementation."""
+    return [_memory_within(some, key, whose) for key, whose, some in apart([one for one in entries if one.curve])]
+
+
+def _memory_within(entries: Sequence[Entry], key: str, whose: str) -> Figure:
     curves = [(entry, entry.curve) for entry in entries if entry.curve]
-    if not curves:
-        return None
     data: List[Trace] = []
     for place, (entry, curve) in enumerate(curves):
         top = curve.mb.index(curve.peak_mb)
@@ -181,17 +191,18 @@ def memory_within(entries: Sequence[Entry]) -> Optional[Figure]:
         for entry, curve in curves
     ]
     columns = [Column("implementation", False), Column("ProfilerStep"), Column("peak MB"), Column("step ms")]
+    columns.append(Column("highest MB in each stage", False))
     height = 420
     return Figure(
-        "memory-within",
-        "Memory within a step",
+        f"memory-within{key}",
+        f"Memory within a step{whose}",
         "What is allocated above the step's start, in the last step of the first trace; the symbol is the peak. "
         "Profiled: times have the profiler's own cost in them.",
-        "Highest memory within a step: "
+        f"Highest memory within a step{whose}: "
         + "; ".join(f"{entry.label} {number(curve.peak_mb)} megabytes" for entry, curve in curves),
         data,
         layout(height, xaxis=axis("ms since the step began"), yaxis=axis("MB", rangemode="normal")),
-        Table("memory-within", "Memory within a step", [*columns, Column("highest MB in each stage", False)], rows),
+        Table(f"memory-within{key}", "Memory within a step", columns, rows),
         height,
     )
 

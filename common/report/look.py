@@ -1,7 +1,8 @@
 """What the plots look like: colours, symbols, patterns, and plotly's settings.  The page and the PNGs share it.
 
 Okabe and Ito's palette, which colour-blind people can tell apart, in an order in which the first four have a contrast
-of 3:1 or more on light and on dark ground.  No meaning is in colour alone: each has a symbol or a pattern beside it.
+of 3:1 or more on light and on dark ground.  No meaning is in colour alone: each has a symbol or a pattern beside it, of
+which there are 7 to 8 colours, so that 56 differ.
 Text, grid and outlines take their colours from the page (page.css), so that they follow light, dark and print.
 """
 
@@ -14,9 +15,9 @@ from typing import Any, Dict, List, Sequence
 from common.report.markup import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-PATTERNS = ("", "/", ".", "x", "-", "\\", "+", "|")
+PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
 

@@ -104,8 +104,8 @@ def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], ba
 
 
 def _timed(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
-    found = [bars.step_time(entries), bars.peak_memory(entries), trade_off.time_and_memory(entries)]
-    found += [courses.memory_within(entries), courses.drift(entries)]
+    found = [*bars.step_times(entries), *bars.peak_memories(entries), trade_off.time_and_memory(entries)]
+    found += [*courses.memory_within(entries), courses.drift(entries)]
     plots = "".join(plot(figure, place, figures, base) for figure in found if figure is not None)
     return (
         _cards(verdicts.verdicts(entries), base)

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.errors import UserError
-from common.report import sweep_curves, sweep_pngs, sweep_section
+from common.report import labels, scales, sweep_curves, sweep_pngs, sweep_section
 from common.report.bars import stages_of, times
-from common.report.collect import Entry, Group, pareto, stage_medians
+from common.report.collect import Entry, Group, apart, pareto, stage_medians
 from common.report.look import PALETTE, color
 from common.results.sweeps import Sweep
 from common.results.tables import number
 
-MARKERS = ("o", "s", "D", "^", "P", "X", "*", "v")
-HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++", "||")
+MARKERS = ("o", "s", "D", "^", "P", "X", "*")
+HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))
 INK, QUIET = "#1c2128", "#57606a"
 STYLE: Dict[str, Any] = {
@@ -77,7 +77,8 @@ def _plots(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[st
     """(name of the file, what draws it on the axes it is given)."""
     for place, group in enumerate(group for group in groups if not group.search):
         for name, draw in PLOTS.items():
-            yield _numbered(name, place), partial(draw, entries=group.entries)
+            for end, _, entries in apart(group.entries) if name in APART else [("", "", group.entries)]:
+                yield _numbered(f"{name}{end}", place), partial(draw, entries=entries)
     for place, sweep in enumerate(swept):
         for figure in sweep_curves.figures(sweep, sweep_section.entries_of(sweep)):
             yield _numbered(figure.key, place), partial(sweep_pngs.draw, figure=figure)
@@ -112,8 +113,12 @@ def step_time(axes: Any, entries: Sequence[Entry]) -> bool:
     whole = {"fmt": "D", "color": INK, "ms": 4, "capsize": 3, "lw": 1.2, "label": "median, p20 to p80"}
     axes.errorbar(medians, range(len(timed)), xerr=[below, above], **whole)
     _lanes(axes, [f"{entry.marked}\n{number(median)} ms" for entry, median in zip(timed, medians)])
-    axes.set_xlim(left=0)
-    axes.set_xlabel("step time, ms")
+    end = scales.cut([median + more for median, more in zip(medians, above)])
+    axes.set_xlim(0, end)
+    if end:
+        beyond = [place for place, median in enumerate(medians) if median > end]
+        axes.plot([end] * len(beyond), beyond, ">", color=INK, ms=11, clip_on=False)
+    axes.set_xlabel("step time, ms" + (" (arrow: goes on to the number at its left end)" if end else ""))
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.28), ncols=4, borderaxespad=0)
     return True
 
@@ -128,24 +133,37 @@ def peak_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     return True
 
 
+#: -1, 0 or 1 of labels.PLACES -> how a text is aligned there, across and up.
+ALIGNED = {-1: ("right", "top"), 0: ("center", "center"), 1: ("left", "bottom")}
+
+
 def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
+    from matplotlib.ticker import NullLocator
+
     both = [entry for entry in entries if times(entry) and entry.peak_mb is not None]
     if len(both) < 2:
         return False
     points: List[Tuple[float, float]] = [(times(entry)["median"], entry.peak_mb) for entry in both]
     front = [points[place] for place in pareto(points)]
-    right, top = 1.1 * max(x for x, _ in points), 1.15 * max(y for _, y in points)
-    corners = [(front[0][0], top), *front, (right, front[-1][1])]
+    across, up = scales.span([x for x, _ in points]), scales.span([y for _, y in points])
+    names = [entry.marked for entry in both]
+    places = labels.places([(560 * across.share(x), 280 * up.share(y)) for x, y in points], names, 560, 280)
+    corners = [(front[0][0], up.high), *front, (across.high, front[-1][1])]
     axes.step(*zip(*corners), where="post", color=QUIET, ls=":", label="Pareto front")
-    middle = right / 2
-    for place, (entry, (x, y)) in enumerate(zip(both, points)):
+    for place, (x, y) in enumerate(points):
         axes.plot([x], [y], MARKERS[place % len(MARKERS)], color=color(place), mec=INK, mew=0.6, ms=8)
-        side = {"ha": "right", "xytext": (-7, 6)} if x > middle else {"ha": "left", "xytext": (7, 6)}
-        axes.annotate(entry.marked, (x, y), textcoords="offset points", **side)
-    axes.set_xlim(0, right)
-    axes.set_ylim(0, top)
-    axes.set_xlabel("step time, ms")
-    axes.set_ylabel("peak memory, MB")
+        side = labels.PLACES[places[place]]
+        turned = {"ha": ALIGNED[side[0]][0], "va": ALIGNED[side[1]][1]}
+        axes.annotate(names[place], (x, y), (7 * side[0], 6 * side[1]), textcoords="offset points", **turned)
+    for one, ends, set_scale in ((axes.xaxis, across, axes.set_xscale), (axes.yaxis, up, axes.set_yscale)):
+        if ends.logarithmic:
+            set_scale("log")
+            one.set_ticks(ends.ticks, [f"{tick:g}" for tick in ends.ticks])
+            one.set_minor_locator(NullLocator())
+    axes.set_xlim(across.low, across.high)
+    axes.set_ylim(up.low, up.high)
+    axes.set_xlabel("step time, ms" + ", logarithmic" * across.logarithmic)
+    axes.set_ylabel("peak memory, MB" + ", logarithmic" * up.logarithmic)
     axes.grid()
     axes.legend(loc="lower right")
     return True
@@ -172,3 +190,5 @@ PLOTS: Dict[str, Callable[[Any, Sequence[Entry]], Optional[bool]]] = {
     "time-memory": time_and_memory,
     "memory-within": memory_within,
 }
+#: Those with a picture of the exact losses and one of the others.
+APART = ("step-time", "peak-memory", "memory-within")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence
+import math
+from typing import Any, Dict, List, Optional, Sequence
 
+from common.report import labels, scales
 from common.report.bars import INK, times
 from common.report.collect import Entry, pareto
 from common.report.look import Figure, Trace, axis, color, layout, shown, symbol
@@ -18,16 +20,18 @@ def time_and_memory(entries: Sequence[Entry]) -> Optional[Figure]:
         return None
     points = [(times(entry)["median"], entry.peak_mb) for entry in both]
     front = pareto(points)
-    right = 1.08 * max(times(entry)["p80"] for entry in both)
-    top = 1.2 * max(y for _, y in points)
+    across = scales.span([value for entry in both for value in (times(entry)["p20"], times(entry)["p80"])])
+    up = scales.span([y for _, y in points])
+    names = [shown(entry.label) for entry in both]
+    places = labels.places([(700 * across.share(x), 330 * up.share(y)) for x, y in points], names, 700, 330)
     best = {both[place].label for place in front}
     data: List[Trace] = [
         {
             "type": "scatter",
             "mode": "lines",
             "name": "Pareto front",
-            "x": [points[front[0]][0], *(points[place][0] for place in front), right],
-            "y": [top, *(points[place][1] for place in front), points[front[-1]][1]],
+            "x": [points[front[0]][0], *(points[place][0] for place in front), across.high],
+            "y": [up.high, *(points[place][1] for place in front), points[front[-1]][1]],
             "line": {"shape": "hv", "dash": "dot", "width": 2, "color": INK},
             "hoverinfo": "skip",
         }
@@ -40,8 +44,8 @@ def time_and_memory(entries: Sequence[Entry]) -> Optional[Figure]:
                 "name": shown(entry.label),
                 "x": [x],
                 "y": [y],
-                "text": [shown(entry.label)],
-                "textposition": "top left" if x > right / 2 else "top right",
+                "text": [names[place]],
+                "textposition": places[place],
                 "cliponaxis": False,
                 "showlegend": False,
                 "marker": {"symbol": symbol(place), "size": 13, "color": color(place), "line": {"width": 1}},
@@ -82,10 +86,18 @@ def time_and_memory(entries: Sequence[Entry]) -> Optional[Figure]:
         data,
         layout(
             height,
-            xaxis=axis("step, ms", range=[0, right]),
-            yaxis=axis("peak, MB", range=[0, top]),
+            xaxis=_axis("step, ms", across),
+            yaxis=_axis("peak, MB", up),
             legend={"x": 1, "xanchor": "right", "y": 0, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)"},
         ),
         Table("time-memory", "Time and memory", columns, rows),
         height,
     )
+
+
+def _axis(title: str, span: scales.Span) -> Dict[str, Any]:
+    if not span.logarithmic:
+        return axis(title, range=[span.low, span.high])
+    ends = [math.log10(span.low), math.log10(span.high)]
+    ticks = {"tickvals": span.ticks, "ticktext": [f"{tick:g}" for tick in span.ticks]}
+    return axis(f"{title} (logarithmic)", type="log", range=ends, **ticks)

@@ -1,0 +1,54 @@
+"""Where an axis ends, so that what is small stays readable beside what is a hundred times larger, and its ticks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, log, log10
+from typing import List, Optional, Sequence
+
+#: More than this between the largest and the smallest, and the small ones are lost on an axis from zero.
+WIDE = 20.0
+#: An axis is cut where the next larger value is so many times the one before.
+GAP = 2.5
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Do these positive values want a logarithmic axis?"""
+    return len(values) > 1 and max(values) > WIDE * min(values)
+
+
+def cut(ends: Sequence[float]) -> Optional[float]:
+    """Where an axis of bars from zero ends when some of these ends are far beyond the others, just above those; None
+    when all of them can be shown."""
+    if not is_wide(ends):
+        return None
+    ordered = sorted(ends)
+    below = [smaller for smaller, larger in zip(ordered, ordered[1:]) if larger > GAP * smaller]
+    return 1.15 * below[-1] if below else None
+
+
+@dataclass(frozen=True)
+class Span:
+    """The ends of an axis of points."""
+
+    low: float
+    high: float
+    logarithmic: bool
+
+    def share(self, value: float) -> float:
+        """Where a value is between the ends: 0 to 1."""
+        if self.logarithmic:
+            return log(value / self.low) / log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    @property
+    def ticks(self) -> List[float]:
+        """1, 2 and 5 of each power of ten, for a logarithmic axis."""
+        powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
+        return [of * 10.0**power for power in powers for of in (1, 2, 5) if self.low <= of * 10.0**power <= self.high]
+
+
+def span(values: Sequence[float]) -> Span:
+    """Of an axis that shows these positive values with some room beside them, from zero unless they differ too much."""
+    smallest, largest = min(values), max(values)
+    return Span(smallest / 1.4, 1.6 * largest, True) if is_wide(values) else Span(0.0, 1.15 * largest, False)

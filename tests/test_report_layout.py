@@ -1,0 +1,44 @@
+"""Axes that keep the small readable beside the large, and names that do not hide each other, by hand."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures_runs import correctness, environment, sample, status, write_run
+
+from common.report import bars, labels, scales, writing
+
+
+def test_an_axis_is_cut_below_what_is_far_beyond_the_others():
+    assert scales.cut([800, 1300, 3600, 21500]) == pytest.approx(1.15 * 3600)
+    assert scales.cut([800, 1300, 3600]) is None and scales.cut([5]) is None and scales.cut([1, 18]) is None
+    assert scales.cut([1.5**power for power in range(12)]) is None  # wide, but without a gap
+    assert scales.cut([1, 2, 30, 40, 900]) == pytest.approx(1.15 * 40)
+
+
+def test_spans_from_zero_or_logarithmic():
+    near, far = scales.span([10, 100]), scales.span([10, 1000])
+    assert (near.low, near.logarithmic, far.logarithmic) == (0, False, True)
+    assert near.share(near.high) == far.share(far.high) == pytest.approx(1) and far.share(far.low) == 0
+    assert far.share((far.low * far.high) ** 0.5) == pytest.approx(0.5)
+    assert far.ticks == pytest.approx([10, 20, 50, 100, 200, 500, 1000])
+
+
+def test_names_do_not_hide_each_other():
+    points, names = [(300, 200), (310, 205), (690, 320), (0, 0)], ["one", "another", "at the edge", "corner"]
+    places = labels.places(points, names, 700, 330)
+    boxes = [labels._box(point, name, labels.PLACES[place]) for point, name, place in zip(points, names, places)]
+    for at, box in enumerate(boxes):
+        assert 0 <= box[0] and box[2] <= 700 and 0 <= box[1] and box[3] <= 330
+        assert all(labels._shared(box, other) == 0 for other in boxes[at + 1 :])
+
+
+def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
+    for name, ms, more in (("a", 10, {}), ("b", 900, {}), ("c", 1, {"exact": False})):
+        samples = [environment("timing-1"), sample("timing-1", "step", 4, ms), status("timing-1")]
+        write_run(tmp_path / name, name, [[*correctness()], samples], **more)
+    ((group,),) = writing.read_groups([tmp_path])[1:2]
+    exact, others = bars.step_times(group.entries)
+    assert [exact.key, others.key] == ["step-time", "step-time-others"]
+    assert exact.layout["xaxis"]["range"] == [0, pytest.approx(11.5)] and "range" not in others.layout["xaxis"]
+    (arrow,) = [trace for trace in exact.data if trace["name"] == "goes on"]
+    assert arrow["y"] == [-1] and "goes on beyond the right edge" in exact.caption
