@@ -200,6 +200,17 @@ def write_run(
     return folder
 
 
+def timed(folder, name, step_ms, exact=True, peak=8, **head):
+    """A run of three rounds, the step's samples of each at `step_ms`[round] on both batches."""
+    rounds = [timing(f"timing-{at}", [ms, ms], [ms, ms]) for at, ms in enumerate(step_ms, start=1)]
+    jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
+    head = {"run_id": "one run", **head}
+    write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
+    found = records.read(folder / name)
+    found[0].update(head)
+    records.write(folder / name, found)
+
+
 def traced_run(folder, *texts, name="torchaudio", **head):
     files = [f"w.{place}.pt.trace.json" for place, _ in enumerate(texts, start=9)]
     for file, text in zip(files, texts):

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 import pytest
 from commands import ROOT, assert_user_error, run
-from fixtures_runs import correctness, garbled, header, memory, status, timing, traced_run, write_run
+from fixtures_runs import correctness, garbled, header, status, timed, traced_run, write_run
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
@@ -34,17 +34,6 @@ def groups_of(folder):
 
 def page_of(folder):
     return page(groups_of(folder), folder, LIBRARY)
-
-
-def timed(folder, name, step_ms, exact=True, peak=8, **head):
-    """A run of three rounds, the step's samples of each at `step_ms`[round] on both batches."""
-    rounds = [timing(f"timing-{at}", [ms, ms], [ms, ms]) for at, ms in enumerate(step_ms, start=1)]
-    jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
-    head = {"run_id": "one run", **head}
-    write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
-    found = records.read(folder / name)
-    found[0].update(head)
-    records.write(folder / name, found)
 
 
 def answers(folder):

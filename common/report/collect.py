@@ -68,6 +68,11 @@ class Entry:
         return self.row["exact"] is not False
 
     @property
+    def of_one_model(self) -> bool:
+        """Whether it trains the model of the exact losses: additive losses and other lattices train others."""
+        return self.exact or self.row["kind"] == "pruned"
+
+    @property
     def marked(self) -> str:
         """The label with what sets its kind apart from an exact loss."""
         return tables.marked(self.label, self.row["kind"])

@@ -15,29 +15,38 @@ PLACES = {
     "top left": (-1, 1),
     "bottom right": (1, -1),
     "bottom left": (-1, -1),
-    "middle right": (1, 0),
-    "middle left": (-1, 0),
     "top center": (0, 1),
     "bottom center": (0, -1),
+    "middle right": (1, 0),
+    "middle left": (-1, 0),
 }
+OUTSIDE = 4  # what is cut off at an edge weighs so many times what is hidden behind another name
+ROUNDS = 3  # in which each name may move away from where the others went
 
 
-def places(points: Sequence[Tuple[float, float]], names: Sequence[str], width: float, height: float) -> List[str]:
+def places(
+    points: Sequence[Tuple[float, float]],
+    names: Sequence[str],
+    width: float,
+    height: float,
+    kept_free: Sequence[Box] = (),
+) -> List[str]:
     """For each point (pixels from the lower left corner of a plot of this width and height) the first of PLACES with
-    the least in the way."""
+    the least in the way: other names, points, and what else is to be kept free."""
     markers = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
-    taken: List[Box] = []
     chosen: List[str] = []
-    for at, (point, name) in enumerate(zip(points, names)):
-        others = [*taken, *markers[:at], *markers[at + 1 :]]
+    taken: List[Box] = []
+    for _ in range(ROUNDS):
+        for at, (point, name) in enumerate(zip(points, names)):
+            boxes = {place: _box(point, name, side) for place, side in PLACES.items()}
+            others = [box for boxed in (markers, taken) for box in (*boxed[:at], *boxed[at + 1 :])]
 
-        def hidden(place: str, point=point, name=name, others=others) -> float:
-            box = _box(point, name, PLACES[place])
-            outside = _area(box) - _shared(box, (0, 0, width, height))
-            return outside + sum(_shared(box, other) for other in others)
+            def hidden(place: str, boxes=boxes, others=(*others, *kept_free)) -> float:
+                outside = _area(boxes[place]) - _shared(boxes[place], (0, 0, width, height))
+                return OUTSIDE * outside + sum(_shared(boxes[place], other) for other in others)
 
-        chosen.append(min(PLACES, key=hidden))
-        taken.append(_box(point, name, PLACES[chosen[-1]]))
+            best = min(PLACES, key=hidden)
+            chosen[at : at + 1], taken[at : at + 1] = [best], [boxes[best]]
     return chosen
 
 

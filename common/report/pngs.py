@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.errors import UserError
-from common.report import labels, scales, sweep_curves, sweep_pngs, sweep_section
+from common.report import labels, scales, sweep_curves, sweep_pngs, sweep_section, trade_off
 from common.report.bars import stages_of, times
-from common.report.collect import Entry, Group, apart, pareto, stage_medians
+from common.report.collect import Entry, Group, apart, stage_medians
 from common.report.look import PALETTE, color
 from common.results.sweeps import Sweep
 from common.results.tables import number
@@ -22,6 +22,7 @@ from common.results.tables import number
 MARKERS = ("o", "s", "D", "^", "P", "X", "*")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++")
 DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))
+FRONTS = {"dot": ":", "dash": "--"}  # plotly's names -> matplotlib's
 INK, QUIET = "#1c2128", "#57606a"
 STYLE: Dict[str, Any] = {
     "font.size": 9,
@@ -140,18 +141,21 @@ ALIGNED = {-1: ("right", "top"), 0: ("center", "center"), 1: ("left", "bottom")}
 def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     from matplotlib.ticker import NullLocator
 
-    both = [entry for entry in entries if times(entry) and entry.peak_mb is not None]
+    both, points = trade_off.measured(entries)
     if len(both) < 2:
         return False
-    points: List[Tuple[float, float]] = [(times(entry)["median"], entry.peak_mb) for entry in both]
-    front = [points[place] for place in pareto(points)]
+    axes.figure.set_size_inches(7, 4.4)
+    found = trade_off.fronts(both, points)
     across, up = scales.span([x for x, _ in points]), scales.span([y for _, y in points])
     names = [entry.marked for entry in both]
-    places = labels.places([(560 * across.share(x), 280 * up.share(y)) for x, y in points], names, 560, 280)
-    corners = [(front[0][0], up.high), *front, (across.high, front[-1][1])]
-    axes.step(*zip(*corners), where="post", color=QUIET, ls=":", label="Pareto front")
-    for place, (x, y) in enumerate(points):
-        axes.plot([x], [y], MARKERS[place % len(MARKERS)], color=color(place), mec=INK, mew=0.6, ms=8)
+    places = trade_off.name_places(names, points, found, (across, up), (500, 370))
+    for front in found:
+        line = {"ls": FRONTS[front.dash], "lw": 1.8 if front.dash == "dot" else 1.2, "color": QUIET}
+        axes.step(*zip(*front.corners(points, across, up)), where="post", label=f"Pareto front, {front.of}", **line)
+    for place, (entry, (x, y)) in enumerate(zip(both, points)):
+        filled = {"color": color(place), "mec": INK, "mew": 0.6}
+        look = filled if entry.of_one_model else {"mfc": "none", "mec": INK, "mew": 1.2}
+        axes.plot([x], [y], MARKERS[place % len(MARKERS)], ms=8, **look)
         side = labels.PLACES[places[place]]
         turned = {"ha": ALIGNED[side[0]][0], "va": ALIGNED[side[1]][1]}
         axes.annotate(names[place], (x, y), (7 * side[0], 6 * side[1]), textcoords="offset points", **turned)
@@ -165,7 +169,9 @@ def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     axes.set_xlabel("step time, ms" + ", logarithmic" * across.logarithmic)
     axes.set_ylabel("peak memory, MB" + ", logarithmic" * up.logarithmic)
     axes.grid()
-    axes.legend(loc="lower right")
+    if not all(entry.of_one_model for entry in both):
+        axes.plot([], [], "o", mfc="none", mec=INK, mew=1.2, ms=7, label="loss of another model: on no front")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=2, borderaxespad=0)
     return True
 
 

@@ -36,8 +36,8 @@ def verdicts(entries: Sequence[Entry]) -> List[Verdict]:
         fastest("Fastest exact loss, given logits", exact, "loss"),
         least_memory("Least memory, exact losses", exact),
     ]
-    of_one_model = [entry for entry in entries if entry.exact or entry.row["kind"] == "pruned"]
-    if len(exact) < len(of_one_model):  # additive losses and other lattices train other models
+    of_one_model = [entry for entry in entries if entry.of_one_model]
+    if len(exact) < len(of_one_model):
         found.append(fastest("Fastest overall, approximate too", of_one_model, "step"))
         found.append(least_memory("Least memory overall, approximate too", of_one_model))
     else:

@@ -1,0 +1,76 @@
+"""Time against memory: whose front is whose, by hand, and what the page says of it."""
+
+from __future__ import annotations
+
+from fixtures_runs import timed
+
+from common.report import labels, scales, trade_off, writing
+
+
+def entries_of(folder):
+    return writing.read_groups([folder])[1][0].entries
+
+
+def of_every_kind(folder):
+    timed(folder, "quick", [10, 10], peak=400)
+    timed(folder, "small", [40, 40], peak=100)
+    timed(folder, "beaten", [50, 50], peak=500)
+    timed(folder, "pruned", [5, 5], peak=50, kind="pruned")
+    timed(folder, "simple", [1, 1], peak=1, kind="additive")
+    timed(folder, "modified", [2, 2], peak=20, kind="topology")
+    return entries_of(folder)
+
+
+def test_losses_of_other_models_are_on_no_front(tmp_path):
+    both, points = trade_off.measured(of_every_kind(tmp_path))
+    exact, together = trade_off.fronts(both, points)
+    assert [both[place].label for place in exact.places] == ["quick", "small"]
+    assert [both[place].label for place in together.places] == ["pruned"]
+    assert exact.dash != together.dash
+    assert {both[place].label for place in together.among} == {"quick", "small", "beaten", "pruned"}
+
+
+def test_the_plot_says_who_is_on_which_front_and_draws_the_others_hollow(tmp_path):
+    figure = trade_off.time_and_memory(of_every_kind(tmp_path))
+    lines = [trace["name"] for trace in figure.data if trace["mode"] == "lines"]
+    assert lines == ["Pareto front, exact losses", "Pareto front, exact and pruned losses"]
+    hollow = {trace["name"] for trace in figure.data if trace.get("marker", {}).get("symbol", "").endswith("-open")}
+    assert hollow == {"simple", "modified"}
+    for said in (figure.caption, figure.summary):
+        assert "no other of the exact losses (dotted line): quick, small." in said
+        assert "no other of the exact and pruned losses (dashed line): pruned." in said
+        assert "losses of other models, which beat nobody here: modified (topology), simple (additive)." in said
+    shown = {row[0].shown: [cell.shown for cell in row[3:]] for row in figure.table.rows}
+    assert shown["small"] == ["yes", "no"] and shown["pruned (approx.)"] == ["-", "yes"]
+    assert shown["simple (additive)"] == ["-", "-"]
+
+
+def test_without_pruned_losses_there_is_one_front_and_without_a_common_model_none(tmp_path):
+    timed(tmp_path / "a", "one", [10, 10])
+    timed(tmp_path / "a", "two", [20, 20])
+    assert [trace["mode"] for trace in trade_off.time_and_memory(entries_of(tmp_path / "a")).data][:2] == [
+        "lines",
+        "markers+text",
+    ]
+    timed(tmp_path / "b", "one", [10, 10], kind="additive")
+    timed(tmp_path / "b", "two", [20, 20], kind="additive")
+    figure = trade_off.time_and_memory(entries_of(tmp_path / "b"))
+    assert {trace["mode"] for trace in figure.data} == {"markers+text"}
+
+
+def test_names_keep_off_the_lines_and_within_the_plot():
+    span = scales.Span(0, 100, False)
+    front = trade_off.Front("exact losses", "dot", [0], [0])
+    for point in ((20.0, 20.0), (98.0, 50.0), (50.0, 98.0)):
+        (place,) = trade_off.name_places(["some name"], [point], [front], (span, span), (400, 400))
+        across, up = labels.PLACES[place]
+        assert across * up or across < 0 or up < 0  # not along the line, which goes up and to the right
+        left, bottom, right, top = labels._box((4 * point[0], 4 * point[1]), "some name", (across, up))
+        assert left >= 0 and bottom >= 0 and right <= 400 and top <= 400
+
+
+def test_a_name_moves_for_one_that_came_later():
+    points, names = [(100, 100), (120, 122)], ["one that is long", "another that is long"]
+    chosen = labels.places(points, names, 400, 400)
+    one, another = (labels._box(*each, labels.PLACES[place]) for *each, place in zip(points, names, chosen))
+    assert labels._shared(one, another) == 0
