@@ -13,7 +13,7 @@ from common.errors import EXIT_FAILED, EXIT_OK
 from common.report import pngs, writing
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
-samples over time, and what was measured where.  Every number links to the samples it is from, by relative path, so a
+samples over time, what was measured where, and the newest conformance matrix, or the one that is committed.  Every number links to the samples it is from, by relative path, so a
 page and its log folders can be moved together.  Every benchmark run writes it into its log folder too."""
 EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
 
@@ -41,7 +41,7 @@ def parser() -> Parser:
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
     rows, groups, swept = writing.read(options.log)
-    written = [writing.write(groups, options.output, swept)]
+    written = [writing.write(groups, options.output, swept, options.log)]
     if options.png is not None:
         written += pngs.write(groups, options.png, swept)
     for path in written:

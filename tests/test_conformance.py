@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 import torch
 from commands import ROOT, assert_user_error, run
+from fixtures_conformance import made
 
 from benchmark_reference import Reference
 from common import settings
 from common.conformance import matrix
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
-from common.conformance.isolated import Judged, examine
+from common.conformance.isolated import examine
 from common.conformance.judge import judge
 from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.conformance.reproductions import DIES
 from common.implementations import BY_NAME as IMPLEMENTATIONS
 from common.implementations import find
 from common.losses import vectorised
-from common.report.page import page
 from common.running import interpreters
 
 CPU = torch.device("cpu")
@@ -338,16 +338,6 @@ def test_a_script_that_does_not_load_is_one_line(module_of, source, status, word
 # The matrix and its findings.
 
 
-def made(**cells):
-    """The document of one row with these outcomes."""
-    rows = [Judged("a", "exact", about={"version": "1", "torch": "2", "python": "3"}, cells=cells)]
-    rows.append(Judged("gone", "exact", "missing", "gone is not installed: pip install <gone>"))
-    cases = [case for case in CASES if case.name in cells]
-    return matrix.document(
-        rows, cases, device="cpu", machine={"cpu": "x", "cores": 2}, suite=("abc", False), command=["c"]
-    )
-
-
 def test_findings_are_ordered_and_only_what_is_one():
     document = made(
         **{
@@ -393,28 +383,6 @@ def test_bad_flags_and_the_list():
     assert_user_error(run("conformance.py", "--cases", "everything"), "--cases", "everything")
     listed = run("conformance.py", "--list")
     assert listed.returncode == 0 and all(case.name in listed.stdout for case in CASES)
-
-
-# The report.
-
-
-def test_the_report_shows_the_matrix_beside_it(tmp_path):
-    document = made(
-        ragged=Outcome(DIFFERS, "loss <b>1</b> instead of 2", 0.5, 0.25),
-        **{"V-2": Outcome(PASS), "no-target": Outcome(REFUSES, "assert U > 0")},
-    )
-    (tmp_path / "conformance.json").write_text(json.dumps(document))
-    shown = page([], tmp_path, "/* plotly */")
-    assert "\u2717 differs 5e-01</td>" in shown and "\u2713 pass</td>" in shown and "! refuses</td>" in shown
-    assert "a: differs: loss &lt;b&gt;1&lt;/b&gt; instead of 2" in shown and "pip install &lt;gone&gt;" in shown
-    assert "U = 0 is refused: a." in shown
-    assert 'id="conformance"' not in page([], tmp_path / "elsewhere", "/* plotly */")
-
-
-@pytest.mark.parametrize("garbled", ["", "{}", "[1]", '{"implementations": [{"status": 3}]}'])
-def test_a_garbled_matrix_costs_only_its_own_section(tmp_path, garbled):
-    (tmp_path / "conformance.json").write_text(garbled)
-    assert "conformance.json cannot be read (" in page([], tmp_path, "/* plotly */")
 
 
 # What is committed.

@@ -19,7 +19,7 @@ from fixtures_runs import correctness, garbled, header, status, timed, traced_ru
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
-from common.report import collect, courses, markup, memory_curve, trade_off, writing
+from common.report import collect, conformance_section, courses, markup, memory_curve, trade_off, writing
 from common.report.page import page
 from common.report.verdicts import verdicts
 from common.results import records
@@ -151,7 +151,8 @@ class Seen(HTMLParser):
         self.words.append(data)
 
 
-def test_numbers_link_to_samples_and_traces(tmp_path):
+def test_numbers_link_to_samples_and_traces(tmp_path, monkeypatch):
+    monkeypatch.setattr(conformance_section, "LOG", tmp_path / "none")  # of this checkout, which would be linked to
     folder = traced_run(tmp_path / "log" / "a b#1", kineto(steps([100, 200])), kineto(steps([100, 200])))
     links = set(Seen(page(groups_of(tmp_path), tmp_path / "pages", LIBRARY)).links)
     (tmp_path / "pages").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import re
 
 import pytest
 from browsers import CHROMIUM, DRIVER, Browser
@@ -13,7 +14,7 @@ from fixtures_sweeps import write_sweep
 from fixtures_traces import kineto, span, steps
 from fixtures_traces import memory as memory_event
 
-from common.report import writing
+from common.report import conformance_section, writing
 from common.results import records
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
@@ -55,7 +56,9 @@ def report(tmp_path_factory):
     records.write(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
     _, groups, swept = writing.read([log])
-    return writing.write(groups, log / "report.html", swept)
+    with pytest.MonkeyPatch.context() as patched:  # the committed matrix, whatever log/ of this checkout has
+        patched.setattr(conformance_section, "LOG", log / "none")
+        return writing.write(groups, log / "report.html", swept)
 
 
 def heading(browser, title):
@@ -144,6 +147,21 @@ def test_nothing_overflows_the_page(browser, report, width, dark):
     widest = "Math.max(...[...document.querySelectorAll('.main-svg')].map(it => it.getBoundingClientRect().right))"
     assert browser.js(widest) <= width
     assert browser.console() == []
+
+
+def test_the_conformance_matrix_fits_a_screen_and_keeps_its_cases_on_a_phone(browser, report):
+    browser.open(report, width=1140)
+    assert browser.js("document.querySelectorAll('.matrix thead th').length") == 23  # of docs/conformance.json
+    assert browser.js("(it => it.scrollWidth <= it.clientWidth)(document.querySelector('.matrix'))")
+    browser.open(report, width=390)
+    left = "document.querySelector('.matrix tbody th').getBoundingClientRect().left"
+    before = browser.js(left)
+    browser.js("document.querySelector('.matrix').scrollTo(300, 200)")
+    assert browser.js("document.querySelector('.matrix').scrollLeft") == 300 and browser.js(left) == before
+    for dark in (False, True):
+        browser.open(report, dark=dark)
+        ground = browser.js("getComputedStyle(document.querySelector('.matrix tbody th')).backgroundColor")
+        assert re.fullmatch(r"rgb\(.*\)", ground)  # nothing shines through
 
 
 def contrast(browser, selector, of="color"):

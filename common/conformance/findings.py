@@ -27,10 +27,15 @@ class Finding:
     shown: str = ""
 
 
+def called(entry: Mapping[str, Any]) -> str:
+    """The name of an implementation; a simulated one says so."""
+    return entry["name"] + (" (simulated)" if entry.get("simulator") else "")
+
+
 def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
-    """(implementation, outcome) of those that were judged by the case; a simulated one says so."""
+    """(implementation, outcome) of those that were judged by the case."""
     return [
-        (entry["name"] + (" (simulated)" if entry.get("simulator") else ""), Outcome.from_json(entry["cells"][case]))
+        (called(entry), Outcome.from_json(entry["cells"][case]))
         for entry in document["implementations"]
         if case in entry["cells"]
     ]

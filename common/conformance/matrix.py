@@ -91,7 +91,8 @@ def heading(document: Mapping[str, Any]) -> str:
     return f"{document['device']}: {device}, {about.get('cores')} cores; {document['made'][:10]}; suite {revision}"
 
 
-def _version(entry: Mapping[str, Any]) -> str:
+def versions(entry: Mapping[str, Any]) -> str:
+    """ "1.4, torch 2.11.0", and whether it was simulated."""
     versions = [str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch")]
     simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
     return f"{versions[0]}, torch {versions[1]}{simulator}"
@@ -117,7 +118,7 @@ def table(document: Mapping[str, Any], color: bool) -> str:
 
     columns = judged_of(document)
     lines = [heading(document), ""]
-    lines += [f"{place:3d}  {entry['name']} ({_version(entry)})" for place, entry in enumerate(columns, start=1)]
+    lines += [f"{place:3d}  {entry['name']} ({versions(entry)})" for place, entry in enumerate(columns, start=1)]
     for entry in document["implementations"]:
         if entry["status"] != "judged":
             lines.append(f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}")

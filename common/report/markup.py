@@ -108,13 +108,19 @@ def table(content: Table, base: Path) -> str:
         "<tr>" + "".join(_cell(cell, column, base) for cell, column in zip(row, content.columns)) + "</tr>\n"
         for row in content.rows
     )
-    download = base64.b64encode(_csv(content).encode("utf-8")).decode()
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(content.title)}">'
         f'<table class="sortable"><caption class="unseen">{text(content.title)}</caption>'
-        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n"
+        f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n{download(content)}"
+    )
+
+
+def download(content: Table) -> str:
+    """A link that holds the table as a CSV file."""
+    encoded = base64.b64encode(_csv(content).encode("utf-8")).decode()
+    return (
         f'<p class="download"><a download="{text(content.name)}.csv" '
-        f'href="data:text/csv;charset=utf-8;base64,{download}">Download as CSV</a></p>\n'
+        f'href="data:text/csv;charset=utf-8;base64,{encoded}">Download as CSV</a></p>\n'
     )
 
 

@@ -21,13 +21,15 @@ HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 
 
-def page(groups: Sequence[Group], base: Path, library: str, swept: Sequence[Sweep] = ()) -> str:
-    """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself.  A
-    conformance.json in `base` is shown too."""
+def page(
+    groups: Sequence[Group], base: Path, library: str, swept: Sequence[Sweep] = (), paths: Sequence[Path] = ()
+) -> str:
+    """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself; paths:
+    the logs it is of, in which a conformance matrix may be too."""
     figures: Dict[str, Figure] = {}
     sections = "".join(_section(group, place, len(groups), figures, base) for place, group in enumerate(groups))
     sections += "".join(sweep_section.section(sweep, place, figures, base) for place, sweep in enumerate(swept))
-    sections += conformance_section.section(base)
+    conformance = conformance_section.section(base, paths)
     script = _source("page.js")
     library = library.replace("\r\n", "\n")
     policy = (
@@ -54,9 +56,9 @@ def page(groups: Sequence[Group], base: Path, library: str, swept: Sequence[Swee
 <p class="overline">Transducer (RNN-T) losses, side by side</p>
 <h1>{TITLE}</h1>
 <p class="lead">{text(_lead(groups, swept))}</p>
-{_contents(groups, swept)}</header>
+{_contents(groups, swept, bool(conformance))}</header>
 <main id="results">
-{sections}{_how_to_read()}</main>
+{sections}{conformance}{_how_to_read()}</main>
 <footer><p>Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by this suite's report.py. Every number is a link to
 the samples or the trace it is from; absolute times belong to one machine on one day.</p></footer>
 <script type="application/json" id="figures">{script_json(drawn)}</script>
@@ -82,14 +84,13 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     return ", ".join(parts) + "."
 
 
-def _contents(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
-    if len(groups) + len(swept) < 2:
-        return ""
-    items = "".join(f'<li><a href="#group-{at}">{text(group.heading)}</a></li>' for at, group in enumerate(groups))
-    items += "".join(
-        f'<li><a href="#sweep-{at}">{text(sweep_section.title(sweep))}</a></li>' for at, sweep in enumerate(swept)
-    )
-    return f'<nav aria-label="Configurations"><ul>{items}</ul></nav>\n'
+def _contents(groups: Sequence[Group], swept: Sequence[Sweep], conformance: bool) -> str:
+    """Links to the sections; "" for one section alone."""
+    links = [(f"group-{at}", group.heading) for at, group in enumerate(groups)]
+    links += [(f"sweep-{at}", sweep_section.title(sweep)) for at, sweep in enumerate(swept)]
+    links += [(conformance_section.ID, conformance_section.TITLE)] if conformance else []
+    items = "".join(f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in links)
+    return f'<nav aria-label="Contents"><ul>{items}</ul></nav>\n' if len(links) > 1 else ""
 
 
 def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], base: Path) -> str:

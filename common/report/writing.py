@@ -50,8 +50,8 @@ def plotly_library() -> str:
     return get_plotlyjs()
 
 
-def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = ()) -> Path:
-    """Write the page in one step: a reader, or a full disk, meets the old file or the new one.
+def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = (), paths: Sequence[Path] = ()) -> Path:
+    """Write the page of the logs `paths` in one step: a reader, or a full disk, meets the old file or the new one.
 
     Raises UserError when it cannot be written.
     """
@@ -59,7 +59,7 @@ def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = ()) ->
     temporary = output.parent / f".{output.name}.{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        content = page(groups, output.parent, library, swept)
+        content = page(groups, output.parent, library, swept, paths)
         if output.exists() and not output.is_file():  # a pipe, say: to be written to, not replaced
             output.write_text(content, encoding="utf-8")
         else:
@@ -77,7 +77,7 @@ def after_run(log_dir: Path, quiet: bool) -> None:
     """Write ``log_dir/report.html`` and say so on stderr.  A failure is one warning there, and costs nothing else."""
     try:
         _, groups, swept = read([log_dir])
-        path = write(groups, log_dir / FILE_NAME, swept)
+        path = write(groups, log_dir / FILE_NAME, swept, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:
