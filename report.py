@@ -13,8 +13,9 @@ from common.errors import EXIT_FAILED, EXIT_OK
 from common.report import pngs, writing
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
-samples over time, what was measured where, and the newest conformance matrix, or the one that is committed.  Every number links to the samples it is from, by relative path, so a
-page and its log folders can be moved together.  Every benchmark run writes it into its log folder too."""
+samples over time, what was measured where, and which loss is right in which corner: the newest matrix of conformance.py
+in the log folders, or the committed one.  Every number links to the samples it is from, by relative path, so a page and
+its log folders can be moved together.  Every benchmark run writes it into its log folder too."""
 EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
 
 
