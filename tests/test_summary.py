@@ -16,7 +16,7 @@ from fixtures_runs import (
     traced_run,
     write_run,
 )
-from fixtures_traces import MIB, REAL, kineto, steps, write
+from fixtures_traces import MIB, REAL, kineto, span, steps, write
 from fixtures_traces import memory as allocation
 
 # One run.
@@ -229,6 +229,34 @@ def test_a_stub_alone_in_the_last_window_is_left_out(tmp_path):
     row = one_row(tmp_path / "a")
     assert row["average_step_time_us"] == 150 and row["windows"][1]["steps"] == 0
     assert "alone in its window" in row["notes"][0]
+
+
+def test_a_short_step_alone_in_the_last_window_with_its_operators_is_whole(tmp_path):
+    for place, durations in enumerate(([100], [4])):
+        write(tmp_path / "a" / f"w.{place}.pt.trace.json", kineto(steps(durations, operators=40)))
+    row = one_row(tmp_path / "a")
+    assert row["average_step_time_us"] == 52 and not any("stub" in note for note in row["notes"])
+
+
+def like_a_stub(first, step=100):
+    """A window whose last step looks cut off: a tenth as long as the other, with none of its operators."""
+    return kineto([*steps([step], first=first), span(f"ProfilerStep#{first + 1}", 2 * step + 2000, step / 10)])
+
+
+def test_a_window_after_which_the_loop_went_on_has_no_stub(tmp_path):
+    for place, first in enumerate([1, 4, 1]):  # the last is of another loop, which was started anew
+        write(tmp_path / "a" / f"w.{place}.pt.trace.json", like_a_stub(first))
+    row = one_row(tmp_path / "a")
+    assert [window["steps"] for window in row["windows"]] == [2, 1, 1]
+    assert "cut off" not in str(row["windows"][0]) and "cut off" in str(row["windows"][1])
+
+
+def test_a_run_of_this_suite_has_no_stub(tmp_path):
+    """Its loop runs all its steps, or there is no record of the traces."""
+    row = one_row(traced_run(tmp_path / "a", like_a_stub(1), like_a_stub(4)))
+    assert [window["steps"] for window in row["windows"]] == [2, 2]
+    (row,) = read_rows(traced_run(tmp_path / "b", kineto(steps([100])), kineto(steps([4], operators=0))))
+    assert row["average_step_time_us"] == 52 and "stub" not in str(row["notes"])
 
 
 def test_workers_and_ranks_are_rows_of_their_own(tmp_path):

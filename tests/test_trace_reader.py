@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -95,6 +96,33 @@ def test_real_stub_is_found_and_left_out_of_the_average(version, stub, fast):
 
 def test_a_short_last_step_with_operators_is_no_stub(tmp_path):
     assert read(write(tmp_path / "t.json", kineto(steps([300, 300, 10])))).stub is None
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("operators", [1000, 50_000])
+def test_a_short_last_step_with_as_many_operators_as_the_others_is_no_stub(tmp_path, operators, fast):
+    """A batch of short utterances after one of long ones: 5 times shorter, with the same operators."""
+    path = write(tmp_path / "t.json", kineto(steps([500_000, 500_000, 100_000], operators=operators)))
+    found = read(path, fast)
+    assert found.stub is None and found.flags == []
+    assert trace_reader.count_operators(path, fast=fast) == (3 * operators, 3 * operators)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("order", ["as they began", "backwards", "shuffled"])
+def test_a_stub_is_found_wherever_its_operators_stand(tmp_path, order, fast):
+    def shuffled(events):
+        by_time = sorted(events, key=lambda event: event["ts"])
+        if order == "shuffled":
+            random.Random(1).shuffle(by_time)
+        return by_time[::-1] if order == "backwards" else by_time
+
+    whole, stub = steps([500_000, 500_000], operators=1000), steps([20_000], first=3, operators=240)
+    late = [{**event, "ts": event["ts"] + 1_000_020} for event in stub]
+    found = read(write(tmp_path / "t.json", kineto(shuffled(whole + late))), fast)
+    assert found.stub == 3 and found.average_step_us == 500_000
+    late += [span("aten::add", late[0]["ts"], 1, "cpu_op")] * 10  # a quarter of the others' 1,000
+    assert read(write(tmp_path / "t.json", kineto(shuffled(whole + late))), fast).stub is None
 
 
 def test_a_long_last_step_without_operators_is_no_stub(tmp_path):
@@ -215,7 +243,9 @@ def test_both_ways_deliver_the_same_events_of_known_and_unknown_categories(monke
     monkeypatch.setattr(trace_kineto, "PIECE", piece)
     delivered = {way: [] for way in (trace_events.any_events, trace_kineto.fast_events)}
     for way, events in delivered.items():
-        assert way(io.BytesIO(text), lambda *event, to=events: to.append(event), lambda *_: None) == 0
+        keep = [lambda *event, to=events: to.append(event), lambda *_: None, lambda ts, to=events: to.append(ts)]
+        assert way(io.BytesIO(text), *keep) == 0
+        assert way(io.BytesIO(text), lambda *event: None, lambda *_: None) == 0  # nobody asks for operators
     slow, fast = delivered.values()
     assert fast == slow and len(fast) == 4 * 4 + 4 + 2 + 1 + 1
 

@@ -230,7 +230,8 @@ def _perhaps_packed(path: Path) -> Path:
 def _traces(row: Row, line: Optional[Record], folder: Path) -> Profiled:
     """Add the profiled numbers.  A broken trace costs these, never the others."""
     files = [_perhaps_packed(folder / Path(str(name)).name) for name in line["files"]] if line else trace_files(folder)
-    numbers = profiled(read_windows(files))
+    # The record is only written when the loop has run all its steps.
+    numbers = profiled(read_windows(files), to_the_end=line is not None)
     row.update(
         windows=numbers.windows,
         average_step_time_us=numbers.average_step_time_us,

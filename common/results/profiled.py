@@ -6,12 +6,13 @@ Profiled means: with the profiler's own cost in it.  Windows stay apart and are 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 from common.results import statistics, trace_reader
-from common.results.trace_reader import CPU, CUDA, TraceError, TraceSummary
+from common.results.trace_reader import CPU, CUDA, FEW, TraceError, TraceSummary
 
 MB = 2**20
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
@@ -67,9 +68,14 @@ def read_windows(files: List[Path]) -> List[Window]:
     return windows
 
 
-def profiled(windows: List[Window]) -> Profiled:
-    """The numbers of the windows of one worker, in order."""
+def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
+    """The numbers of the windows of one worker, in order.  to_the_end: the loop is known to have ended where it was
+    meant to, so that no step is cut off."""
     result = Profiled()
+    windows = [
+        _without_stub(window) if to_the_end or _goes_on(window, later) else window
+        for window, later in zip_longest(windows, windows[1:])
+    ]
     for path, summary in windows:
         if isinstance(summary, TraceError):
             result.error = result.error or str(summary)
@@ -88,7 +94,8 @@ def profiled(windows: List[Window]) -> Profiled:
             result.notes += [f"{path.name}: {flag}" for flag in summary.flags]
     summaries = [summary for _, summary in windows if isinstance(summary, TraceSummary)]
     files = [path for path, _ in windows]
-    _leave_out_lone_stub(files, summaries, result)
+    if not to_the_end:
+        _leave_out_lone_stub(files, summaries, result)
     result.step_us = [[duration for _, duration in summary.whole_steps] for summary in summaries]
     result.on_cuda = any(summary.on_cuda for summary in summaries)
     result.device_name = next((summary.device_name for summary in summaries if summary.device_name), None)
@@ -100,6 +107,18 @@ def profiled(windows: List[Window]) -> Profiled:
             for label, total in summary.label_us.items():
                 result.label_us[label] = result.label_us.get(label, 0.0) + total / len(durations)
     return result
+
+
+def _goes_on(window: Window, later: Optional[Window]) -> bool:
+    """Is `later` a further window of the same loop, which did not end in this one then?  Another loop, into the same
+    folder, counts its steps from the start again."""
+    summaries = [each[1] for each in (window, later) if each is not None and isinstance(each[1], TraceSummary)]
+    return len(summaries) == 2 and summaries[1].steps[0][0] > summaries[0].steps[-1][0]
+
+
+def _without_stub(window: Window) -> Window:
+    path, summary = window
+    return (path, replace(summary, stub=None)) if isinstance(summary, TraceSummary) else window
 
 
 def _window(path: Path, summary: TraceSummary) -> Dict[str, Any]:
@@ -135,14 +154,22 @@ def _peak(result: Profiled) -> None:
 
 
 def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], result: Profiled) -> None:
-    """A loop that ends in the first active step of a window leaves a file with a stub alone; only its brevity tells."""
+    """A loop that ends in the first active step of a window leaves a file with a stub alone.  It is short and holds few
+    operators next to the steps of the windows before; where those hold none, only its brevity tells."""
     if len(summaries) < 2 or len(summaries) < len(files) or len(summaries[-1].steps) != 1:
         return
     number, duration = summaries[-1].steps[0]
-    if duration * 4 < min(summary.average_step_us for summary in summaries[:-1]):
+    short = duration * FEW < min(summary.average_step_us for summary in summaries[:-1])
+    if short and _few_operators(files[-1], files[-2], len(summaries[-2].steps)):
         flag = (
             f"stub step: ProfilerStep#{number} ({duration:.0f} us) is alone in its window and left out of the average"
         )
         result.windows[-1].update(average_step_time_us=None, steps=0, flags=[*result.windows[-1]["flags"], flag])
         result.notes.append(f"{files[-1].name}: {flag}")
         summaries.pop()
+
+
+def _few_operators(alone: Path, before: Path, steps_before: int) -> bool:
+    """Has the one step of `alone` few operators next to the steps of the window before it, if those have any?"""
+    (_, mine), (_, others) = map(trace_reader.count_operators, (alone, before))
+    return others == 0 or mine * FEW < others / steps_before

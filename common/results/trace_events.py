@@ -33,9 +33,10 @@ Event = Dict[str, Any]
 Counters = Optional[Tuple[Any, Any, Any]]  # Total Allocated, Device Type, Device Id
 OnEvent = Callable[[Any, Any, Any, Any, Any, Counters], None]  # ph, cat, name, ts, dur, counters: of any type
 OnHeader = Callable[[str, Any], None]
+OnOperator = Optional[Callable[[Any], None]]  # ts; None: nobody asks
 HEADER_KEYS = ("distributedInfo", "deviceProperties")
 STACKS = "python_function"  # the category of most events of a trace with stacks: nobody asks for these
-OPERATORS = "cpu_op"  # of these only `ts` is asked for
+OPERATORS = "cpu_op"  # of these only `ts` is asked for, if anything
 SALVAGED = "read field by field"  # a key no event has
 
 
@@ -64,11 +65,12 @@ def salvage(text: str) -> Optional[Event]:
     return event
 
 
-def deliver(event: Event, on_event: OnEvent) -> bool:
+def deliver(event: Event, on_event: OnEvent, on_operator: OnOperator = None) -> bool:
     """Hand over what matters of an event, if it does; True when it was salvaged."""
     cat = event.get("cat")
     if cat == OPERATORS:
-        on_event(None, cat, None, event.get("ts"), None, None)
+        if on_operator is not None:
+            on_operator(event.get("ts"))
     elif cat != STACKS:
         args = event.get("args")
         counters = None
@@ -181,10 +183,11 @@ class Window:
         return self.value(broken)
 
 
-def any_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> int:
+def any_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader, on_operator: OnOperator = None) -> int:
     """Read a trace of any layout: an object with the key "traceEvents", or the bare list of events.
 
-    on_header gets the small keys beside the events.  Returns how many events were salvaged; raises Broken.
+    on_header gets the small keys beside the events, on_operator the starts of operators, which on_event does not get.
+    Returns how many events were salvaged; raises Broken.
     """
     window = Window(stream)
     window.peek()
@@ -193,7 +196,7 @@ def any_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> int:
     if not window.peek():
         raise Broken("it is empty")
     if window.expect("{[") == "[":
-        return rest_of_events(window, on_event, on_header, closing="]")
+        return rest_of_events(window, on_event, on_header, on_operator, closing="]")
     while window.peek() != "}":
         if window.peek() != '"':
             window.expect('"')
@@ -201,7 +204,7 @@ def any_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> int:
         window.expect(":")
         if key == "traceEvents":
             window.expect("[")
-            return rest_of_events(window, on_event, on_header, closing="}")
+            return rest_of_events(window, on_event, on_header, on_operator, closing="}")
         if key in HEADER_KEYS:
             on_header(key, window.value())
         else:
@@ -211,7 +214,9 @@ def any_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> int:
     raise Broken('it has no "traceEvents": not a chrome trace')
 
 
-def rest_of_events(window: Window, on_event: OnEvent, on_header: OnHeader, closing: str) -> int:
+def rest_of_events(
+    window: Window, on_event: OnEvent, on_header: OnHeader, on_operator: OnOperator, closing: str
+) -> int:
     """The events up to the end of their list, then the tail of the file, which must end with `closing`."""
     salvaged = 0
     if window.peek() == "]":
@@ -220,7 +225,7 @@ def rest_of_events(window: Window, on_event: OnEvent, on_header: OnHeader, closi
         while True:
             event = window.event()
             if isinstance(event, dict):
-                salvaged += deliver(event, on_event)
+                salvaged += deliver(event, on_event, on_operator)
             if window.expect(",]") == "]":
                 break
     if closing == "]":

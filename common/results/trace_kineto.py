@@ -26,6 +26,7 @@ from common.results.trace_events import (
     Broken,
     OnEvent,
     OnHeader,
+    OnOperator,
     Window,
     deliver,
     rest_of_events,
@@ -75,7 +76,9 @@ if msgspec is not None:
     _DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Optional[int]:
+def fast_events(
+    stream: BinaryIO, on_event: OnEvent, on_header: OnHeader, on_operator: OnOperator = None
+) -> Optional[int]:
     """Read a trace as Kineto lays it out.  Returns how many events were salvaged, or None when it is not sure of the
     file: what was delivered so far is then to be thrown away and the file read again with ``any_events``."""
     if msgspec is None:
@@ -96,7 +99,7 @@ def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Opt
     while True:
         cut = pending.rfind(_BOUNDARY)
         if cut >= 0:
-            found = _decode_chunk(pending[: cut + 4], on_event)
+            found = _decode_chunk(pending[: cut + 4], on_event, on_operator)
             if found is None:
                 return None
             salvaged += found
@@ -108,12 +111,13 @@ def fast_events(stream: BinaryIO, on_event: OnEvent, on_header: OnHeader) -> Opt
             break
         pending += chunk
     try:  # the last event and the tail
-        return salvaged + rest_of_events(Window(io.BytesIO(pending)), on_event, on_header, closing="}")
+        window = Window(io.BytesIO(pending))
+        return salvaged + rest_of_events(window, on_event, on_header, on_operator, closing="}")
     except Broken:
         return None
 
 
-def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
+def _decode_chunk(data: bytes, on_event: OnEvent, on_operator: OnOperator) -> Optional[int]:
     """Deliver the events of a chunk, as ``deliver`` does; one by one, as ``any_events`` reads them, when one of them is
     no JSON."""
     data_as_list = b"[" + data + b"]"
@@ -123,13 +127,14 @@ def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
         except msgspec.ValidationError:  # another category, or none
             events = _decode_any(data_as_list)
     except _DECODE_ERRORS:
-        return _decode_singly(data, on_event)
+        return _decode_singly(data, on_event, on_operator)
     for event in events:
         cat = event.cat
         if cat == STACKS:
             continue
         if cat == OPERATORS:
-            on_event(None, cat, None, event.ts, None, None)
+            if on_operator is not None:
+                on_operator(event.ts)
             continue
         args = event.args
         counters = (args.total, args.device_type, args.device_id) if args is not None else None
@@ -137,7 +142,7 @@ def _decode_chunk(data: bytes, on_event: OnEvent) -> Optional[int]:
     return 0
 
 
-def _decode_singly(data: bytes, on_event: OnEvent) -> Optional[int]:
+def _decode_singly(data: bytes, on_event: OnEvent, on_operator: OnOperator) -> Optional[int]:
     salvaged = 0
     text = data.decode("utf-8", errors="replace")
     for piece in text[1:-4].split(_BOUNDARY.decode()):  # without the first { and the last line, "  }"
@@ -151,5 +156,5 @@ def _decode_singly(data: bytes, on_event: OnEvent) -> Optional[int]:
         if event is None or end < len(piece):
             return None
         if isinstance(event, dict):
-            salvaged += deliver(event, on_event)
+            salvaged += deliver(event, on_event, on_operator)
     return salvaged

@@ -9,6 +9,7 @@ with no torch.
 from __future__ import annotations
 
 import gzip
+import math
 import re
 import zlib
 from dataclasses import dataclass
@@ -21,13 +22,13 @@ from common.results.trace_events import Broken, Counters, any_events
 from common.results.trace_kineto import fast_events
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
-LAST_OPERATORS = 64  # starts kept to tell how many operators the last step has
-MOST_STARTS = 4096  # gathered before all but those are dropped
+FEW = 4  # a step is short, or has few operators, below a FEWth of what the others have
 MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
 OTHER_LABELS = "(other labels)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
 Device = Tuple[int, int]  # type, id
+Step = Tuple[float, float, int]  # start, duration, number
 
 
 class TraceError(UserError):
@@ -38,11 +39,11 @@ class TraceError(UserError):
 class TraceSummary:
     """One window (one file).
 
-    steps: (number, duration in microseconds) by start, the stub included; stub: the number of a last step that the
-    end of the loop cut off; missing: step numbers that are not there between the first and the last; peak_bytes:
-    highest "Total Allocated" by (device type, device id), see CPU and CUDA; label_us: total duration by
-    record_function name; on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events that
-    were not valid JSON.
+    steps: (number, duration in microseconds) by start, the stub included; stub: the number of a last step that looks
+    cut off by the end of the loop (see ``_stub``); missing: step numbers that are not there between the first and the
+    last; peak_bytes: highest "Total Allocated" by (device type, device id), see CPU and CUDA; label_us: total duration
+    by record_function name; on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events
+    that were not valid JSON.
     """
 
     path: str
@@ -94,7 +95,7 @@ def read(path: Path, fast: bool = True) -> TraceSummary:
     be read, is cut short or broken, or has no step.
     """
     collector, salvaged = collect(Path(path), fast)
-    return collector.summary(str(path), salvaged)
+    return collector.summary(str(path), _stub(Path(path), collector.steps, fast), salvaged)
 
 
 def memory_rise(path: Path) -> Dict[Device, int]:
@@ -107,16 +108,45 @@ def memory_rise(path: Path) -> Dict[Device, int]:
     return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
+def count_operators(path: Path, begin: float = -math.inf, end: float = math.inf, fast: bool = True) -> Tuple[int, int]:
+    """How many operators begin within [begin, end), in microseconds of the trace, and how many it has.
+
+    Reads the whole file: where events stand in it does not tell when they began, and only its end tells which step was
+    the last.  TraceError as for ``read``.
+    """
+    counter, _ = collect(path, fast, make=lambda: _OperatorCounter(begin, end))
+    return counter.inside, counter.all
+
+
+def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
+    """The number of the last step when the loop ended in it: it is short next to the other steps, and holds few
+    operators (1.13 puts one of its own there) next to them.  Both, since a true step may be either.
+
+    Only a short one is worth reading the file again for its operators.
+    """
+    if len(steps) < 2:
+        return None
+    *others, (begin, duration, number) = sorted(steps)
+    if duration * FEW >= median([duration for _, duration, _ in others]):
+        return None
+    inside, all_operators = count_operators(path, begin, begin + duration, fast)
+    usual = (all_operators - inside) / len(others)
+    return number if usual >= FEW and inside * FEW < usual else None
+
+
 def collect(path: Path, fast: bool = True, make: Optional[Callable[[], Any]] = None) -> Tuple[Any, int]:
-    """Hand the events of a trace to a fresh collector (what `make` gives, with the methods ``event`` and ``header``);
-    returns it and how many events were salvaged.  TraceError as for ``read``, but steps are not asked for."""
+    """Hand the events of a trace to a fresh collector: what `make` gives, with the methods ``event`` and ``header``,
+    and ``operator`` where it wants the starts of operators.
+
+    Returns it and how many events were salvaged.  TraceError as for ``read``, but steps are not asked for.
+    """
     try:
         with open(path, "rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
         for way in (fast_events, any_events) if fast else (any_events,):
             collector = (make or _Collector)()
             with gzip.open(path) if packed else open(path, "rb") as stream:
-                salvaged = way(stream, collector.event, collector.header)
+                salvaged = way(stream, collector.event, collector.header, getattr(collector, "operator", None))
             if salvaged is not None:
                 return collector, salvaged
     except (Broken, EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -130,9 +160,7 @@ class _Collector:
     """Gathers the summary event by event.  Fields may be of any type: files can be garbled."""
 
     def __init__(self) -> None:
-        self._steps: List[Tuple[float, float, int]] = []  # start, duration, number
-        self._operators = 0
-        self._last_operators: List[float] = []  # the latest starts, and up to MOST_STARTS others
+        self.steps: List[Step] = []
         self.peaks: Dict[Device, int] = {}
         self.lowest: Dict[Device, int] = {}
         self._memory_events = 0
@@ -144,13 +172,7 @@ class _Collector:
         self._header[key] = value
 
     def event(self, ph: Any, cat: Any, name: Any, ts: Any, dur: Any, counters: Counters) -> None:
-        if cat == "cpu_op":
-            if is_number(ts):
-                self._operators += 1
-                self._last_operators.append(ts)
-                if len(self._last_operators) >= MOST_STARTS:
-                    self._keep_last_operators()
-        elif name == "[memory]":
+        if name == "[memory]":
             self._memory(counters)
         elif cat == "user_annotation":
             if ph == "X" and isinstance(name, str) and is_number(ts) and is_number(dur) and dur >= 0:
@@ -158,14 +180,10 @@ class _Collector:
         elif cat == "kernel":
             self._kernels = True
 
-    def _keep_last_operators(self) -> None:
-        self._last_operators.sort()
-        del self._last_operators[:-LAST_OPERATORS]
-
     def _annotation(self, name: str, ts: float, dur: float) -> None:
         step = _STEP.match(name)
         if step:
-            self._steps.append((ts, float(dur), int(step.group(1))))
+            self.steps.append((ts, float(dur), int(step.group(1))))
             return
         if name not in self._labels and len(self._labels) >= MOST_LABELS:
             name = OTHER_LABELS
@@ -187,11 +205,11 @@ class _Collector:
         elif total < self.lowest[device]:
             self.lowest[device] = total
 
-    def summary(self, path: str, salvaged: int) -> TraceSummary:
-        if not self._steps:
+    def summary(self, path: str, stub: Optional[int], salvaged: int) -> TraceSummary:
+        if not self.steps:
             raise TraceError(f"{path}: no ProfilerStep span in it: the profiled loop has to call prof.step()")
-        self._steps.sort()
-        numbers = sorted(number for _, _, number in self._steps)
+        self.steps.sort()
+        numbers = sorted(number for _, _, number in self.steps)
         distinct = sorted(set(numbers))
         gaps = (range(low + 1, min(high, low + 1000)) for low, high in zip(distinct, distinct[1:]))
         properties = self._header.get("deviceProperties")
@@ -200,8 +218,8 @@ class _Collector:
         rank = distributed.get("rank") if isinstance(distributed, dict) else None
         return TraceSummary(
             path=path,
-            steps=tuple((number, duration) for _, duration, number in self._steps),
-            stub=self._stub(),
+            steps=tuple((number, duration) for _, duration, number in self.steps),
+            stub=stub,
             missing=tuple(number for gap in gaps for number in gap)[:1000],
             repeated=len(distinct) < len(numbers),
             peak_bytes=self.peaks,
@@ -215,17 +233,24 @@ class _Collector:
             salvaged=salvaged,
         )
 
-    def _stub(self) -> Optional[int]:
-        """The number of the last step when the loop ended in it: it holds few operators (1.13 puts one of its own
-        there) next to the other steps, and is short next to them.  Both, since a true step may be either."""
-        if len(self._steps) < 2:
-            return None
-        start, duration, number = self._steps[-1]
-        self._keep_last_operators()
-        inside = sum(start <= operator < start + duration for operator in self._last_operators)
-        others = (self._operators - inside) / (len(self._steps) - 1)
-        usual = median([duration for _, duration, _ in self._steps[:-1]])
-        return number if others >= 4 and inside * 4 < others and duration * 4 < usual else None
+
+class _OperatorCounter:
+    """Counts operators, and those that begin within [begin, end)."""
+
+    def __init__(self, begin: float, end: float) -> None:
+        self._begin, self._end = begin, end
+        self.inside = self.all = 0
+
+    def header(self, key: str, value: Any) -> None:
+        pass
+
+    def event(self, *fields: Any) -> None:
+        pass
+
+    def operator(self, ts: Any) -> None:
+        if is_number(ts):
+            self.all += 1
+            self.inside += self._begin <= ts < self._end
 
 
 def is_number(value: Any) -> bool:
