@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import List, Optional
 
 from common.cli import Parser
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK
 from common.report import pngs, writing
+from common.running import interpreters
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
 samples over time, what was measured where, and which loss is right in which corner: the newest matrix of conformance.py
@@ -39,8 +39,10 @@ def parser() -> Parser:
     return result
 
 
-def main(arguments: Optional[List[str]] = None) -> int:
-    options = parser().parse_args(arguments)
+def main() -> int:
+    options = parser().parse_args()
+    if writing.lacks("plotly", *(["matplotlib"] if options.png is not None else [])):
+        interpreters.continue_in("main")  # returns only where there is no other that may have them
     rows, groups, swept = writing.read(options.log)
     written = [writing.write(groups, options.output, swept, options.log)]
     if options.png is not None:

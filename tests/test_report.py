@@ -24,6 +24,7 @@ from common.report.page import page
 from common.report.verdicts import verdicts
 from common.results import records
 from common.results.summary import rows
+from common.running import interpreters
 
 LIBRARY = "/* plotly */"
 
@@ -293,13 +294,57 @@ def test_nothing_readable_is_exit_code_1(tmp_path):
     assert run("report.py", cwd=tmp_path).returncode == 1
 
 
-def test_a_run_without_plotly_warns_in_one_line(tmp_path, monkeypatch, capsys):
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """A Python with nothing installed, beside which the main environment is there and has plotly."""
+    main = interpreters.environments.interpreter("main")
+    if main is None or subprocess.run([main, "-c", "import plotly, matplotlib"], capture_output=True).returncode:
+        pytest.skip("the main environment is not there, or without plotly")
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin" / "python"
+
+
+def test_the_command_goes_on_in_the_main_environment_for_what_this_python_lacks(tmp_path, bare):
+    write_run(tmp_path / "log" / "a")
+    command = [bare, ROOT / "report.py", "--png", "png"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "log" / "report.html").stat().st_size > 1e6 and (tmp_path / "png" / "step-time.png").exists()
+    done = subprocess.run([*command, "nowhere"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "nowhere: no such file" in done.stderr
+
+
+def test_a_run_under_a_python_without_plotly_has_its_report_from_the_main_environment(tmp_path, bare):
+    log, path = tmp_path / "-log", tmp_path / "-log" / "report.html"
+    write_run(log / "a")
+    code = "import sys; from pathlib import Path; from common.report import writing;"
+    code += "writing.after_run(Path(sys.argv[1]), quiet=False)"
+    done = subprocess.run([bare, "-c", code, log], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", f"report: {path}\n") and path.stat().st_size > 1e6
+    path.unlink()
+    path.mkdir()
+    done = subprocess.run([bare, "-c", code, log], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.startswith("warning: no report: ") and f"cannot write {path}" in done.stderr
+    assert done.stderr.count("\n") == 1 and done.returncode == 0
+
+
+def test_a_run_where_no_python_has_plotly_warns_in_one_line(tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "a")
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    monkeypatch.setattr(interpreters.environments, "interpreter", lambda name: None)
+    for package in ("plotly", "plotly.offline"):
+        monkeypatch.setitem(sys.modules, package, None)
     writing.after_run(tmp_path, quiet=True)
     warning = capsys.readouterr().err
     assert warning.startswith("warning: no report: plotly is not installed") and warning.count("\n") == 1
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_main_environment_does_not_hand_over_to_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(interpreters.environments, "interpreter", lambda name: tmp_path / "bin" / "python")
+    assert interpreters.other("main") == tmp_path / "bin" / "python"
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert interpreters.other("main") is None
 
 
 def test_a_failure_of_the_report_is_one_warning_whatever_it_is(tmp_path, monkeypatch, capsys):

@@ -1,11 +1,14 @@
 """The report on disk: `report.py` and the end of every benchmark run both come here.
 
-What is missing from this Python (plotly, matplotlib) is a user's mistake with a hint, never a traceback.
+What this Python lacks (plotly, matplotlib) the main environment has: the report is made there.  Without that one, it is
+a user's mistake with a hint, never a traceback.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +21,8 @@ from common.results import sweeps
 from common.results.exports import plain
 from common.results.summary import Row, rows, searches
 from common.results.sweeps import Sweep
+from common.running import interpreters
+from common.settings import ROOT
 
 FILE_NAME = "report.html"
 
@@ -36,6 +41,11 @@ def read(paths: Sequence[Path]) -> Tuple[List[Row], List[Group], List[Sweep]]:
         where = ", ".join(str(path) for path in paths) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
     return found, groups, swept
+
+
+def lacks(*packages: str) -> bool:
+    """Is one of `packages` missing from the running Python?"""
+    return any(importlib.util.find_spec(package) is None for package in packages)
 
 
 def plotly_library() -> str:
@@ -75,9 +85,14 @@ def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = (), pa
 
 def after_run(log_dir: Path, quiet: bool) -> None:
     """Write ``log_dir/report.html`` and say so on stderr.  A failure is one warning there, and costs nothing else."""
+    path = log_dir / FILE_NAME
     try:
-        _, groups, swept = read([log_dir])
-        path = write(groups, log_dir / FILE_NAME, swept, [log_dir])
+        main = interpreters.other("main") if lacks("plotly") else None
+        if main is not None:
+            _write_in(main, log_dir, path)
+        else:
+            _, groups, swept = read([log_dir])
+            write(groups, path, swept, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:
@@ -87,3 +102,12 @@ def after_run(log_dir: Path, quiet: bool) -> None:
     else:
         if not quiet:
             print(f"report: {path}", file=sys.stderr)
+
+
+def _write_in(python: Path, log_dir: Path, path: Path) -> None:
+    """report.py under another Python.  Raises UserError with its last line when it leaves no page."""
+    command = [str(python), str(ROOT / "report.py"), f"--output={path}", "--", str(log_dir)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.stdout != f"{path}\n":
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
+        raise UserError(f"no report: {python}: {said[-1].replace('report.py: error: ', '')}")

@@ -69,10 +69,17 @@ def _torch_version(python: Path) -> Tuple[int, ...]:
     return tuple(int(part) for part in answer.strip().partition("+")[0].split(".") if part.isdigit())
 
 
+def other(environment: str) -> Optional[Path]:
+    """The environment's Python; None where there is none or it is this one."""
+    managed = environments.interpreter(environment)
+    is_this = managed is not None and Path(sys.prefix).resolve() == managed.parent.parent.resolve()
+    return None if is_this else managed
+
+
 def continue_in(environment: str) -> None:
     """Go on with this very command under the environment's Python; nothing where there is none or it is this one."""
-    managed = environments.interpreter(environment)
-    if managed is not None and Path(sys.prefix).resolve() != managed.parent.parent.resolve():
+    managed = other(environment)
+    if managed is not None:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(str(managed), [str(managed), *sys.argv])
