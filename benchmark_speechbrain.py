@@ -2,8 +2,9 @@
 """Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block for each utterance.
 
 CUDA only, U+1 at most 1024.  Takes log-probabilities of padded logits, int32 targets and lengths; computes gradients in
-forward.  The value that it returns is divided by T, its gradient is not: here the value is multiplied by T again,
-outside of the gradient, so that both are those of the summed loss.  What is called is Transducer.apply, all that
+forward.  The value that it returns is divided by T, its gradient is not, and by its reduction "mean" (the default) not
+by N either: here the values are multiplied by T again, outside of the gradient, so that both are those of the summed
+loss; conformance.py asks its reductions without that.  What is called is Transducer.apply, all that
 TransducerLoss does after torch's log_softmax and a check that its tensors are on a GPU: so its kernels also run under
 NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
 """
@@ -18,8 +19,9 @@ class SpeechBrain(Adapter):
     name = "speechbrain"
     hint = "pip install 'speechbrain>=1.1' numba"
     devices = ("cuda",)
-    reductions = ("none",)
     log_probs = True
+    positional = True  # autograd's apply takes no keywords
+    repairs = True
     simulator = {"NUMBA_ENABLE_CUDASIM": "1"}
 
     def import_module(self, device):
@@ -32,12 +34,11 @@ class SpeechBrain(Adapter):
         return self.module.Transducer.apply
 
     def options(self):
-        return {"blank": self.blank, "reduction": "none"}
+        return {"blank": self.blank, "reduction": "none" if self.repairs else self.reduction}
 
     def loss(self, logits, prepared):
-        # autograd's apply takes no keywords
-        values = self.function()(logits.log_softmax(-1), *vars(prepared).values(), *self.options().values())
-        return self.reduced(values + values.detach() * (prepared.T - 1))
+        values = super().loss(logits, prepared)
+        return self.reduced(values + values.detach() * (prepared.T - 1)) if self.repairs else values
 
 
 ADAPTER = SpeechBrain

@@ -109,6 +109,22 @@ class MeanPerFrame(Reference):
         return losses.sum() / prepared.logit_lengths.sum()
 
 
+class ValuePerFrame(Reference):
+    """Its gradient is of the whole loss, for every reduction; the adapter makes the values good."""
+
+    repairs = True
+
+    def loss(self, logits, prepared):
+        losses = vectorised.transducer_loss(logits, **vars(prepared), **{**self.options(), "reduction": "none"})
+        if self.repairs:
+            return self.reduced(losses)
+        values = losses + losses.detach() * (1 / prepared.logit_lengths - 1)
+        return values if self.reduction == "none" else values.sum() - (values.sum() - self.value(values)).detach()
+
+    def value(self, values):
+        return values.mean() if self.reduction == "mean" else values.sum()
+
+
 class ClampsTargets(Reference):
     def loss(self, logits, prepared):
         prepared.targets = prepared.targets.clamp(0, logits.shape[-1] - 1)
@@ -220,6 +236,11 @@ class RoundsTwice(Reference):
         (WrongMean, "reduction-mean", DIFFERS, "compared with the "),
         (WrongMean, "reduction-sum", PASS, ""),
         (MeanPerFrame, "reduction-mean", PASS, "sum over all frames of the batch"),
+        (ValuePerFrame, "ragged", PASS, ""),
+        (ValuePerFrame, "upstream-weights", PASS, ""),
+        (ValuePerFrame, "reduction-none", DIFFERS, "(the value is that of each loss per frame, not the gradient)"),
+        (ValuePerFrame, "reduction-sum", DIFFERS, "(the value is that of each loss per frame, not the gradient)"),
+        (ValuePerFrame, "reduction-mean", DIFFERS, "(compared with the mean over utterances of the loss per frame)"),
         (ClampsTargets, "target-too-large", DIFFERS, "answers "),
         (ClampsTargets, "target-negative", DIFFERS, "answers "),
         (ClampsLengths, "frames-over", DIFFERS, "answers "),
@@ -250,6 +271,12 @@ def test_the_reference_row_is_right_wherever_it_is_asked():
     assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_APPLICABLE)} == {}
     asked = {name for name, outcome in outcomes.items() if outcome.result == PASS}
     assert set(outcomes) - asked == {"more-targets-than-frames", "many-targets", "large", "second-device"}
+
+
+def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
+    outcome = outcome_of(ValuePerFrame, "reduction-mean")
+    assert "reduction='mean'" in outcome.reproduction and outcome.reproduction.endswith("# prints False")
+    assert "gradient off by" in outcome.message
 
 
 def test_an_error_of_ours_is_not_taken_for_a_refusal():

@@ -194,7 +194,13 @@ CASES: Tuple[Case, ...] = (
         wrong="weights of utterances do not come through to the gradient",
         shown="upstream",
     ),
-    Case("reduction-none", "reduction none", "one loss per utterance", "reduction_none"),
+    Case(
+        "reduction-none",
+        "reduction none",
+        "one loss per utterance",
+        "reduction_none",
+        wrong="the package's own losses per utterance are others, or their gradient is not their own",
+    ),
     Case(
         "reduction-mean",
         "reduction mean",
@@ -202,7 +208,13 @@ CASES: Tuple[Case, ...] = (
         "reduction_mean",
         wrong="the mean is of nothing known, or its gradient is not its own",
     ),
-    Case("reduction-sum", "reduction sum", "the sum over utterances", "reduction_sum"),
+    Case(
+        "reduction-sum",
+        "reduction sum",
+        "the sum over utterances",
+        "reduction_sum",
+        wrong="the package's own sum is another, or its gradient is not its own",
+    ),
     Case(
         "second-backward",
         "a second backward",

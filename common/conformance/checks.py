@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch.autograd.gradcheck import GradcheckError
@@ -161,20 +161,43 @@ def weighted_upstream(exam: Examination) -> Outcome:
     return compare(question, total, gradient, *right_of(question, lambda losses: (losses * weights).sum()))
 
 
+#: The package's own, without what the adapter makes good.
+OWN = {"repaired": False}
+
+
 def reduction_none(exam: Examination) -> Outcome:
-    question = exam.ask(RAGGED, reduction="none")
+    question = exam.ask(RAGGED, reduction="none", **OWN)
     losses = question.forward()
-    gradient = question.backward(losses.sum())
-    return compare(question, losses, gradient, *right_of(question, lambda losses: losses))
+    return _of_each(question, losses, question.backward(losses.sum()), lambda losses: losses)
 
 
 def reduction_sum(exam: Examination) -> Outcome:
-    return agrees(exam, reduction="sum")
+    question = exam.ask(RAGGED, reduction="sum", **OWN)
+    loss = question.forward()
+    return _of_each(question, loss, question.backward(loss), torch.sum)
+
+
+def _of_each(question: Question, loss: torch.Tensor, gradient: torch.Tensor, reduce: Callable) -> Outcome:
+    """The losses as they are are right; where the value is that of losses divided by something, the message says so."""
+    outcome = compare(question, loss, gradient, *right_of(question, reduce))
+    T, U = _lengths(question.batch.shapes)
+    for name, length in (("frame", T), ("target", U)):
+        divided = right_of(question, lambda losses, length=length: reduce(losses / length))
+        if outcome.result == DIFFERS and compare(question, loss, None, *divided).result == PASS:
+            both = compare(question, loss, gradient, *divided).result == PASS
+            too = "the gradient too" if both else "not the gradient"
+            return replace(outcome, message=f"{outcome.message} (the value is that of each loss per {name}, {too})")
+    return outcome
+
+
+def _lengths(shapes) -> Tuple[torch.Tensor, torch.Tensor]:
+    T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*shapes))
+    return T, U
 
 
 def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """What a mean may be of."""
-    T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*shapes))
+    T, U = _lengths(shapes)
     return {
         "mean over utterances": torch.mean,
         "mean over utterances of the loss per target": lambda losses: (losses / U).mean(),
@@ -186,7 +209,7 @@ def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 def reduction_mean(exam: Examination) -> Outcome:
     """Any of `means` is right, if the gradient is of the same; the message says which."""
-    question = exam.ask(RAGGED, reduction="mean")
+    question = exam.ask(RAGGED, reduction="mean", **OWN)
     loss = question.forward()
     gradient = question.backward(loss)
     found = []
@@ -194,8 +217,8 @@ def reduction_mean(exam: Examination) -> Outcome:
         outcome = compare(question, loss, gradient, *right_of(question, mean))
         if outcome.result == PASS:
             return replace(outcome, message=name)
-        found.append((outcome.loss_error, name, outcome))
-    error, name, outcome = min(found, key=lambda entry: entry[0])
+        found.append((outcome.loss_error, name, mean, outcome))
+    _, name, question.reduce, outcome = min(found, key=lambda entry: entry[0])
     return replace(outcome, message=f"{outcome.message} (compared with the {name})")
 
 

@@ -56,7 +56,8 @@ def message(error: BaseException) -> str:
 class Question:
     """`leaf`: what `adapter.loss` is given beside `prepared`; `truth`: the same as float64 on the CPU, with zeros where
     the leaf has other padding; `padding`: which elements of the leaf are, None where the layout has none; `made`: the
-    code that makes the logits (padded, on the CPU), line by line."""
+    code that makes the logits (padded, on the CPU), line by line; `reduce`: for a reproduction, what the right
+    answer is of the (N,) losses."""
 
     adapter: Adapter
     batch: inputs.Batch
@@ -65,6 +66,7 @@ class Question:
     truth: torch.Tensor
     padding: Optional[torch.Tensor]
     made: List[str]
+    reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum
 
     def forward(self) -> torch.Tensor:
         """The adapter's loss.  Raises Refused."""
@@ -125,6 +127,7 @@ def question_of(
     V: int = 7,
     blank: int = 0,
     reduction: Optional[str] = None,
+    repaired: bool = True,
     dtype: torch.dtype = torch.float32,
     scale: float = SCALE,
     slack: Tuple[int, int] = (0, 0),
@@ -135,13 +138,15 @@ def question_of(
 ) -> Question:
     """A question about utterances of the given (T, U).
 
-    reduction: the package's own; None: the sum, which the adapter makes where the package has none; slack: frames and
-    targets by which the tensors are longer than the longest utterance; fill: what stands in padded cells, else more of
+    reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with what
+    the adapter makes good of the package's answer; slack: frames and targets by which the tensors are longer than the
+    longest utterance; fill: what stands in padded cells, else more of
     the formula; minus_inf: a symbol whose logit is -inf in every cell; alter: changes the batch before the adapter
     prepares it; convert: the integer dtype of all that the adapter prepared, else its own.
     Raises NotAsked for an option or a layout that the adapter does not have.
     """
-    adapter = copy.copy(adapter.widened(max(U for _, U in shapes) + slack[1]))
+    adapter = adapter.widened(max(U for _, U in shapes) + slack[1])
+    adapter = copy.copy(adapter) if repaired else adapter.unrepaired()
     if reduction not in (None, *adapter.reductions):
         raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
     before = adapter.options()

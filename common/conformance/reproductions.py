@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, List, Tuple
+from dataclasses import replace
+from typing import Any, List, Mapping, Tuple
 
 import torch
 
@@ -24,6 +25,8 @@ DIES = "loss.sum().backward()  # the process does not live to see the next line"
 
 def of(case: Case, question: Question, crashes: bool = False) -> str:
     """The code, or "" where it would not be short, or where the adapter does more than to call a function."""
+    if case.shown in OF_GRADIENTS:  # which an adapter's repairs do not touch
+        question = replace(question, adapter=question.adapter.unrepaired())
     if not _is_a_plain_call(question.adapter) or not case.shown or question.leaf.numel() > 10_000:
         return ""
     tail = [DIES] if crashes else TAILS[case.shown](question)
@@ -36,7 +39,9 @@ def of(case: Case, question: Question, crashes: bool = False) -> str:
 
 def _is_a_plain_call(adapter: Adapter) -> bool:
     """Whether `_call` says all that the adapter does."""
-    return isinstance(adapter, additive.Additive) or type(adapter).loss is Adapter.loss
+    if isinstance(adapter, additive.Additive) or type(adapter).loss is Adapter.loss:
+        return True
+    return type(adapter).repairs and not adapter.repairs
 
 
 def _packing(question: Question) -> List[str]:
@@ -56,16 +61,23 @@ def _call(question: Question) -> Tuple[str, str]:
     """(the import, the call) of the package's function as the adapter calls it."""
     adapter = question.adapter
     function = adapter.function()
-    package, name = str(function.__module__).partition(".")[0], function.__name__
-    if getattr(sys.modules.get(package), name, None) is not function:
-        package = function.__module__
+    owner = function.__self__ if inspect.isclass(getattr(function, "__self__", None)) else function
+    name = owner.__name__
+    package = str(owner.__module__).partition(".")[0]
+    if getattr(sys.modules.get(package), name, None) is not owner:
+        package = owner.__module__
     logits = "logits.log_softmax(-1)" if adapter.log_probs else "logits"
     if isinstance(adapter, additive.Additive):
         named = {"am", "lm"} <= inspect.signature(function).parameters.keys()
         logits = "am=am, lm=lm" if named else "am, lm"
-    tensors = ", ".join([logits, *(f"{key}={written(value)}" for key, value in vars(question.prepared).items())])
-    options = ", ".join(f"{key}={written(value)}" for key, value in adapter.options().items())
     imported = f"from {package} import {name}"
+    if owner is not function:
+        name = f"{name}.{function.__name__}"
+
+    def passed(values: Mapping[str, Any]) -> List[str]:
+        return [written(value) if adapter.positional else f"{key}={written(value)}" for key, value in values.items()]
+
+    tensors, options = ", ".join([logits, *passed(vars(question.prepared))]), ", ".join(passed(adapter.options()))
     if adapter.is_module:
         return imported, f"{name}({options})({tensors})"
     return imported, f"{name}({', '.join(filter(None, [tensors, options]))})"
@@ -88,7 +100,7 @@ def _answer(question: Question) -> List[str]:
 
 def _loss_or_gradient(question: Question) -> List[str]:
     losses, truth = question.expected()
-    total = losses.sum()
+    total = question.reduce(losses).sum()
     total.backward()
     size = truth.grad.abs().sum().item()
     tolerance = 1e-9 if question.leaf.dtype == torch.float64 else 1e-3
@@ -141,3 +153,5 @@ TAILS = {
     "second backward": _second_backward,
     "unmodified": _unmodified,
 }
+#: Those that show a gradient and no value.
+OF_GRADIENTS = ("padding", "second backward")

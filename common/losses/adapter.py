@@ -7,6 +7,7 @@ pruned ones) override `logits` and `step`.  No torch at import, so that ``--help
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import sys
@@ -50,7 +51,8 @@ class Adapter:
     T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these names); devices, dtypes: what it takes;
     reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1 where it refuses U = 0; log_probs: it takes
     log-probabilities, so that a log_softmax is part of `loss`; overwrites_logits: it writes over them, and its
-    documentation says so; is_module: `function` is a class whose constructor takes the options; topology: the lattice,
+    documentation says so; is_module: `function` is a class whose constructor takes the options; positional: `function`
+    takes no keywords; repairs: `loss` is more than the call of `function`, see `unrepaired`; topology: the lattice,
     see common.losses.reference; simulator: environment variables under which a package for CUDA alone runs its kernels
     on the CPU, thread by thread, so that its correctness can be judged there; python_loops: devices where Python loops
     over its cells, which are too many operations for a profiler to keep; variants: what each variant in
@@ -67,6 +69,8 @@ class Adapter:
     log_probs = False
     overwrites_logits = False
     is_module = False
+    positional = False
+    repairs = False
     topology = "regular"
     simulator: Mapping[str, str] = {}
     python_loops: Tuple[str, ...] = ()
@@ -143,11 +147,20 @@ class Adapter:
             logits = logits.log_softmax(-1)
         if self.is_module:
             return self.function()(**self.options())(logits, **vars(prepared))
+        if self.positional:
+            return self.function()(logits, *vars(prepared).values(), *self.options().values())
         return self.function()(logits, **vars(prepared), **self.options())
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:
         """`losses` (N,) of a package without reductions (its only one is "none"), summed for the benchmarks."""
         return losses if self.reduction == "none" else losses.sum()
+
+    def unrepaired(self) -> Adapter:
+        """A copy whose `loss` is what the package returns for each of its `reductions`, without what the adapter makes
+        good (`repairs`) so that the benchmarks measure the transducer loss."""
+        result = copy.copy(self)
+        result.repairs = False
+        return result
 
     def logits(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
         """The logits that scope `loss` is given.  Untimed there; part of the step."""
