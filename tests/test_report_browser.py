@@ -164,6 +164,29 @@ def test_the_conformance_matrix_fits_a_screen_and_keeps_its_cases_on_a_phone(bro
         assert re.fullmatch(r"rgb\(.*\)", ground)  # nothing shines through
 
 
+@pytest.mark.parametrize("width, dark", [(1200, False), (390, True)])
+def test_the_first_column_stays_while_a_table_is_scrolled(browser, report, width, dark):
+    browser.open(report, width=width, dark=dark)
+    place = "document.querySelector('td.name').getBoundingClientRect()"
+    before = browser.js(place)
+    browser.js("document.querySelector('.scroll').scrollTo(400, 0)")
+    after = browser.js(place)
+    assert browser.js("document.querySelector('.scroll').scrollLeft") > 100
+    assert after["left"] == before["left"] and after["width"] < width / 2
+    over = "document.elementFromPoint(arguments[0], arguments[1]).closest('td').className"
+    browser.js("document.querySelector('td.name').scrollIntoView({block: 'center'})")
+    middle = browser.js(place)
+    assert browser.js(over, middle["left"] + middle["width"] / 2, middle["top"] + middle["height"] / 2) == "name"
+    assert "rgba" not in browser.js("getComputedStyle(document.querySelector('td.name')).backgroundColor")
+
+
+def test_what_decides_is_in_view_without_scrolling(browser, report):
+    browser.open(report, width=1185)
+    right = browser.js("document.querySelector('.scroll').getBoundingClientRect().right")
+    for title in ("step ms", "loss ms", "over the fastest", "% of limit, loss", "peak MB"):  # the names here are long
+        assert heading(browser, title).rect["x"] + heading(browser, title).rect["width"] <= right, title
+
+
 def contrast(browser, selector, of="color"):
     """WCAG 2 contrast of what `selector` finds to the page."""
     code = "getComputedStyle(document.querySelector(arguments[0]))[arguments[1]]"

@@ -47,12 +47,9 @@ def _percent(scope: str) -> Callable[[Entry], Shown]:
     return shown
 
 
-#: Title, number of an entry with its words, whether it is from the trace.
+#: Title, number of an entry with its words, whether it is from the trace; what decides comes first.
 NUMBERS: Sequence[Tuple[str, Callable[[Entry], Shown], bool]] = (
     ("step ms", _described("step_ms", "median"), False),
-    ("p20", _described("step_ms", "p20"), False),
-    ("p80", _described("step_ms", "p80"), False),
-    ("n", _described("step_ms", "n"), False),
     ("loss ms", _described("loss_ms", "median"), False),
     ("over the fastest", _over_fastest, False),
     ("% of limit, step", _percent("step"), False),
@@ -60,6 +57,9 @@ NUMBERS: Sequence[Tuple[str, Callable[[Entry], Shown], bool]] = (
     ("peak MB", lambda entry: _shown(entry.peak_mb), False),
     ("loss error", lambda entry: _error(entry.row["loss_error"]), False),
     ("gradient error", lambda entry: _error(entry.row["grad_error"]), False),
+    ("p20", _described("step_ms", "p20"), False),
+    ("p80", _described("step_ms", "p80"), False),
+    ("n", _described("step_ms", "n"), False),
     ("forward ms", _described("step_forward_ms", "median"), False),
     ("loss n", _described("loss_ms", "n"), False),
     ("process MB", _process_mb, False),
@@ -70,8 +70,9 @@ NUMBERS: Sequence[Tuple[str, Callable[[Entry], Shown], bool]] = (
 
 def results(entries: Sequence[Entry]) -> Table:
     """The summary table, one number a cell, each with the file it is from."""
-    columns = [Column(title, False) for title in ("implementation", "status", "version", "torch")]
+    columns = [Column(title, False) for title in ("implementation", "status")]
     columns += [Column(title) for title, _, _ in NUMBERS]
+    columns += [Column(title, False) for title in ("version", "torch")]
     return Table("results", "Results", columns, [_result(entry) for entry in entries])
 
 
@@ -84,9 +85,9 @@ def _result(entry: Entry) -> List[Cell]:
     return [
         Cell(entry.marked, mark="name"),
         Cell(plain(row["status"]), mark="good" if row["status"] == "ok" else "bad"),
+        *cells,
         Cell(_version(row["implementation_version"])),
         Cell(_version(row["torch_version"])),
-        *cells,
     ]
 
 
