@@ -152,6 +152,8 @@ def test_table_and_report_show_the_share_and_the_limits(tmp_path):
     write_limited(tmp_path / "a", limits(1e-6, 1e-7))  # 1 GB/s, 20 GFLOP/s
     line = next(line for line in summarize(tmp_path).splitlines() if line.startswith("torchaudio "))
     assert " 0.000003 / 0.000041 " in line
+    below = next(line for line in summarize(tmp_path).splitlines() if line.startswith("this device's limits"))
+    assert "copies 1.00 GB/s, products 20.0 GFLOP/s" in below and "padding counted as work: torchaudio 0.0000" in below
     (group,) = writing.read_groups([tmp_path])[1]
     told = dict(facts.machine(group.entries))
     assert told["Copies, at best"] == "1.00 GB/s read and written"

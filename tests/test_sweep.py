@@ -184,7 +184,7 @@ def only(executed, job):
     return [place[:3] for place in executed if place[3] == job]
 
 
-def test_each_cell_is_measured_but_correctness_and_limits_once(tmp_path, executed, capsys):
+def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executed, capsys):
     grid_flags = ["--sweep", "vocab-size=16,64", "--sweep", "dtype=float32,bfloat16"]
     assert benchmark(tmp_path, *grid_flags) == EXIT_FAILED  # one is out of memory
     assert only(executed, "correctness") == [
@@ -192,6 +192,9 @@ def test_each_cell_is_measured_but_correctness_and_limits_once(tmp_path, execute
         ("k2", 16, "float32"),
         ("torchaudio", 16, "bfloat16"),
         ("k2", 16, "bfloat16"),
+        ("torchaudio", 64, "float32"),
+        ("k2", 64, "float32"),
+        ("torchaudio", 64, "bfloat16"),
     ]
     assert [place[1:] for place in only(executed, "limits")] == [(16, "float32"), (16, "bfloat16")]
     assert sorted(only(executed, "timing-1")) == [
@@ -207,34 +210,13 @@ def test_each_cell_is_measured_but_correctness_and_limits_once(tmp_path, execute
         ("k2", 64, "bfloat16"): "unsupported",
         ("k2", 64, "float32"): "oom",
     }
-    assert found["torchaudio", 64, "float32"]["loss_error"] == 1e-7  # of cell 0, and said to be
     assert found["torchaudio", 64, "float32"]["step_ms"]["median"] == 64
     table = capsys.readouterr().out
     assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
     assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table
-    assert "errors: of a loss that is not pruned they are of one cell" in table
-    judged = [line for line in records.read(sweep.path) if line["record"] == "correctness"]
-    assert [(line["cell"], line.get("reused_from")) for line in judged if line["implementation"] == "torchaudio"] == [
-        (0, None),
-        (1, None),
-        (2, 0),
-        (3, 1),
-    ]
-
-
-def test_a_pruned_loss_tells_its_gap_in_each_cell(tmp_path, executed):
-    assert benchmark(tmp_path, "--sweep", "vocab-size=16,32", names=["k2-pruned"]) == EXIT_OK
-    assert only(executed, "correctness") == [("k2-pruned", 16, "float32"), ("k2-pruned", 32, "float32")]
-
-
-def test_logits_are_swept_without_judging_anew(tmp_path, executed):
-    assert benchmark(tmp_path, "--sweep", "logits=random,peaky", "--encoder-dim", 64) == EXIT_OK
-    assert len(only(executed, "correctness")) == 2 and len(only(executed, "timing-1")) == 4
-
-
-def test_other_threads_are_judged_anew(tmp_path, executed):
-    assert benchmark(tmp_path, "--sweep", "threads=1,2", "--passes", "correctness", names=["k2"]) == EXIT_OK
-    assert len(only(executed, "correctness")) == 2
+    found = [line for line in records.read(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
+    refused = [(line["cell"], line.get("reused_from")) for line in found if line["status"] == "unsupported"]
+    assert refused == [(1, None), (3, 1)]
 
 
 def test_resume_goes_on_where_it_stopped(tmp_path, executed, monkeypatch, capsys):
@@ -257,7 +239,7 @@ def test_resume_goes_on_where_it_stopped(tmp_path, executed, monkeypatch, capsys
     assert "2 of 6 rows are not measured yet; the same command with --resume goes on" in capsys.readouterr().out
     executed.clear()
     assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
-    assert sorted(place[1] for place in executed) == [32] * 2 + [48] * 4  # memory of both, then the last cell
+    assert sorted(place[1] for place in executed) == [32] * 2 + [48] * 6  # memory of both, then the last cell
     (sweep,) = sweeps.find([tmp_path])
     assert [run.row["status"] for run in sweep.runs] == ["ok"] * 6
     executed.clear()
@@ -290,7 +272,7 @@ def test_resume_tries_again_what_failed(tmp_path, executed, monkeypatch):
     assert benchmark(tmp_path, *flags) == EXIT_FAILED
     monkeypatch.setattr(interpreters, "choose", here)  # as after `make setup`
     assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
-    assert len(only(executed, "correctness")) == 2 and len(only(executed, "memory")) == 4
+    assert len(only(executed, "correctness")) == len(only(executed, "memory")) == 4
     assert {row["status"] for row in sweeps.find([tmp_path])[0].rows} == {"ok"}
 
 
@@ -304,7 +286,7 @@ def test_a_real_sweep_and_its_resumption(tmp_path, tiny_shapes):
     done = run("benchmark_torchaudio.py", *flags)
     assert done.returncode == 0, done.stderr
     assert "cell 2 of 2: vocab-size 16" in done.stderr
-    assert done.stderr.count("correctness: ok") == 1 and done.stderr.count("timing-1: ok") == 2
+    assert done.stderr.count("correctness: ok") == done.stderr.count("timing-1: ok") == 2
     path = tmp_path / "log" / "sweep-vocab-size" / "sweep.jsonl"
     lines = records.read(path)
     samples = {line["cell"]: line for line in lines if line["record"] == "sample"}

@@ -2,8 +2,9 @@
 
 Both scopes: the gradient of given logits, and the step's gradients of encoder_out, decoder_out and every weight.  A
 pruned loss is judged with its range widened to all of U, where it must be exact, and tells its gap at the run's own
-range on the first measured utterance, under random and under peaky logits.  Leaves out the corners (see the contract
-tests): this pass asks whether a time is worth printing.
+range on the first measured utterance, under random and under peaky logits.  Then, of those that pass, a measured batch
+at its own size (measured_size.py).  Leaves out the corners (see conformance.py): this pass asks whether a time is worth
+printing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from common.losses import work as works
 from common.losses.adapter import Adapter
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
+from common.passes import measured_size
+from common.passes.measured_size import UNBOUNDED, finite
 from common.settings import LOGITS
 
 #: (T, U): ragged in both, T = 1 and U = 0 among them.
@@ -28,9 +31,8 @@ SHAPES = [(11, 5), (7, 4), (9, 2), (1, 0)]
 VOCAB_SIZE, ENCODER_DIM = 17, 24
 #: Largest relative error that passes.  float16 and bfloat16 carry 3 and 2 digits through joiner and loss.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
-
-#: JSON has no infinity: what is not finite is written as this.
-UNBOUNDED = 1e300
+#: Of a measured batch, with --find-largest: what size fits is still to be found.
+SEARCH_UTTERANCES = 2
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -144,18 +146,32 @@ def run(context) -> Iterator[Dict[str, Any]]:
     tolerance = TOLERANCE[context.settings.dtype]
     gaps = approximation_gaps(context) if adapter.kind == "pruned" else None
     note = "approximate; judged with its range widened to all of U" if adapter.kind == "pruned" else ""
+    ok, at_size = loss_error <= tolerance and grad_error <= tolerance, None
+    if ok and not adapter.simulated:  # thread by thread in Python, a simulator would take hours
+        few = SEARCH_UTTERANCES if context.settings.find_largest else None
+        at_size = measured_size.check(context, tolerance, few)
     yield {
         "record": "correctness",
         "loss_error": finite(loss_error),
         "grad_error": finite(grad_error),
         "tolerance": tolerance,
-        "ok": loss_error <= tolerance and grad_error <= tolerance,
+        "ok": ok and (at_size is None or at_size["ok"]),
         "approximation_gap": gaps and gaps[context.settings.logits],
         "approximation_gaps": gaps,
+        "at_size": at_size,
         "note": note,
     }
 
 
-def finite(value: float) -> float:
-    """An error as it is written."""
-    return min(value, UNBOUNDED)
+def in_words(record: Dict[str, Any]) -> str:
+    """How wrong a ``correctness`` record is that is not ok."""
+    at_size = record["at_size"]
+    wrong, allowed = (at_size or record), (at_size or {}).get("grad_tolerance", record["tolerance"])
+    size = f" on a measured batch (N {wrong['N']}, T {wrong['T_max']}, U {wrong['U_max']})" if at_size else ""
+    sizes = [_size(wrong[f"{what}_error"]) for what in ("loss", "grad")]
+    limits = f"{record['tolerance']:.0e}" + (f" and {allowed:.0e} are" if at_size else " is")
+    return f"loss {sizes[0]}, gradient {sizes[1]}{size}; {limits} allowed"
+
+
+def _size(error: float) -> str:
+    return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"

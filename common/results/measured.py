@@ -198,6 +198,10 @@ def _correctness(row: Row, line: Optional[Record]) -> None:
         return
     for key in ("loss_error", "grad_error", "approximation_gap"):
         row[key] = float(line[key]) if line.get(key) is not None else None
+    if line.get("at_size"):
+        counts = {key: int(line["at_size"][key]) for key in ("batch", "N", "T_max", "U_max")}
+        errors = {key: float(line["at_size"][key]) for key in ("loss_error", "grad_error", "grad_tolerance")}
+        row["at_size"] = {**counts, **errors}
     gaps = line.get("approximation_gaps") or {}
     row["approximation_gaps"] = {str(kind): float(gap) for kind, gap in gaps.items() if gap is not None}
     if row["kind"] == "pruned":

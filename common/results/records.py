@@ -23,7 +23,9 @@ correctness  job, loss_error, grad_error (largest relative errors against the fl
              its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
              loss to the exact one at the configured range and logits; null for exact losses), approximation_gaps
              ({"random": ..., "peaky": ...}, likewise with these logits; null where they cannot be made, and for exact
-             losses), note
+             losses), at_size (of the measured batch with the most padded cells, or, with --find-largest, of its first
+             two utterances: {batch: index, N, T_max, U_max, loss_error, grad_error, grad_tolerance: which grows with
+             the sums, ok}; null where the small batches were wrong already, or simulated; older runs have none), note
 sample       job, scope ("loss" or "step"), round, batch (index), repeat, warmup (bool), forward_wall_ns (null on CUDA,
              where the host runs ahead), total_wall_ns, forward_event_ns, total_event_ns (CUDA events; null on CPU),
              stages ({name: wall ns; event ns on CUDA}), foreign_cpu (other processes' share of the machine's CPU time,
@@ -65,8 +67,8 @@ sweep        always the first line: schema (1), sweep_id, grid ({setting: [value
              share), names (implementations), command, started, git_revision, git_dirty, machine
 run          as above, and values ({setting: value} of the cell); run_id is the sweep_id
 correctness, limits, status
-             as above, and, where it was not measured again, reused_from (the cell whose result it is: the correctness
-             pass has a small random batch of its own, whatever the cell's sizes and logits)
+             as above, and, where it was not measured again, reused_from (the cell whose result it is: the device's
+             limits; who is missing or unsupported.  Older sweeps reused correctness too)
 """
 
 from __future__ import annotations

@@ -56,6 +56,7 @@ EMPTY: Row = {
     # correctness and memory passes, batches
     "loss_error": None,
     "grad_error": None,
+    "at_size": None,
     "approximation_gap": None,
     "approximation_gaps": {},
     "memory": {},

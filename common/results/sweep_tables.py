@@ -118,11 +118,6 @@ def notes(sweep: Sweep) -> List[str]:
         flagged = sum(row["flagged_samples"] for row in mine)
         if flagged:
             lines.append(f"{name}: {flagged} of {sum(row['samples'] for row in mine)} samples ran beside other load")
-    if any(record.get("reused_from") is not None for run in sweep.runs for record in run.records):
-        lines.append(
-            "errors: of a loss that is not pruned they are of one cell and hold in those that differ from it in sizes "
-            "and logits only, since the correctness pass has a small random batch of its own"
-        )
     if any(row["approximation_gap"] is not None for row in sweep.rows):
         lines.append(
             "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with "

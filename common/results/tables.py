@@ -35,8 +35,8 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """What stands below the tables: reasons of failures, ratios, stages, options, notes."""
     blocks = []
-    for lines in (_reasons(rows), _ratios(rows), _stages(rows), _options(rows), _notes(rows)):
-        shown = [plain(line) for line in lines]
+    for part in (_reasons, _ratios, _at_size, _limits, _stages, _options, _notes):
+        shown = [plain(line) for line in part(rows)]
         if shown:
             blocks.append(
                 "\n".join(f"- {escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
@@ -287,6 +287,35 @@ def _ratios(rows: Sequence[Row]) -> Cells:
         apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
         lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}, {said}{apart}")
     return lines
+
+
+def _at_size(rows: Sequence[Row]) -> Cells:
+    """The errors on a measured batch, a line for each size."""
+    found: Dict[str, List[str]] = {}
+    for row in rows:
+        errors = row["at_size"]
+        if errors:
+            size = " x ".join(str(errors[key]) for key in ("N", "T_max", "U_max"))
+            said = f"{row['name']} {_error(errors['loss_error'])} / {_error(errors['grad_error'])}"
+            found.setdefault(size, []).append(said)
+    return [f"loss / grad error on a measured batch, N x T x U {size}: {', '.join(of)}" for size, of in found.items()]
+
+
+def _limits(rows: Sequence[Row]) -> Cells:
+    """The peaks behind the column "% of limit", and what it would be if the padding were work to do."""
+    found: Dict[str, List[str]] = {}
+    for row in rows:
+        padded = [row["limit_percent"].get(scope, {}).get("padded") for scope in ("step", "loss")]
+        if any(padded):
+            copies, products = (
+                number(row[key] and row[key] / 1e9, 3) for key in ("copy_bytes_per_second", "flops_per_second")
+            )
+            peaks = f"copies {copies} GB/s, products {products} GFLOP/s"
+            found.setdefault(peaks, []).append(f"{row['name']} {' / '.join(number(value, 2) for value in padded)}")
+    return [
+        f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"
+        for peaks, of in found.items()
+    ]
 
 
 def _options(rows: Sequence[Row]) -> Cells:

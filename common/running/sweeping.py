@@ -1,14 +1,12 @@
 """A sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
 
-The correctness pass has a small random batch of its own, so one cell's result is every other's where nothing differs
-but sizes and logits; only pruned losses, which tell their gap to the exact one at the cell's own, run it in each cell.
-The device's limits are measured once for each dtype and number of threads.  No torch.
+Who is missing, or cannot run on this device in this dtype, is asked once for each dtype; the device's limits are
+measured once for each dtype and number of threads.  No torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -16,29 +14,11 @@ from common import grid, settings
 from common.errors import EXIT_INTERRUPTED, UserError
 from common.report import writing
 from common.results import sweep_tables, sweeps
-from common.results.records import Record, kind_of, latest_jobs
+from common.results.records import Record, latest_jobs
 from common.running import interpreters, runner, sweep_runs
 from common.running.sweep_runs import SweepFile, SweepRun
 from common.settings import Settings
 
-#: Settings that the correctness pass does not know, but for what it tells of a pruned loss.
-OUTSIDE_CORRECTNESS = (
-    "batch_size",
-    "max_frames",
-    "num_batches",
-    "sort_utterance",
-    "batches",
-    "subsampling",
-    "token_scale",
-    "concatenate",
-    "frames",
-    "tokens",
-    "vocab_size",
-    "encoder_dim",
-    "logits",
-    "margin",
-    "prune_range",
-)
 #: Settings that the device's limits depend on.
 OF_LIMITS = ("dtype", "threads", "denormals")
 
@@ -125,7 +105,7 @@ def _measure(
     jobs = runner.plan(list(run_of), chosen)
     limits = _limits(sweep, run_of)
     for run in run_of.values():
-        known = None if run.is_done("correctness") else _correctness(sweep, run)
+        known = None if run.is_done("correctness") else _cannot_run(sweep, run)
         if known:
             run.add(known)
         if limits and not run.failed and not any(record["record"] == "limits" for record in run.records):
@@ -148,26 +128,17 @@ def _limits(sweep: SweepFile, run_of: Dict[str, SweepRun]) -> Optional[Record]:
     return None
 
 
-def _correctness(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
-    """The result of the correctness pass in another cell that is this one's too; a bad one only where it is of now, so
+def _cannot_run(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
+    """What another cell of the same dtype found of an implementation that cannot run here; only where it is of now, so
     that a resumed sweep tries again."""
+    dtype = run.records[0]["settings"]["dtype"]
     for (cell, name), other in sweep.runs.items():
+        if name != run.name or cell == run.cell or not other.touched or other.records[0]["settings"]["dtype"] != dtype:
+            continue
         lines = latest_jobs(other.records).get("correctness", [])
-        if name != run.name or cell == run.cell or not lines or lines[-1]["record"] != "status":
-            continue
-        if lines[-1]["status"] != "ok" and not other.touched:
-            continue
-        before_any_batch = len(lines) == 1 and lines[-1]["status"] in runner.CANNOT_RUN
-        ignored = OUTSIDE_CORRECTNESS if before_any_batch or kind_of(run.records[0]) != "pruned" else ()
-        kept = [line for line in lines if line["record"] in ("correctness", "status")]
-        if (before_any_batch or len(kept) > 1) and _without(ignored, other) == _without(ignored, run):
-            return [{"reused_from": cell, **line} for line in kept]
+        if len(lines) == 1 and lines[0]["record"] == "status" and lines[0]["status"] in runner.CANNOT_RUN:
+            return [{"reused_from": cell, **lines[0]}]
     return None
-
-
-def _without(ignored: Sequence[str], run: SweepRun) -> Dict[str, str]:
-    """The settings of a run but for the `ignored`, as text: lists and tuples are one in JSON."""
-    return {key: json.dumps(value) for key, value in run.records[0]["settings"].items() if key not in ignored}
 
 
 def _show(sweep: SweepFile) -> None:

@@ -186,11 +186,12 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
             return {"status": "ok", "reason": ""}
         context = prepare(job, settings)
         output.write(environment(context))
+        from common.passes import correctness
+
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)
             if record["record"] == "correctness" and not record["ok"]:
-                wrong = f"loss off by {record['loss_error']:.1e}, gradient by {record['grad_error']:.1e}"
-                return {"status": "error", "reason": f"wrong result: {wrong}; {record['tolerance']:.0e} is allowed"}
+                return {"status": "error", "reason": f"wrong result: {correctness.in_words(record)}"}
         return {"status": "ok", "reason": ""}
     except NotRunnable as error:
         return {"status": error.status, "reason": str(error)}
