@@ -217,6 +217,26 @@ def test_it_prints_dark_or_not_on_white(browser, report):
     assert browser.js("document.documentElement.scrollWidth") <= 1200  # and the screen is as it was
 
 
+def test_nothing_is_wider_than_a_sheet(browser, report):
+    browser.open(report, width=680, media="print")  # of A4 within its margins
+    widest = "Math.max(...[...document.querySelectorAll('table')].map(it => it.getBoundingClientRect().right))"
+    assert browser.js(widest) <= 680 and browser.js("document.documentElement.scrollWidth") <= 680
+    assert browser.js("document.querySelector('.matrix').getBoundingClientRect().height") < 900  # on one sheet
+
+
+def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
+    size = "(({width, height}) => [width, height])(document.querySelector(arguments[0]).getBoundingClientRect())"
+    browser.open(report)
+    plots = [f"#{key} .main-svg" for key in PLOTS if not key.startswith("shape")]
+    before = {plot: browser.js(size, plot) for plot in plots}
+    browser.js("dispatchEvent(new Event('beforeprint'))")
+    for plot in plots:
+        width, height = browser.js(size, plot)
+        assert width == pytest.approx(670, abs=2) and height <= 801
+    browser.js("dispatchEvent(new Event('afterprint'))")
+    assert {plot: browser.js(size, plot) for plot in plots} == before
+
+
 def test_a_plot_follows_the_width(browser, report):
     browser.open(report)
     wide = browser.js("document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width")

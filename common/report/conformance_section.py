@@ -106,9 +106,8 @@ def _body(source: _Source, base: Path) -> str:
     return (
         _where_from(source, base)
         + _findings(findings(document))
-        + f"<h3>Every case</h3>\n{grid(document)}"
-        + "<h3>What was asked, and what was said</h3>\n"
-        + f'<div class="said">\n{_asked(document)}'
+        + f'<div class="together"><h3>Every case</h3>\n{grid(document)}</div>\n'
+        + f'<div class="said"><h3>What was asked, and what was said</h3>\n{_asked(document)}'
         + "".join(_said(document, entry) for entry in matrix.judged_of(document))
         + "</div>\n"
         + (f'<div class="failures"><h3>Not judged</h3><ul>{left_out}</ul></div>\n' if left_out else "")

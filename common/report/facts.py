@@ -105,7 +105,7 @@ def load(entries: Sequence[Entry]) -> Optional[Table]:
             values = (statistics.median(shares), max(shares))
             cells = [Cell(f"{value:.1f}", value, entry.results) for value in values]
             counts = [Cell(str(count), count, entry.results) for count in (flagged, len(entry.samples))]
-            rows.append([Cell(entry.label), *cells, *counts])
+            rows.append([Cell(entry.label, mark="name"), *cells, *counts])
     if not rows:
         return None
     columns = [Column("implementation", False)]
@@ -128,8 +128,8 @@ def versions(entries: Sequence[Entry]) -> Table:
         started = plain(entry.row["started"] or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)
         folder = Cell(name, name, entry.results if entry.header else entry.folder)
-        options = Cell(plain(tables.options_text(entry.row["options"])) or "-")
-        rows.append([Cell(entry.label), *cells, options, Cell(started), folder])
+        options = Cell(plain(tables.options_text(entry.row["options"])) or "-", mark="long")
+        rows.append([Cell(entry.label, mark="name"), *cells, options, Cell(started, mark="whole"), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 
 

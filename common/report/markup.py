@@ -18,6 +18,9 @@ from urllib.parse import quote
 
 from common.results.exports import csv_text, plain
 
+#: From here on a table is set smaller on paper.
+MANY_COLUMNS = 12
+
 
 class Link(NamedTuple):
     """Words that lead to a file."""
@@ -108,9 +111,10 @@ def table(content: Table, base: Path) -> str:
         "<tr>" + "".join(_cell(cell, column, base) for cell, column in zip(row, content.columns)) + "</tr>\n"
         for row in content.rows
     )
+    wide = " wide" if len(content.columns) > MANY_COLUMNS else ""
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{text(content.title)}">'
-        f'<table class="sortable"><caption class="unseen">{text(content.title)}</caption>'
+        f'<table class="sortable{wide}"><caption class="unseen">{text(content.title)}</caption>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n{download(content)}"
     )
 

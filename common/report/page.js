@@ -23,18 +23,22 @@ for (const plot of plots) {
 
 function fit() {
   for (const plot of plots) {
+    plot.style.zoom = "";
     Plotly.relayout(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
   }
 }
 addEventListener("resize", fit);
 addEventListener("afterprint", fit);
 
-// A page is narrower than a screen, and is laid out without telling the plots.
+// A sheet is narrower than a screen and ends, and is laid out without telling the plots.
 const paperWidth = 670;
+const paperHeight = 800;
 addEventListener("beforeprint", () => {
   for (const plot of plots) {
     const width = plot.closest(".smalls") ? Math.floor(paperWidth / 3) - 16 : paperWidth;
-    Plotly.relayout(plot, { width, height: room(plot, width), autosize: false });
+    const scale = Math.min(0.8, paperHeight / room(plot, width)); // two a sheet; one of many lanes, whole
+    plot.style.zoom = scale;
+    Plotly.relayout(plot, { width: width / scale, height: room(plot, width / scale), autosize: false });
   }
 });
 

@@ -69,7 +69,7 @@ def results(sweep: Sweep, entries: Sequence[Entry]) -> Table:
             cells.append(Cell(words, value, entry.results))
         gap, words = sweep_tables.gap_of(run.row)
         cells.append(Cell(words, gap, entry.results))
-        rows.append([*cells, Cell(plain(run.row["reason"]) or "-")])
+        rows.append([*cells, Cell(plain(run.row["reason"]) or "-", mark="long")])
     return Table(sweep.name, title(sweep), columns, rows)
 
 
