@@ -213,7 +213,8 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     print("\n".join(lines))
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    print(f"\n{cpu_model()}; {shown}; {datetime.now(timezone.utc):%Y-%m-%d}; {repeats} fresh processes each.")
+    processes = f"{repeats} fresh process{'es' * (repeats != 1)} each"
+    print(f"\n{cpu_model()}; {shown}; {datetime.now(timezone.utc):%Y-%m-%d}; {processes}.")
     for note in notes:
         print(f"note: {note}")
 

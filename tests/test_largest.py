@@ -361,6 +361,7 @@ def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     search_of("quick", 10, [10, 11, 12])
     search_of("k2-pruned", 90, [1, 1, 1], exact=False)
     found, text = cards_and_page(tmp_path)
+    assert "<dt>Threads</dt>" in text and "<dt>Batches</dt>" not in text  # each has its own, in the table
     assert found["Largest batch, exact losses"][0] == "slim"
     assert "20 utterances" in found["Largest batch, exact losses"][1]
     answer, reason = found["Trains fastest with its largest batch, exact losses"]

@@ -19,7 +19,7 @@ from fixtures_runs import correctness, garbled, header, status, timed, traced_ru
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
-from common.report import collect, conformance_section, courses, markup, memory_curve, trade_off, writing
+from common.report import collect, conformance_section, courses, facts, markup, memory_curve, trade_off, writing
 from common.report.page import page
 from common.report.verdicts import verdicts
 from common.results import records
@@ -222,6 +222,26 @@ def test_nothing_measured_leaves_sections_out(tmp_path):
     assert 'class="plot"' not in html
     (group,) = groups_of(tmp_path)
     assert courses.shapes(group.entries) == [] and trade_off.time_and_memory(group.entries) is None
+
+
+def test_sections_are_counted_by_kind(tmp_path):
+    def titles(*searches):
+        groups = [collect.Group(str(at), [], search) for at, search in enumerate(searches)]
+        return re.findall(r'<h2 id="title-\d+">([^<]*)</h2>', page(groups, tmp_path, LIBRARY))
+
+    assert titles(False, True) == ["Verdict", "Largest batch"]
+    assert titles(False, False, True) == ["Configuration 1 of 2", "Configuration 2 of 2", "Largest batch"]
+    assert titles(True, False, True) == ["Largest batch 1 of 2", "Verdict", "Largest batch 2 of 2"]
+
+
+def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(tmp_path):
+    timed(tmp_path, "a", [10])
+    jobs = [[status("correctness", "missing", "no b: pip install b")]]
+    write_run(tmp_path / "b", name="b", jobs=jobs, rounds=1)
+    (group,) = groups_of(tmp_path)
+    found = dict(facts.machine(group.entries))
+    assert found["Device"] == "cpu Some CPU" and found["Rounds"] == "1 fresh process"
+    assert dict(facts.machine(group.entries[1:]))["Device"] == "cpu"
 
 
 def test_garbled_records_never_crash_the_page(tmp_path):

@@ -136,10 +136,12 @@ def versions(entries: Sequence[Entry]) -> Table:
 def machine(entries: Sequence[Entry]) -> List[Tuple[str, str]]:
     """(term, description) of what the entries were measured on; several values where they differ."""
     facts: Dict[str, List[str]] = {}
+    named = {plain(entry.row["device"]) for entry in entries if entry.row["device_name"]}
     for entry in entries:
         for term, description in _facts(entry):
             values = facts.setdefault(term, [])
-            if description not in values:
+            is_told = term == "Device" and description in named  # a row that did not run knows no device's name
+            if description not in values and not is_told:
                 values.append(description)
     return [(term, "; ".join(values)) for term, values in facts.items()]
 
@@ -152,7 +154,7 @@ def _facts(entry: Entry) -> List[Tuple[str, str]]:
     size = about.get("memory_bytes")
     memory = f", {size / GIB:.0f} GiB" if type(size) is int else ""
     cores = f", {about['cores']} cores" if about.get("cores") else ""
-    batches = entry.batches
+    batches, rounds = entry.batches, entry.row["rounds"]
     revision = str(entry.header.get("git_revision") or "")[:12]
     schedule = settings.get("schedule")
     found: List[Tuple[str, Any]] = [
@@ -174,7 +176,7 @@ def _facts(entry: Entry) -> List[Tuple[str, str]]:
         ("Dtype", settings.get("dtype")),
         ("Shapes", _shapes(entry, settings)),
         ("Seed", settings.get("seed")),
-        ("Rounds", f"{entry.row['rounds']} fresh processes" if entry.row["rounds"] else None),
+        ("Rounds", f"{rounds} fresh process{'es' * (rounds != 1)}" if rounds else None),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if isinstance(schedule, dict) else None),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.get("git_dirty") else "")),
         ("Command", _command(entry.header.get("command"))),

@@ -27,7 +27,8 @@ def page(
     """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself; paths:
     the logs it is of, in which a conformance matrix may be too."""
     figures: Dict[str, Figure] = {}
-    sections = "".join(_section(group, place, len(groups), figures, base) for place, group in enumerate(groups))
+    titles = _titles(groups)
+    sections = "".join(_section(group, place, titles[place], figures, base) for place, group in enumerate(groups))
     sections += "".join(sweep_section.section(sweep, place, figures, base) for place, sweep in enumerate(swept))
     conformance = conformance_section.section(base, paths)
     script = _source("page.js")
@@ -93,10 +94,21 @@ def _contents(groups: Sequence[Group], swept: Sequence[Sweep], conformance: bool
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>\n' if len(links) > 1 else ""
 
 
-def _section(group: Group, place: int, many: int, figures: Dict[str, Figure], base: Path) -> str:
+def _titles(groups: Sequence[Group]) -> List[str]:
+    """Of each section; those of a kind are counted where there are several."""
+    many = {is_search: sum(group.search is is_search for group in groups) for is_search in (False, True)}
+    titles, seen = [], {False: 0, True: 0}
+    for group in groups:
+        seen[group.search] += 1
+        alone, one_of = ("Largest batch", "Largest batch") if group.search else ("Verdict", "Configuration")
+        count = many[group.search]
+        titles.append(alone if count == 1 else f"{one_of} {seen[group.search]} of {count}")
+    return titles
+
+
+def _section(group: Group, place: int, title: str, figures: Dict[str, Figure], base: Path) -> str:
     entries = group.entries
     body = _search(entries, base) if group.search else _timed(entries, place, figures, base)
-    title = "Largest batch" if group.search else "Verdict" if many == 1 else f"Configuration {place + 1} of {many}"
     heading = f'<p class="configuration">{text(group.heading)}</p>'
     return (
         f'<section class="group" id="group-{place}" aria-labelledby="title-{place}">\n'
@@ -123,7 +135,7 @@ def _search(entries: Sequence[Entry], base: Path) -> str:
         _cards(largest.verdicts(entries), base)
         + _failures(entries, base)
         + f"<h3>Results</h3>\n{table(largest.results(entries), base)}"
-        + _conditions(entries, base)
+        + _conditions(entries, base, told=("Batches",))
     )
 
 
@@ -160,8 +172,13 @@ def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], 
     return "".join(parts)
 
 
-def _conditions(entries: Sequence[Entry], base: Path) -> str:
-    terms = "".join(f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>" for term, said in facts.machine(entries))
+def _conditions(entries: Sequence[Entry], base: Path, told: Sequence[str] = ()) -> str:
+    """told: terms that the section's own table tells, row by row."""
+    terms = "".join(
+        f"<div><dt>{text(term)}</dt><dd>{text(said)}</dd></div>"
+        for term, said in facts.machine(entries)
+        if term not in told
+    )
     load = facts.load(entries)
     parts: List[str] = ["<h3>What was measured where</h3>\n"]
     if terms:
