@@ -44,7 +44,7 @@ def main() -> int:
     if writing.lacks("plotly", *(["matplotlib"] if options.png is not None else [])):
         interpreters.continue_in("main")  # returns only where there is no other that may have them
     rows, groups, swept = writing.read(options.log)
-    written = [writing.write(groups, options.output, swept, options.log)]
+    written = [writing.write(groups, options.output, swept, options.log or [Path("log")])]
     if options.png is not None:
         written += pngs.write(groups, options.png, swept)
     for path in written:

@@ -15,10 +15,12 @@ from urllib.parse import unquote
 
 import pytest
 from commands import ROOT, assert_user_error, run
+from fixtures_conformance import made
 from fixtures_runs import correctness, garbled, header, status, timed, traced_run, write_run
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
+from common.conformance.outcomes import DIFFERS, Outcome
 from common.report import collect, conformance_section, courses, facts, markup, memory_curve, trade_off, writing
 from common.report.page import page
 from common.report.verdicts import verdicts
@@ -289,6 +291,10 @@ def test_default_paths(tmp_path):
     write_run(tmp_path / "log" / "a")
     done = run("report.py", cwd=tmp_path)
     assert done.stdout == "log/report.html\n" and (tmp_path / "log" / "report.html").exists()
+    document = {**made(ragged=Outcome(DIFFERS, "below log/")), "made": "2099-01-01T00:00:00+00:00"}
+    (tmp_path / "log" / "a" / "conformance.json").write_text(json.dumps(document))
+    assert run("report.py", "--output", "elsewhere/page.html", cwd=tmp_path).returncode == 0
+    assert "below log/" in (tmp_path / "elsewhere" / "page.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
