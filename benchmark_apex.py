@@ -45,4 +45,4 @@ class Apex(Adapter):
 ADAPTER = Apex
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

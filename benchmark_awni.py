@@ -37,4 +37,4 @@ class Awni(Additive):
 ADAPTER = Awni
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

@@ -18,4 +18,4 @@ class FastRnntPruned(FastRnntPackage, Pruned):
 ADAPTER = FastRnntPruned
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

@@ -17,4 +17,4 @@ class FastRnntSimple(FastRnntPackage, SimpleLoss):
 ADAPTER = FastRnntSimple
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

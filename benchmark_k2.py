@@ -16,4 +16,4 @@ class K2(K2Package, FullLoss):
 ADAPTER = K2
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

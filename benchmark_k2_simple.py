@@ -16,4 +16,4 @@ class K2Simple(K2Package, SimpleLoss):
 ADAPTER = K2Simple
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

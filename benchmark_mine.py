@@ -3,7 +3,8 @@
 
 It is checked against the float64 reference first, and only then timed, its memory measured and traced, like every
 other row.  What stands here is an example: the lattice row by row, with torch.logcumsumexp along u, T steps instead of
-T + U.  --only torchaudio,k2 chooses what it is measured beside; --preset quick tries it out in a minute.
+T + U.  --only torchaudio,k2 chooses what it is measured beside; --preset quick tries it out in a minute.  A copy of
+this file is a row of its own: benchmark_flash.py, with its `name` or, where that is left, its file's: flash.
 """
 
 from types import SimpleNamespace
@@ -17,16 +18,18 @@ def transducer_loss(logits, targets, T_lengths, U_lengths):
     import torch
 
     N, T, U1, _ = logits.shape
-    log_probs = logits.log_softmax(-1)
+    n, t, u = (torch.arange(size, device=logits.device) for size in (N, T, U1))
+    outside = (t[:, None] >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
+    log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1)  # padding may be anything, even NaN
     blank = log_probs[..., 0]
     index = targets.long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
     label = log_probs[:, :, :-1].gather(3, index).squeeze(3)
     along = torch.nn.functional.pad(label.cumsum(2), (1, 0))  # log-probability of emitting u targets on frame t
     alphas = [along[:, 0]]
-    for t in range(1, T):
-        alphas.append(along[:, t] + torch.logcumsumexp(alphas[-1] + blank[:, t - 1] - along[:, t], dim=1))
-    n, t, u = torch.arange(N, device=logits.device), T_lengths.long() - 1, U_lengths.long()
-    return -(torch.stack(alphas, 1)[n, t, u] + blank[n, t, u]).sum()
+    for now in range(1, T):
+        alphas.append(along[:, now] + torch.logcumsumexp(alphas[-1] + blank[:, now - 1] - along[:, now], dim=1))
+    last = n, T_lengths.long() - 1, U_lengths.long()
+    return -(torch.stack(alphas, 1)[last] + blank[last]).sum()
 
 
 class Mine(Adapter):
@@ -37,7 +40,7 @@ class Mine(Adapter):
     reductions = ("sum",)
 
     def version(self):
-        return "mine"
+        return "0.1"
 
     def prepare(self, batch):  # untimed: what the loss wants beside the logits
         return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
@@ -52,4 +55,4 @@ class Mine(Adapter):
 ADAPTER = Mine
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__, beside_all=True))
+    raise SystemExit(script_main(__file__, __doc__))

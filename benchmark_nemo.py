@@ -35,4 +35,4 @@ class Nemo(Adapter):
 ADAPTER = Nemo
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

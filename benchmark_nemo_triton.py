@@ -43,4 +43,4 @@ class NemoTriton(Adapter):
 ADAPTER = NemoTriton
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

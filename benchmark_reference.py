@@ -34,4 +34,4 @@ class Reference(Adapter):
 ADAPTER = Reference
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

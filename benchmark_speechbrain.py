@@ -44,4 +44,4 @@ class SpeechBrain(Adapter):
 ADAPTER = SpeechBrain
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

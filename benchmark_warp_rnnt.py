@@ -46,4 +46,4 @@ class WarpRnnt(Adapter):
 ADAPTER = WarpRnnt
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

@@ -30,4 +30,4 @@ class WarpRnntNumba(Adapter):
 ADAPTER = WarpRnntNumba
 
 if __name__ == "__main__":
-    raise SystemExit(script_main(ADAPTER.name, __doc__))
+    raise SystemExit(script_main(__file__, __doc__))

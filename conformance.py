@@ -36,10 +36,11 @@ def parser() -> cli.Parser:
     standard = tuple(one.name for one in with_variants() if not one.template)
     result.add_argument(
         "--only",
-        type=flag_types.some_of(names, standard),
+        type=cli.implementations(standard),
         default=standard,
         metavar="A,B",
-        help=f"these: {', '.join(names)}. Default: all but the template",
+        help=f"these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
+        "Default: all but the template",
     )
     cases = tuple(case.name for case in CASES)
     result.add_argument(

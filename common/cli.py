@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NoReturn, Optional, Sequence
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common import flag_types, flags, settings
+from common import flag_types, flags, scripts, settings
 from common.commands import guarded
 from common.errors import EXIT_USAGE, UserError
-from common.implementations import BY_NAME, IMPLEMENTATIONS, with_variants
+from common.implementations import IMPLEMENTATIONS, with_variants
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,6 +43,23 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     return given
 
 
+def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
+    """The type of a flag: names of the table, and files such as benchmark_flash.py (or benchmark_flash.py:variant),
+    whose rows are known from then on; "all" is `everything`."""
+
+    def parse(text: str) -> Tuple[str, ...]:
+        words = []
+        for word in text.split(","):
+            script, colon, variant = word.strip().partition(":")
+            try:
+                words.append((scripts.of_file(script).name if script.endswith(".py") else script) + colon + variant)
+            except UserError as error:
+                raise argparse.ArgumentTypeError(str(error)) from error
+        return flag_types.some_of([one.name for one in with_variants()], everything)(",".join(words))
+
+    return parse
+
+
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Flags that choose implementations; `chosen` reads them."""
     names = tuple(one.name for one in with_variants())
@@ -50,17 +67,16 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("which implementations")
     group.add_argument(
         "--only",
-        type=flag_types.some_of(names, standard),
+        type=implementations(standard),
         metavar="A,B",
         default=standard,
         help=(
             f"these: {', '.join(standard)}; or, in another way of calling it, "
-            f"{', '.join(name for name in names if ':' in name)}. Default: all but those variants"
+            f"{', '.join(name for name in names if ':' in name)}; or a loss of your own, by its file "
+            "(benchmark_flash.py). Default: all but those variants"
         ),
     )
-    group.add_argument(
-        "--skip", type=flag_types.some_of(names, standard), metavar="A,B", default=(), help="all but these"
-    )
+    group.add_argument("--skip", type=implementations(standard), metavar="A,B", default=(), help="all but these")
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:
@@ -71,12 +87,10 @@ def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Li
     return names
 
 
-def script_main(
-    name: str, description: Optional[str], argv: Optional[Sequence[str]] = None, beside_all: bool = False
-) -> int:
-    """A benchmark script of one implementation, from flags to exit code.
+def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
+    """The benchmark script `file` of one implementation, from flags to exit code.
 
-    beside_all: measure every other implementation too, for a loss that is to be compared with them.
+    A template, or a copy of one, measures every other implementation too: it is there to be compared with them.
     """
     from common.running import runner
 
@@ -85,7 +99,11 @@ def script_main(
         description=description,
         epilog="Results: README.md tells how to read them; summarize.py prints the table of any log folder again.",
     )
-    variants = BY_NAME[name].variants
+    try:
+        implementation = scripts.of_file(file)
+    except UserError as error:
+        parser.error(str(error))
+    name, variants = implementation.name, implementation.variants
     if variants:
         parser.add_argument(
             "--variant",
@@ -94,10 +112,10 @@ def script_main(
             default=("default",),
             help=f"the way of calling it: default, {', '.join(variants)}, or several. Default: default",
         )
-    if beside_all:
+    if implementation.template:
         add_choice(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
     own = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
-    others = [other for other in chosen(parser, arguments) if other not in own] if beside_all else []
+    others = [other for other in chosen(parser, arguments) if other not in own] if implementation.template else []
     return guarded(parser.prog, lambda: runner.benchmark([*own, *others], arguments, own=own))

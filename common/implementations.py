@@ -18,11 +18,11 @@ KINDS = ("exact", "topology", "pruned", "additive")
 
 @dataclass(frozen=True)
 class Implementation:
-    """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER; environment: the
-    key of common.setup.environments.ENVIRONMENTS that has it; package: what must import for it to run as installed;
-    built: the suite can build the package from source where it is not installed; kind: one of KINDS; variants: other
-    ways to call it, each with its kind (what they set is in the adapter); template: benchmark_all.py leaves it out
-    unless it is named."""
+    """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER, or the path of a
+    file that does (see common.scripts); environment: the key of common.setup.environments.ENVIRONMENTS that has it;
+    package: what must import for it to run as installed; built: the suite can build the package from source where it
+    is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in the
+    adapter); template: benchmark_all.py leaves it out unless it is named."""
 
     name: str
     script: str
@@ -88,6 +88,7 @@ IMPLEMENTATIONS = (
     Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
 )
 
+#: The table, and what common.scripts loads from other files.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 
@@ -102,5 +103,5 @@ def find(name: str) -> Implementation:
 def with_variants() -> tuple:
     """Every implementation, each followed by its variants."""
     return tuple(
-        entry for one in IMPLEMENTATIONS for entry in (one, *(one.of_variant(variant) for variant in one.variants))
+        entry for one in BY_NAME.values() for entry in (one, *(one.of_variant(variant) for variant in one.variants))
     )

@@ -52,6 +52,17 @@ def slow_down(folder):
     script.write_text("".join([*lines[: place + 1], SLEEP, *lines[place + 1 :]]))
 
 
+def slow_copy(folder):
+    """A copy of the template, committed as tag `copied`; then, uncommitted, 0.3 s slower."""
+    script = folder / "benchmark_flash.py"
+    shutil.copy2(folder / "benchmark_mine.py", script)
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "-m", "copied")
+    git(folder, "tag", "copied")
+    body = "    import torch\n"
+    script.write_text(script.read_text().replace(body, body + "    import time; time.sleep(0.3)\n", 1))
+
+
 def compare(folder, *arguments, code=0):
     done = subprocess.run(
         [sys.executable, str(folder / "compare.py"), *map(str, arguments)],
@@ -158,3 +169,16 @@ def test_ctrl_c_removes_the_work_trees(repository, tiny_shapes):
     assert process.returncode == 130 and "Traceback" not in errors
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not (repository / ".build" / "revisions").exists()
+
+
+def test_a_loss_of_ones_own_is_each_revisions_file(repository, tiny_shapes):
+    """Named by its file, of which each revision has its own; one that has none is refused before anything runs."""
+    slow_copy(repository)
+    only = [*FLAGS[:-3], "benchmark_flash.py", "--scope", "step", "--rounds", "1", "--passes", "timing"]
+    flags = ["--", *only, "--shape-file", tiny_shapes]
+    done = compare(repository, "--rev", "copied", "--rev", "WORKTREE", "--format", "json", *flags)
+    (row,) = json.loads(done.stdout)
+    step = row["time"]["step"]
+    assert row["name"] == "flash" and step["new_ms"] > step["baseline_ms"] + 250
+    done = compare(repository, "--rev", "fast", "--rev", "WORKTREE", *flags, code=2)
+    assert "--rev fast: has no benchmark_flash.py; commit it" in done.stderr

@@ -6,7 +6,6 @@ Cases that may corrupt memory have a process of their own, so that no other case
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
+from common import scripts
 from common.conformance.cases import Case
 from common.conformance.outcomes import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Outcome
 from common.implementations import Implementation
@@ -79,7 +79,7 @@ def examine(
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     """Environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no need."""
     try:
-        adapter = importlib.import_module(implementation.script).ADAPTER
+        adapter = scripts.load(implementation.script)
     except (Exception, SystemExit):  # its own process will tell
         return {}
     return adapter.simulator if device == "cpu" and "cpu" not in adapter.devices else {}

@@ -9,7 +9,6 @@ dies there is "died" instead of "outcome".
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from common import settings
+from common import scripts, settings
 from common.conformance.cases import BY_NAME, Case
 from common.errors import NotRunnable
 from common.running import machine
@@ -50,7 +49,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
     chosen = settings.resolve({"preset": "quick"}, job["device"])
-    adapter = importlib.import_module(job["script"]).ADAPTER(chosen, job["variant"])
+    adapter = scripts.load(job["script"])(chosen, job["variant"])
     adapter.load(device.type)
     loaded = {"version": adapter.version(), "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from common import cli
+from common import cli, scripts
 from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
 from common.flags import add_flags
 from common.implementations import find
@@ -173,9 +173,31 @@ def _copy_files(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
+def _own_scripts(tree: Path, names: Sequence[str]) -> Dict[str, Path]:
+    """The files of those of `names` that are none of the table (see common.scripts), by name: the work tree's own copy
+    of one that lies in this checkout."""
+    own = {name: Path(find(name).script).resolve() for name in names if find(name).script.endswith(scripts.ENDING)}
+    return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in own.items()}
+
+
+def _flags_of(tree: Path, flags: Flags) -> List[str]:
+    """The user's flags as a work tree takes them: those that name a file name its own."""
+    own = _own_scripts(tree, flags.names)
+    if not own:
+        return list(flags.given)
+    choice = cli.Parser(add_help=False)
+    cli.add_choice(choice)
+    _, others = choice.parse_known_args(flags.given)
+    words = [f"{own[name]}:{find(name).variant}".rstrip(":") if name in own else name for name in flags.names]
+    return [*others, "--only", ",".join(words)]
+
+
 def _check(tree: Path, name: str, flags: Flags) -> None:
     if not (tree / "benchmark_all.py").is_file():
         raise UserError(f"--rev {name}: has no benchmark_all.py; give a later revision")
+    for script in _own_scripts(tree, flags.names).values():
+        if not script.is_file():
+            raise UserError(f"--rev {name}: has no {script.relative_to(tree)}; commit it, or give {WORKTREE}")
     if flags.in_place:
         return
     for key in sorted({find(name).environment for name in flags.names}):
@@ -200,7 +222,7 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Se
             own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
             if (trees[side] / "common" / "passes" / "limits.py").is_file():  # the device's, not the revision's
                 own += ["--limits", "false"]
-            command = [sys.executable, str(trees[side] / "benchmark_all.py"), *flags.given, *own]
+            command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
             done = subprocess.run(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment(scratch)
             )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional
 
+from common import scripts
 from common.errors import EXIT_USAGE, NotRunnable, UserError
 from common.running import machine, processes
 from common.settings import Settings
@@ -98,7 +99,7 @@ def prepare(job: Dict[str, Any], settings: Settings) -> Context:
     import torch
 
     dtype = getattr(torch, settings.dtype)
-    adapter = importlib.import_module(job["script"]).ADAPTER(settings, job["variant"])
+    adapter = scripts.load(job["script"])(settings, job["variant"])
     adapter.load(device.type)
     from common.data import measured_batches
     from common.losses.joiner import Joiner

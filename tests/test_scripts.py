@@ -1,0 +1,122 @@
+"""A loss of one's own: copies of benchmark_mine.py, in folders of their own, through the real commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+
+import pytest
+from commands import ROOT, assert_user_error, rows_of, run
+
+from common import scripts
+from common.implementations import with_variants
+
+QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
+RIGHT = ["--passes", "correctness"]
+RESULT = "return -(torch.stack"
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """Write a copy of the template with some of its text replaced, outside of the repository."""
+
+    def make(file="benchmark_flash.py", replaced=()):
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        path = tmp_path / "elsewhere" / file
+        text = (ROOT / "benchmark_mine.py").read_text()
+        for old, new in dict(replaced).items():
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        path.write_text(text)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def quick(tmp_path, tiny_shapes):
+    return ["--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", *QUICK]
+
+
+def run_copy(path, *arguments):
+    return run(path, *arguments, cwd=path.parent, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+
+def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
+    """A wrong loss in the copy is found wrong, under the copy's name, though nobody changed `name`."""
+    path = copy(replaced={RESULT: "return -2 * (torch.stack"})
+    done = run_copy(path, *quick, *RIGHT, "--only", "reference")
+    assert done.returncode == 1, done.stderr
+    rows = rows_of(tmp_path / "log")
+    assert set(rows) == {"flash", "reference"} and rows["reference"]["status"] == "ok"
+    assert rows["flash"]["status"] == "error" and "wrong result" in rows["flash"]["reason"]
+
+
+def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
+    """Chosen by its file in benchmark_all.py, and continued by --resume; the variant says its kind itself."""
+    path = copy(
+        "lattice.py", replaced={'name = "mine"': 'name = "lat"\n    variants = {"again": {"fewest_targets": 1}}'}
+    )
+    arguments = [*quick, *RIGHT, "--only", f"reference,{path},{path}:again,{copy()}"]
+    done = run("benchmark_all.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path / "log")
+    assert set(rows) == {"reference", "lat", "lat:again", "flash"}
+    assert {row["status"] for row in rows.values()} == {"ok"} and rows["lat:again"]["kind"] == "exact"
+    assert run("benchmark_all.py", *arguments, "--resume", cwd=tmp_path).returncode == 0
+    assert len(list((tmp_path / "log").glob("*/results.jsonl"))) == 4
+
+
+def test_its_largest_batch_is_searched_and_its_cells_are_swept(copy, quick, tmp_path):
+    path = copy()
+    largest = ["--find-largest", "batch-size", "--largest-cap", "2", "--rounds", "1", "--max-seconds", "0.05"]
+    done = run_copy(path, *quick, *largest, "--only", "reference")
+    assert done.returncode == 0 and "flash" in done.stdout, done.stderr
+    done = run_copy(path, *quick, *RIGHT, "--sweep", "vocab-size=10,20", "--only", "reference")
+    assert done.returncode == 0 and done.stdout.count("flash") >= 2, done.stderr
+
+
+def test_corner_cases_of_a_copy(copy, tmp_path):
+    """The template's example is right in the corners that its readers will meet first."""
+    cases = "ragged,nan-padding,padding-gradient,slack,no-target,one-frame"
+    done = run("conformance.py", "--in-place", "--only", copy(), "--cases", cases, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
+    assert row["name"] == "flash" and {cell["result"] for cell in row["cells"].values()} == {"pass"}
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("torchaudio", ["'torchaudio'", "benchmark_torchaudio.py", "a name of its own"]),
+        ("my loss", ["'my loss'", "letters"]),
+    ],
+)
+def test_a_name_that_will_not_do(copy, quick, name, words):
+    path = copy(replaced={'"mine"': f'"{name}"'})
+    assert_user_error(run_copy(path, *quick), path, *words)
+    assert_user_error(run("benchmark_all.py", "--only", path), path, *words)
+
+
+def test_files_that_are_no_rows(copy, tmp_path):
+    first = copy()
+    (tmp_path / "second").mkdir()
+    second = first.rename(tmp_path / "second" / first.name)
+    assert_user_error(run("benchmark_all.py", "--only", f"{copy()},{second}"), second, "'flash'", first)
+    assert_user_error(run("benchmark_all.py", "--only", "benchmark_flush.py"), "benchmark_flush.py", "no such file")
+    assert_user_error(run("benchmark_all.py", "--only", "compare.py"), "compare.py", "no ADAPTER")
+    first.write_text("import nothing_of_that_name")
+    assert_user_error(run("conformance.py", "--only", first), first, "nothing_of_that_name", "does not import")
+
+
+def test_a_file_of_the_table_is_its_line(tmp_path):
+    found = scripts.of_file(str(ROOT / "benchmark_ot.py"))
+    assert found.name == "optimized_transducer" and found.script == "benchmark_ot"
+
+
+@pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
+def test_kinds_are_what_adapters_say(implementation):
+    adapter = importlib.import_module(implementation.script).ADAPTER
+    changed = adapter.variants.get(implementation.variant, {})
+    assert scripts.kind_of(adapter, changed) == implementation.kind
