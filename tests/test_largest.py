@@ -188,6 +188,48 @@ def test_the_limit_is_enforced(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+OWN_BUFFERS = """
+import sys, traceback
+import torch
+from common import scripts, settings
+from common.losses import inputs, work
+from common.losses.joiner import Joiner
+from common.passes.memory_limit import AddressSpace
+from common.running.worker import status_of
+
+scope, cpu = sys.argv[1], torch.device("cpu")
+adapter = scripts.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
+adapter.load("cpu")
+model = Joiner.of(adapter.settings, {}, cpu, torch.float32)
+
+def sample(shape):
+    sizes = {"vocab_size": 200, "encoder_dim": 32, "device": cpu, "dtype": torch.float32, "key": (0, 0)}
+    return work.prepare(adapter, model, inputs.make_batch([shape] * 4, **sizes), scope)
+
+sample((9, 3)).run()  # so that everything is loaded
+large = sample((250, 99))
+logits, hidden = 4 * 250 * 100 * 200 * 4, 4 * 250 * 100 * 32 * 4
+limit = AddressSpace({"loss": logits // 2, "step": 2 * hidden + logits + logits // 2}[scope])
+try:
+    with limit.enforced():
+        large.run()
+except RuntimeError as error:
+    assert "rnnt_loss" in traceback.format_exc(), error  # not the joiner's
+    assert status_of(error) == "oom", error
+else:
+    raise AssertionError("it fits")
+"""
+
+
+@pytest.mark.parametrize("scope", ["loss", "step"])
+def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
+    pytest.importorskip("torchaudio")
+    environment = {**os.environ, **processes.PROBE_ENVIRONMENT}
+    command = [sys.executable, "-c", OWN_BUFFERS, scope]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_no_more_than_there_is_can_be_asked_for():
     def limit_of(text):
         return memory_limit(settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu"))
@@ -222,6 +264,10 @@ def test_errors_for_lack_of_memory():
     assert all(worker.status_of(RuntimeError(text)) == "oom" for text in no_memory)
     assert worker.status_of(MemoryError()) == worker.status_of(OSError(12, "Cannot allocate memory")) == "oom"
     assert worker.status_of(RuntimeError("CUDA error: an illegal memory access was encountered")) == "error"
+    stable = (
+        'torch_call_dispatcher( "aten::%s", "", stack.data(), TORCH_ABI_VERSION) API call failed at ops.h, line 933'
+    )
+    assert [worker.status_of(RuntimeError(stable % name)) for name in ("new_empty", "sort")] == ["oom", "error"]
 
 
 # Reading.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -38,6 +39,9 @@ NO_MEMORY = (
     "memoryerror",
     "thread creation failed",
 )
+#: What torch's stable ABI (torchaudio's kernels use it) says of a tensor that it could not make; why, it tells stderr
+#: only, and of these nothing but memory can fail.
+NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL)
 
 #: glibc keeps freed blocks below its moving threshold; fixed at this many bytes, VmHWM tells of what is in use.
 MEMORY_PASS_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -101,7 +105,8 @@ def read_records(path: Path) -> List[Record]:
 
 
 def tells_of_no_memory(text: str) -> bool:
-    return any(words in text.lower() for words in NO_MEMORY)
+    said = text.lower()
+    return any(words in said for words in NO_MEMORY) or bool(NO_TENSOR.search(said))
 
 
 def _how_it_died(returncode: int, oom_kills_before: int, tail: List[str]) -> tuple[str, str]:
