@@ -26,11 +26,8 @@ class Additive(Adapter):
     def weights(self, device, dtype):
         from common.losses import inputs
 
-        D, V, seed = self.settings.encoder_dim, self.settings.vocab_size, self.settings.seed
-        return {
-            "am_projection": inputs.linear(D, V, device=device, dtype=dtype, key=(seed, 1)),
-            "lm_projection": inputs.linear(D, V, device=device, dtype=dtype, key=(seed, 2)),
-        }
+        am, lm = inputs.simple_projections(self.settings, device, dtype)
+        return {"am_projection": am, "lm_projection": lm}
 
     def scores_loss(self, am: torch.Tensor, lm: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
         """The reduced loss of am (N, T, V) and lm (N, U+1, V)."""
