@@ -14,6 +14,7 @@ from common.losses.adapter import Adapter, import_package
 class Nemo(Adapter):
     name = "nemo"
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
+    dtypes = ("float32", "float16", "bfloat16")
     is_module = True
     python_loops = ("cpu",)
 

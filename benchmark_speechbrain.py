@@ -19,6 +19,7 @@ class SpeechBrain(Adapter):
     name = "speechbrain"
     hint = "pip install 'speechbrain>=1.1' numba"
     devices = ("cuda",)
+    dtypes = ("float32", "float64", "float16", "bfloat16")
     log_probs = True
     positional = True  # autograd's apply takes no keywords
     repairs = True

@@ -15,7 +15,7 @@ import torch
 
 from common import settings
 from common.errors import NotRunnable
-from common.implementations import IMPLEMENTATIONS, with_variants
+from common.implementations import IMPLEMENTATIONS, find, with_variants
 from common.losses import inputs, reference, work
 from common.losses.joiner import Joiner
 from common.losses.stages import observed_by
@@ -198,6 +198,19 @@ def test_the_table_and_the_script_name_the_same_variants(implementation):
     for variant in implementation.variants:
         chosen = adapter(settings.resolve({"preset": "quick"}, "cpu"), variant)
         assert (chosen.topology != "regular") == (chosen.kind == "topology")
+
+
+MATRIX = json.loads((settings.ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", [row for row in MATRIX["implementations"] if row["cells"]], ids=lambda row: row["name"])
+def test_dtypes_are_those_that_the_conformance_matrix_found_right(row):
+    """A dtype that is taken and right is offered; one that is refused, or no more precise than float32, is not."""
+    implementation = find(row["name"])
+    adapter = importlib.import_module(implementation.script).ADAPTER
+    offered = adapter.variants.get(implementation.variant, {}).get("dtypes", adapter.dtypes)
+    right = [name for name in ("float64", "float16", "bfloat16") if row["cells"][name]["result"] == "pass"]
+    assert sorted(offered) == sorted(["float32", *right])
 
 
 def test_available_somewhere():
