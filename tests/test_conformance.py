@@ -17,7 +17,7 @@ from fixtures_conformance import made
 
 from benchmark_reference import Reference
 from common import settings
-from common.conformance import matrix
+from common.conformance import matrix, obtaining
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
 from common.conformance.isolated import examine
@@ -25,9 +25,8 @@ from common.conformance.judge import judge
 from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.conformance.reproductions import DIES
 from common.implementations import BY_NAME as IMPLEMENTATIONS
-from common.implementations import find
 from common.losses import vectorised
-from common.running import interpreters
+from common.setup import environments
 
 CPU = torch.device("cpu")
 COMMITTED = ROOT / "docs" / "conformance.json"
@@ -377,7 +376,7 @@ def test_findings_are_ordered_and_only_what_is_one():
     )
     found = findings(document)
     assert [finding.kind for finding in found] == [WRONG, FATAL, REFUSAL] == list(KINDS)
-    assert found[0].who == {"answers 3": ["a"]} and found[0].shown == "a"
+    assert found[0].who == {"answers 3": ["a"]} and dict(found[0].shown) == {"a": "print(1)  # prints 1"}
     text = matrix.markdown(document)
     assert "print(1)  # prints 1" in text and "| U = 0 | refuses |" in text and "&lt;gone>" in text
     assert text.index("### Wrong") < text.index("### Ends") < text.index("### Refuses")
@@ -414,45 +413,73 @@ def test_bad_flags_and_the_list():
 
 # What is committed.
 
-REPRODUCE = """
-import contextlib, importlib, io, json, sys
-from common import settings
-from common.errors import NotRunnable
-from common.implementations import find
-for name, code in json.load(sys.stdin):
-    implementation = find(name)
-    try:
-        importlib.import_module(implementation.script).ADAPTER(
-            settings.resolve({"preset": "quick"}, "cpu"), implementation.variant
-        ).load("cpu")
-    except NotRunnable:
-        print("null", flush=True)
-        continue
+#: Runs every code of a list as a program of its own would; "null" where the package that its second line names is
+#: not there.
+DRIVER = """
+import contextlib, io, json, pathlib
+for code in json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()):
+    package = code.splitlines()[1].split()[1].partition(".")[0]
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        exec(code, {})
-    print(json.dumps(said.getvalue().strip()), flush=True)
+    try:
+        with contextlib.redirect_stdout(said):
+            exec(code, {})
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] != package:
+            raise
+        print("null", flush=True)
+    else:
+        print(json.dumps(said.getvalue().strip()), flush=True)
 """
 
 
-@pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
-@pytest.mark.parametrize("environment", sorted({one.environment for one in IMPLEMENTATIONS.values()}))
-def test_each_committed_reproduction_shows_what_it_claims(environment):
-    document = json.loads(COMMITTED.read_text())
-    shown = [(finding.shown, finding.reproduction) for finding in findings(document) if finding.reproduction]
-    living = [(name, code) for name, code in shown if find(name).environment == environment and DIES not in code]
-    any_of_it = next(one for one in IMPLEMENTATIONS.values() if one.environment == environment)
-    python = interpreters.choose(any_of_it, in_place=False, prefer_here=False).python
-    if not living or python is None:
-        pytest.skip(f"nothing is shown in the {environment} environment, or it is not there")
-    done = subprocess.run(
-        [str(python), "-c", REPRODUCE], input=json.dumps(living), capture_output=True, text=True, cwd=ROOT, timeout=300
-    )
+def committed_reproductions():
+    """(command, [(name, code)]) of all that are printed and end alive."""
+    found = {}
+    for finding in findings(json.loads(COMMITTED.read_text())) if COMMITTED.exists() else ():
+        for name, code in finding.shown.items():
+            if DIES not in code:
+                found.setdefault(obtaining.command(name), []).append((name, code))
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize("command, shown", committed_reproductions())
+def test_each_committed_reproduction_shows_what_it_claims(command, shown, tmp_path):
+    environment = obtaining.implementation_of(shown[0][0]).environment
+    if environments.interpreter(environment) is None:
+        pytest.skip(environments.reason(environment))
+    driver = tmp_path / "driver.py"
+    driver.write_text(DRIVER)
+    driver.with_suffix(".json").write_text(json.dumps([code for _, code in shown]))
+    line = command.replace(obtaining.SHOWN, str(driver))
+    assert str(driver) in line
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('"', "null"))]
-    claimed = [code.rpartition("# prints ")[2] for _, code in living]
-    assert len(said) == len(claimed)
-    assert [(was, claim) for was, claim in zip(said, claimed) if was not in (claim, None)] == []
+    claimed = [code.rpartition("# prints ")[2] for _, code in shown]
+    wrong = [
+        (name, was, claim)
+        for (name, _), was, claim in zip(shown, said, claimed)
+        if was != claim and not (was is None and obtaining.effort(name) == 2)  # what set-up brings must be there
+    ]
+    assert len(said) == len(claimed) and wrong == []
+
+
+def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
+    def differing(name, shown):
+        return {
+            "name": name,
+            "status": "judged",
+            "cells": {"second-backward": Outcome(DIFFERS, reproduction=shown).to_json()},
+        }
+
+    names = ["warp-transducer", "optimized_transducer", "optimized_transducer:modified", "nemo", "torchaudio", "k2"]
+    document = {"cases": [{"name": "second-backward"}], "implementations": [differing(name, name) for name in names]}
+    (found,) = findings(document)
+    assert list(found.shown) == ["optimized_transducer", "torchaudio", "k2", "nemo", "warp-transducer"]
+    assert obtaining.command("k2") == ".venv/k2/bin/python shown.py"
+    assert obtaining.command("speechbrain (simulated)").startswith("NUMBA_ENABLE_CUDASIM=1 .venv/main/bin/python")
+    assert "extensions path optimized_transducer" in obtaining.command("optimized_transducer")
+    assert "b-flo" in obtaining.source("warp-transducer") and "make setup" in obtaining.source("torchaudio")
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")

@@ -4,9 +4,10 @@ crashes, then errors where an answer could be expected.  No torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Tuple
 
+from common.conformance import obtaining
 from common.conformance.cases import BY_NAME, Case
 from common.conformance.outcomes import CRASHES, DIFFERS, REFUSES, TIMEOUT, Outcome
 
@@ -16,20 +17,19 @@ KINDS = (WRONG, FATAL, REFUSAL)
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: one of KINDS; who: implementations by what they said; reproduction: code for the first of them that has
-    one, `shown` its name."""
+    """kind: one of KINDS; who: implementations by what they said; shown: code by the name of its implementation, one
+    for each package that has some, those first that are easy to get."""
 
     kind: str
     case: Case
     sentence: str
     who: Dict[str, List[str]]
-    reproduction: str = ""
-    shown: str = ""
+    shown: Mapping[str, str] = field(default_factory=dict)
 
 
 def called(entry: Mapping[str, Any]) -> str:
     """The name of an implementation; a simulated one says so."""
-    return entry["name"] + (" (simulated)" if entry.get("simulator") else "")
+    return entry["name"] + (obtaining.SIMULATED if entry.get("simulator") else "")
 
 
 def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
@@ -59,10 +59,9 @@ def _finding(kind: str, case: Case, hits: List[Tuple[str, Outcome]]) -> Finding:
     for name, outcome in hits:
         who.setdefault(outcome.message, []).append(name)
     sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
-    can_be_shown = [(name, outcome) for name, outcome in hits if outcome.reproduction]
-    if not can_be_shown:
-        return Finding(kind, case, sentence, who)
-    name, outcome = max(
-        can_be_shown, key=lambda hit: len(who[hit[1].message])
-    )  # the first of those that say most alike
-    return Finding(kind, case, sentence, who, outcome.reproduction, name)
+    packages: Dict[str, Tuple[str, str]] = {}
+    for name, outcome in sorted(hits, key=lambda hit: obtaining.effort(hit[0])):
+        if outcome.reproduction:
+            implementation = obtaining.implementation_of(name)
+            packages.setdefault(implementation.package if implementation else name, (name, outcome.reproduction))
+    return Finding(kind, case, sentence, who, dict(packages.values()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any, Dict, List, Mapping, Sequence
 
+from common.conformance import obtaining
 from common.conformance.cases import Case
 from common.conformance.findings import KINDS, Finding, findings, outcomes_of
 from common.conformance.isolated import Judged
@@ -171,6 +172,12 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     lines += ["## Findings", ""]
     found = findings(document)
+    if any(finding.shown for finding in found):
+        lines += [
+            f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and "
+            "run the command above it there. The comment at its end says what it prints.",
+            "",
+        ]
     for kind in KINDS:
         of_kind = [finding for finding in found if finding.kind == kind]
         if of_kind:
@@ -221,6 +228,17 @@ def _finding(finding: Finding) -> List[str]:
     for words, names in finding.who.items():
         lines.append(f"- {_escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
     lines.append("")
-    if finding.reproduction:
-        lines += [f"Shown with {_escaped(finding.shown)}:", "", "```python", finding.reproduction, "```", ""]
+    for place, (name, code) in enumerate(finding.shown.items()):
+        title = f"Shown with {_escaped(name)}"
+        block = [*_to_run(name), "", "```python", code, "```", ""]
+        lines += [f"{title}: {block[0]}", *block[1:]] if place == 0 else _folded(title, block)
     return lines
+
+
+def _to_run(name: str) -> List[str]:
+    command = obtaining.command(name)
+    return [f"{_code(command)} ({_escaped(obtaining.source(name))})"] if command else [_escaped(obtaining.source(name))]
+
+
+def _folded(title: str, block: List[str]) -> List[str]:
+    return [f"<details><summary>{title}</summary>", "", *block, "</details>", ""]

@@ -123,14 +123,19 @@ def _import(package: str) -> Optional[ModuleType]:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.extensions",
-        description="Compile every source package for this Python, unless it is there.  What cannot be compiled is "
-        "said, with what to do, and the exit code is 1.",
+        description="build: compile every source package for this Python, unless it is there; what cannot be compiled "
+        "is said, with what to do, and the exit code is 1.  path PACKAGE: print the folder of one, for PYTHONPATH.",
     )
-    parser.add_argument("command", choices=["build"])
+    parser.add_argument("command", choices=["build", "path"])
+    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="of path")
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="default: cpu, and cuda too where MODERNGPU_HOME is set"
     )
     parsed = parser.parse_args(arguments)
+    if (parsed.command == "path") != (parsed.package is not None):
+        parser.error("path wants a package, build wants none")
+    if parsed.command == "path":
+        return _print_path(parsed.package, parsed.device or "cpu")
     devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]
     code = EXIT_OK
     for package in SOURCE_PACKAGES:
@@ -143,6 +148,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
                 say(f"{package} on {device}: left out: {error}")
                 code = EXIT_FAILED
     return code
+
+
+def _print_path(package: str, device: str) -> int:
+    installed = importlib.util.find_spec(package)
+    try:
+        print(Path(str(installed.origin)).parents[1] if installed else build(package, device))
+    except NotRunnable as error:
+        say(f"{package} on {device}: {error}")
+        return EXIT_FAILED
+    return EXIT_OK
 
 
 if __name__ == "__main__":

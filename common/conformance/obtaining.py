@@ -1,0 +1,69 @@
+"""How to run a reproduction: which Python has the package, and how to get it.  No torch.
+
+The commands run in the suite's own folder, on a file SHOWN that holds the code as it is printed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Optional
+
+from common.implementations import BY_NAME, Implementation
+from common.setup import environments
+from common.setup.source_packages import SOURCE_PACKAGES
+
+SHOWN = "shown.py"
+#: What a matrix adds to the name of a row whose kernels ran in a simulator.
+SIMULATED = " (simulated)"
+
+
+def implementation_of(name: str) -> Optional[Implementation]:
+    """Of a name as findings have it, a variant's or a simulated one's too; None where this suite has none."""
+    return BY_NAME.get(name.partition(SIMULATED)[0].partition(":")[0])
+
+
+def effort(name: str) -> int:
+    """0: `make setup` brings its package; 1: an environment on request does; 2: a user installs it by hand."""
+    implementation = implementation_of(name)
+    if implementation is None:
+        return 2
+    environment = environments.ENVIRONMENTS[implementation.environment]
+    if environment.optional:
+        return 1
+    if implementation.built or _locked(implementation, environment):
+        return 0
+    return 2
+
+
+def _locked(implementation: Implementation, environment: environments.Environment) -> bool:
+    """Is the package among the environment's requirements?"""
+    lock = environments.ROOT / "requirements" / environment.requirements
+    return any(
+        line.partition("==")[0].replace("-", "_") == implementation.package
+        for line in lock.read_text(encoding="utf-8").splitlines()
+    )
+
+
+def source(name: str) -> str:
+    """Where its package comes from, in a few words; the adapter's own where set-up does not bring it."""
+    implementation = implementation_of(name)
+    if implementation is None:
+        return "not an implementation of this suite"
+    if effort(name) < 2:
+        return f"`{environments.ENVIRONMENTS[implementation.environment].command}` brings it"
+    return importlib.import_module(implementation.script).ADAPTER.hint
+
+
+def command(name: str) -> str:
+    """A line for a shell that runs SHOWN with the package of `name`; "" where this suite has no such implementation."""
+    implementation = implementation_of(name)
+    if implementation is None:
+        return ""
+    python = f".venv/{implementation.environment}/bin/python"
+    before = ""
+    if name.endswith(SIMULATED):
+        simulator = importlib.import_module(implementation.script).ADAPTER.simulator
+        before = "".join(f"{variable}={value} " for variable, value in simulator.items())
+    if implementation.package in SOURCE_PACKAGES:
+        before += f'PYTHONPATH="$({python} -m common.setup.extensions path {implementation.package})" '
+    return f"{before}{python} {SHOWN}"
