@@ -56,6 +56,26 @@ class GradientOff(Reference):
         return right.detach() + 1.01 * (right - right.detach())
 
 
+class Single(Reference):
+    """float32 inside, whatever it is given."""
+
+    def loss(self, logits, prepared):
+        return super().loss(logits.float(), prepared).double()
+
+
+class SingleGradientOff(Single):
+    def loss(self, logits, prepared):
+        right = super().loss(logits, prepared)
+        return right.detach() + 1.02 * (right - right.detach())
+
+
+class OneBackward(Reference):
+    """Frees what it saved, as some do with retain_graph=True too."""
+
+    def loss(self, logits, prepared):
+        return Once.apply(logits, lambda leaf: super(OneBackward, self).loss(leaf, prepared))
+
+
 class PaddingTrains(Reference):
     def loss(self, logits, prepared):
         every_cell = logits.square().sum() * 1e-4
@@ -184,6 +204,14 @@ class SavedGradient(torch.autograd.Function):
         return ctx.gradient.mul_(upstream), None
 
 
+class Once(SavedGradient):
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = ctx.gradient
+        del ctx.gradient
+        return gradient * upstream, None
+
+
 class ScalesInPlace(Reference):
     def loss(self, logits, prepared):
         return SavedGradient.apply(logits, lambda leaf: Reference.loss(self, leaf, prepared))
@@ -216,7 +244,11 @@ class RoundsTwice(Reference):
         (Off, "one-frame", DIFFERS, "loss "),
         (GradientOff, "ragged", DIFFERS, "gradient off by 1.0e-02"),
         (GradientOff, "V-5000", DIFFERS, "gradient off"),
-        (GradientOff, "gradcheck", DIFFERS, "Jacobian mismatch"),
+        (GradientOff, "numeric-gradient", DIFFERS, "gradient off by 1.0e-02 of central differences"),
+        (PaddingTrains, "numeric-gradient", DIFFERS, "of central differences"),
+        (Single, "numeric-gradient", PASS, "of a loss that is off by"),
+        (SingleGradientOff, "numeric-gradient", DIFFERS, "gradient off by 2.0e-02 of central differences"),
+        (OneBackward, "numeric-gradient", PASS, ""),
         (PaddingTrains, "padding-gradient", DIFFERS, "gradient in the padding up to"),
         (PaddingTrains, "slack", DIFFERS, "gradient in the padding"),
         (

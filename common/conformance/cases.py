@@ -224,11 +224,11 @@ CASES: Tuple[Case, ...] = (
         shown="second backward",
     ),
     Case(
-        "gradcheck",
-        "gradcheck",
-        "torch.autograd.gradcheck in float64, where that is taken",
-        "gradcheck",
-        wrong="torch.autograd.gradcheck finds another gradient",
+        "numeric-gradient",
+        "gradient by differences",
+        "in float64, where that is taken: central differences of the loss against its gradient, from one backward",
+        "numeric_gradient",
+        wrong="the gradient is not that of its own value, by central differences",
     ),
     Case(
         "unmodified",
