@@ -17,7 +17,7 @@ from typing import List, Mapping, Sequence
 
 from common import cli, flag_types
 from common.commands import guarded
-from common.conformance import matrix
+from common.conformance import matrix, updating
 from common.conformance.cases import CASES, Case
 from common.conformance.isolated import Judged, examine
 from common.conformance.outcomes import ERROR
@@ -62,6 +62,11 @@ def parser() -> cli.Parser:
         metavar="DIR",
         help=f"write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
     )
+    result.add_argument(
+        "--update",
+        action="store_true",
+        help=f"keep the rows of the {JSON_NAME} that is there which this run does not judge, with their revision",
+    )
     result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
     result.add_argument(
         "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
@@ -88,15 +93,20 @@ def main(arguments: argparse.Namespace) -> int:
     pythons = [choice.python for choice in choices.values() if choice.python]
     device = interpreters.resolve_device(arguments.device, pythons)
     cases = [case for case in CASES if case.name in arguments.cases]
+    about = machine.describe()
+    if arguments.update and len(cases) < len(CASES):
+        raise UserError("--update: a row is judged as a whole; leave --cases out")
+    earlier = updating.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
     judged = judge_all(choices, cases, device, arguments)
     found = matrix.document(
         judged,
         cases,
         device=device,
-        machine=machine.describe(),
+        machine=about,
         suite=suite,
         command=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )
+    found = updating.updated(found, earlier)
     _write(folder / JSON_NAME, json.dumps(found, indent=1) + "\n")
     if arguments.output:
         _write(folder / MARKDOWN_NAME, matrix.markdown(found))

@@ -17,7 +17,7 @@ from fixtures_conformance import made
 
 from benchmark_reference import Reference
 from common import settings
-from common.conformance import matrix, obtaining
+from common.conformance import matrix, obtaining, updating
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
 from common.conformance.isolated import examine
@@ -375,6 +375,55 @@ def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
     assert "no answer within 12 s" in judged.cells["V-2"].message
 
 
+LOST_LOSS = """
+from benchmark_reference import Reference
+from common.conformance import questions
+from common.losses import vectorised
+
+lost = []
+questions.context_lost = lambda device: bool(lost)
+
+def losing_loss(logits, targets, logit_lengths, target_lengths, **options):
+    if logits.shape[-1] == 2:
+        lost.append("for good")
+    if lost:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    return vectorised.transducer_loss(logits, targets, logit_lengths, target_lengths, **options)
+
+class Losing(Reference):
+    def function(self):
+        return losing_loss
+
+ADAPTER = Losing
+"""
+
+
+def test_a_lost_cuda_context_costs_one_cell_and_a_new_process_goes_on(module_of):
+    names = ("ragged", "V-2", "V-5000", "blank-first")
+    judged = examine(
+        module_of(LOST_LOSS), Path(sys.executable), "cpu", [c for c in CASES if c.name in names], timeout=60
+    )
+    assert judged.status == "judged", judged.reason
+    results = {name: outcome.result for name, outcome in judged.cells.items()}
+    assert results == {"ragged": PASS, "V-2": CRASHES, "V-5000": PASS, "blank-first": PASS}
+    lost = judged.cells["V-2"]
+    assert lost.message.startswith("the CUDA context is lost: RuntimeError: CUDA error: an illegal memory access")
+    assert lost.reproduction.endswith(DIES)
+
+
+class Asserts(Reference):
+    """As a device-side assert does: the error is no answer, since nothing works after it."""
+
+    def loss(self, logits, prepared):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_an_error_that_loses_the_context_is_no_refusal(monkeypatch):
+    assert outcome_of(Asserts, "target-too-large").result == PASS
+    monkeypatch.setattr("common.conformance.questions.context_lost", lambda device: True)
+    assert outcome_of(Asserts, "target-too-large").result == CRASHES
+
+
 @pytest.mark.parametrize(
     "source, status, words",
     [
@@ -435,6 +484,39 @@ def test_the_command_writes_and_prints_the_matrix(tmp_path):
     if rows["torchaudio"]["status"] == "judged":
         assert rows["torchaudio"]["cells"]["ragged"]["result"] == PASS and rows["torchaudio"]["torch"]
     assert "## Matrix" in (tmp_path / "conformance.md").read_text()
+
+
+def test_update_keeps_what_was_not_judged_again_with_its_revision():
+    earlier = made(ragged=Outcome(DIFFERS, "loss 1 instead of 2"), gone=Outcome(PASS))
+    (a, missing) = earlier["implementations"]
+    a["name"], missing["name"] = "warp-transducer", "apex"
+    before = {**earlier, "implementations": [a, {**a, "name": "nemo"}, missing], "git_revision": "old"}
+    before["made"] = "2020-01-01T00:00"
+    for row in before["implementations"]:  # as documents were before rows had a revision
+        for key in updating.ORIGIN:
+            row.pop(key)
+    today = made(**{"ragged": Outcome(PASS), "V-2": Outcome(PASS)})
+    today["implementations"][0]["name"], today["implementations"][1]["name"] = "torchaudio", "warp-transducer"
+    merged = updating.updated(today, before)
+    rows = {row["name"]: row for row in merged["implementations"]}
+    assert list(rows) == ["torchaudio", "nemo", "warp-transducer", "apex"]
+    assert rows["torchaudio"]["git_revision"] == "abc" and rows["nemo"]["git_revision"] == "old"
+    assert rows["warp-transducer"]["cells"]["ragged"]["result"] == DIFFERS  # missing today
+    assert (
+        rows["nemo"]["cells"]["V-2"]["message"] == "not asked (judged at old)" and "gone" not in rows["nemo"]["cells"]
+    )
+    text = matrix.markdown(merged)
+    assert "2020-01-01; suite old |" in text and "stands as it was" in text
+    assert "judged 2020-01-01; suite old" in matrix.table(merged, color=False)
+
+
+def test_update_wants_the_same_device_and_whole_rows(tmp_path):
+    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(PASS))))
+    only = ("conformance.py", "--only", "reference", "--output", tmp_path, "--update")
+    assert_user_error(run(*only), "--update", "is of cpu on x")
+    assert_user_error(run(*only, "--cases", "ragged"), "--update", "leave --cases out")
+    (tmp_path / "conformance.json").write_text("{}")
+    assert_user_error(run(*only), "--update", "cannot be read")
 
 
 def test_bad_flags_and_the_list():

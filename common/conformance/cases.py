@@ -12,9 +12,10 @@ from typing import Any, Mapping, Tuple
 @dataclass(frozen=True)
 class Case:
     """name: for --cases; title: the matrix's row; asks: what is asked and what is right; check: a function of
-    common.conformance.checks, given `values`; alone: it may corrupt memory, so it has a process of its own; wrong: what
-    an implementation that differs does, as a user should know it ("a, b: <wrong>"); refusal: likewise where an error is
-    no answer that a user expects, else ""; shown: a key of common.conformance.reproductions.TAILS."""
+    common.conformance.checks, given `values`; alone: it may corrupt memory or lose a CUDA context, so it has a process
+    of its own; wrong: what an implementation that differs does, as a user should know it ("a, b: <wrong>"); refusal:
+    likewise where an error is no answer that a user expects, else ""; shown: a key of
+    common.conformance.reproductions.TAILS."""
 
     name: str
     title: str
@@ -86,6 +87,7 @@ CASES: Tuple[Case, ...] = (
         "U = 1100 on CUDA",
         "more targets than a CUDA block has threads",
         "more_targets_than_threads",
+        alone=True,
         refusal="an utterance of 1100 targets is refused",
         shown="",
     ),
@@ -296,6 +298,7 @@ CASES: Tuple[Case, ...] = (
         "8 GiB of float32 logits; loss, and gradients at the beginning, in the middle and at the end (--large)",
         "more_than_2_31_elements",
         {"allowed": False},
+        alone=True,
         wrong="logits of more than 2^31 elements give another result, without an error",
         refusal="logits of more than 2^31 elements are refused",
         shown="",
@@ -305,6 +308,7 @@ CASES: Tuple[Case, ...] = (
         "a second CUDA device",
         "tensors on cuda:1 while cuda:0 is the current device",
         "second_cuda_device",
+        alone=True,
         wrong="on a device that is not the current one the result is another",
         shown="",
     ),

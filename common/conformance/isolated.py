@@ -103,12 +103,15 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
         if line["record"] == "outcome":
             judged.cells[line["case"]] = Outcome.from_json(line["outcome"])
         if line["record"] == "died":
-            judged.cells[line["case"]] = Outcome(CRASHES, f"killed by {signal_name(line['signal'])}", reproduction=code)
+            result, words = _how_it_ended(-line["signal"], line["oom"], ())
+            judged.cells[line["case"]] = Outcome(result, words, reproduction=code if result == CRASHES else "")
         code = line["reproduction"] if line["record"] == "asked" else ""
     started = [line["case"] for line in produced if line["record"] == "start"]
     if started and started[-1] not in judged.cells:
         result, words = ending
         judged.cells[started[-1]] = Outcome(result, words, reproduction=code if result == CRASHES else "")
+    elif produced and produced[-1]["record"] == "lost":
+        pass  # a new process has a new CUDA context
     elif any(name not in judged.cells for name in names):  # it died between cases, or before the first
         judged.status, judged.reason = "error", f"its process ended before {names[0]}: {ending[1]}"
 

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
-from typing import Callable
+from typing import Callable, List
 
 import torch
 
-from common.conformance import checks, reproductions
+from common.conformance import checks, questions, reproductions
 from common.conformance.cases import Case
-from common.conformance.outcomes import DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
+from common.conformance.outcomes import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
 from common.conformance.questions import Examination, NotAsked, Question, Refused, message
 from common.errors import NotRunnable
 from common.losses.adapter import Adapter
+
+LOST = "the CUDA context is lost"
 
 
 def judge(
     case: Case, adapter: Adapter, device: torch.device, asked: Callable[[str], None] = lambda reproduction: None
 ) -> Outcome:
-    """An error of the loss is "refuses"; one of the suite or of the adapter's own preparations "error".
+    """An error of the loss is "refuses", or "crashes" where the CUDA context does not survive it: then this process can
+    judge nothing more; one of the suite or of the adapter's own preparations is "error".
 
     asked: told the reproduction of each question before the loss hears it, for a loss that ends the process.
     """
-    questions = []
+    heard: List[Question] = []
+    fatal = ""
 
     def told(question: Question) -> None:
-        questions.append(question)
-        asked(reproductions.of(case, question, crashes=True))
+        nonlocal fatal
+        heard.append(question)
+        fatal = reproductions.of(case, question, crashes=True)
+        asked(fatal)
 
     try:
         outcome = getattr(checks, case.check)(Examination(adapter, device, told), **case.values)
@@ -35,9 +41,13 @@ def judge(
         return Outcome(REFUSES, str(refusal))
     except (NotAsked, NotRunnable) as reason:
         return Outcome(NOT_APPLICABLE, str(reason))
+    except questions.ContextLost as error:
+        return Outcome(CRASHES, f"{LOST}: {error}", reproduction=fatal)
     except Exception as error:
+        if questions.context_lost(device):
+            return Outcome(CRASHES, f"{LOST}: {message(error)}", reproduction=fatal)
         traceback.print_exc()
         return Outcome(ERROR, message(error))
-    if outcome.result == DIFFERS and questions:
-        return replace(outcome, reproduction=reproductions.of(case, questions[0]))
+    if outcome.result == DIFFERS and heard:
+        return replace(outcome, reproduction=reproductions.of(case, heard[0]))
     return outcome

@@ -28,7 +28,7 @@ LEGEND = {
     PASS: "as asked",
     DIFFERS: "a wrong answer without an error; the number is the larger relative error of loss and gradient",
     REFUSES: "an error instead of an answer",
-    CRASHES: "its process died",
+    CRASHES: "its process died, or its CUDA context, which only a new process gets back",
     TIMEOUT: "no answer in time",
     NOT_APPLICABLE: "the case does not concern it",
     ERROR: "this suite failed",
@@ -45,13 +45,17 @@ def document(
     suite: Sequence[Any],
     command: Sequence[str],
 ) -> Dict[str, Any]:
-    """What conformance.json holds.  suite: (git revision, are there uncommitted changes?)."""
-    return {
-        "format": FORMAT,
+    """What conformance.json holds.  suite: (git revision, are there uncommitted changes?).  Each row says when and by
+    which revision it was judged, as rows of other runs may come beside it (common.conformance.updating)."""
+    origin = {
         "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": list(command),
         "git_revision": suite[0],
         "git_dirty": suite[1],
+    }
+    return {
+        "format": FORMAT,
+        **origin,
+        "command": list(command),
         "machine": dict(machine),
         "device": device,
         "cases": [{"name": case.name, "title": case.title, "asks": case.asks} for case in cases],
@@ -61,6 +65,7 @@ def document(
                 "kind": one.kind,
                 "status": one.status,
                 "reason": one.reason,
+                **origin,
                 **one.about,
                 "cells": {name: outcome.to_json() for name, outcome in one.cells.items()},
             }
@@ -85,11 +90,20 @@ def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 def heading(document: Mapping[str, Any]) -> str:
     """Device, machine, day and revision."""
     about = document["machine"]
-    revision = str(document["git_revision"] or "unknown")[:12] + (
-        " with uncommitted changes" if document["git_dirty"] else ""
-    )
     device = next((entry["device_name"] for entry in judged_of(document) if entry.get("device_name")), about.get("cpu"))
-    return f"{document['device']}: {device}, {about.get('cores')} cores; {document['made'][:10]}; suite {revision}"
+    return f"{document['device']}: {device}, {about.get('cores')} cores; {judged_when(document)}"
+
+
+def judged_when(origin: Mapping[str, Any]) -> str:
+    """Day and revision of a document or of one of its rows."""
+    revision = str(origin["git_revision"] or "unknown")[:12]
+    return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
+
+
+def _when_else(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """`judged_when` of a row that an earlier run judged, "" for one of the document's own."""
+    earlier = "made" in entry and judged_when(entry) != judged_when(document)
+    return judged_when(entry) if earlier else ""
 
 
 def versions(entry: Mapping[str, Any]) -> str:
@@ -119,7 +133,9 @@ def table(document: Mapping[str, Any], color: bool) -> str:
 
     columns = judged_of(document)
     lines = [heading(document), ""]
-    lines += [f"{place:3d}  {entry['name']} ({versions(entry)})" for place, entry in enumerate(columns, start=1)]
+    for place, entry in enumerate(columns, start=1):
+        when = _when_else(entry, document)
+        lines.append(f"{place:3d}  {entry['name']} ({versions(entry)}{f'; judged {when}' if when else ''})")
     for entry in document["implementations"]:
         if entry["status"] != "judged":
             lines.append(f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}")
@@ -197,12 +213,15 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         "## Versions",
         "",
-        "| implementation | kind | version | torch | Python |",
-        "| --- | --- | --- | --- | --- |",
+        "| implementation | kind | version | torch | Python | judged |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for entry in columns:
         values = (entry["name"], entry["kind"], entry.get("version"), entry.get("torch"), entry.get("python"))
-        lines.append(f"| {' | '.join(_escaped(str(value)) for value in values)} |")
+        when = _when_else(entry, document) or judged_when(document)
+        lines.append(f"| {' | '.join(_escaped(str(value)) for value in (*values, when))} |")
+    if any(_when_else(entry, document) for entry in columns):
+        lines += ["", "A row is judged as a whole; one that was not judged again stands as it was, with its revision."]
     simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
     if simulated:
         lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {_escaped(', '.join(simulated))}."]

@@ -40,6 +40,25 @@ class NotAsked(Exception):
     """The case does not concern this adapter here; the message says why."""
 
 
+class ContextLost(Exception):
+    """The loss left a CUDA context in which nothing works any more; the message is of the error that it raised."""
+
+
+def context_lost(device: torch.device) -> bool:
+    """Does `device` fail whatever is asked of it?  Errors like an illegal access or a device-side assert stay until the
+    process ends; one of a launch goes away once it is read, so a second try answers."""
+    if device.type != "cuda":
+        return False
+    for _ in range(2):
+        try:
+            torch.zeros(1, device=device).add_(1).item()
+            return False
+        except Exception as error:
+            if is_out_of_memory(error):
+                return False
+    return True
+
+
 def message(error: BaseException) -> str:
     """One line: the error's first, or for an assertion without words the line of source it stands on; no folders."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -87,7 +106,8 @@ class Question:
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
-    """What `action` returns.  Its error becomes Refused; CUDA's late ones too, since the device is waited for."""
+    """What `action` returns.  Its error becomes Refused, CUDA's late ones too, since the device is waited for; or
+    ContextLost, where the device works no more."""
     try:
         result = action()
         if device.type == "cuda":
@@ -96,6 +116,8 @@ def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") ->
     except Exception as error:
         if is_out_of_memory(error):
             raise NotAsked(f"not enough memory: {message(error)}") from error
+        if context_lost(device):
+            raise ContextLost(message(error)) from error
         raise Refused(error, stage) from error
 
 

@@ -4,7 +4,8 @@ common.conformance.isolated.
 Appends a record before and after each case, so that the parent knows which one ended the process: "loaded" or
 "not-run", then "start", "asked" (with the code that reproduces it, should the process die) and "outcome" by case.  On a
 CPU a case that may corrupt memory is answered by a copy of the process that has just loaded the loss; where that one
-dies there is "died" instead of "outcome".
+dies there is "died" instead of "outcome".  After an outcome that cost this process its CUDA context comes "lost", and
+the process ends: the cases that are left need another.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict
 
 from common import scripts, settings
 from common.conformance.cases import BY_NAME, Case
+from common.conformance.outcomes import CRASHES, Outcome
 from common.errors import NotRunnable
 from common.running import machine
 
@@ -61,19 +63,22 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
         case = BY_NAME[name].allowing(large=job["large"])
         write({"record": "start", "case": name})
 
-        def answer(case: Case = case) -> None:
+        def answer(case: Case = case) -> Outcome:
             outcome = judge(case, adapter, device, lambda code: write({"record": "asked", "reproduction": code}))
             write({"record": "outcome", "case": case.name, "outcome": outcome.to_json()})
+            return outcome
 
         if case.alone and device.type == "cpu":
+            kills = machine.oom_kills()
             died = in_a_child(answer)
             if died:
-                write({"record": "died", "case": name, "signal": died})
-        else:
-            answer()
+                write({"record": "died", "case": name, "signal": died, "oom": machine.oom_kills() > kills})
+        elif answer().result == CRASHES:
+            write({"record": "lost"})
+            return
 
 
-def in_a_child(action: Callable[[], None]) -> int:
+def in_a_child(action: Callable[[], Any]) -> int:
     """Do it in a copy of this process; returns the signal that killed it, or 0."""
     child = os.fork()
     if child == 0:
