@@ -72,7 +72,14 @@ def parser() -> cli.Parser:
         "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
     )
     result.add_argument(
-        "--large", action="store_true", help="ask for more than 2^31 elements too, where 22 GiB of memory are free"
+        "--large",
+        nargs="?",
+        type=flag_types.some_of(names, names),
+        default=(),
+        const=names,
+        metavar="A,B",
+        help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
+        "memory are free",
     )
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
     result.add_argument("--quiet", action="store_true", help="no progress on stderr")
@@ -138,7 +145,7 @@ def judge_all(
                         device,
                         cases,
                         timeout=arguments.timeout,
-                        large=arguments.large,
+                        large=name in arguments.large,
                         note=progress.note,
                     )
                 )

@@ -15,9 +15,10 @@ import torch
 from commands import ROOT, assert_user_error, run
 from fixtures_conformance import made
 
+import conformance
 from benchmark_reference import Reference
 from common import settings
-from common.conformance import matrix, obtaining, updating
+from common.conformance import checks, compact, matrix, obtaining, updating
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
 from common.conformance.isolated import examine
@@ -25,6 +26,7 @@ from common.conformance.judge import judge
 from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.conformance.reproductions import DIES
 from common.implementations import BY_NAME as IMPLEMENTATIONS
+from common.implementations import with_variants
 from common.losses import vectorised
 from common.setup import environments
 
@@ -310,6 +312,21 @@ def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
     assert "gradient off by" in outcome.message
 
 
+@pytest.mark.parametrize(
+    "room, result, words",
+    [
+        (2**27, NOT_APPLICABLE, "GiB of memory at least"),
+        (2**28 + 2**24, NOT_APPLICABLE, "not enough memory: RuntimeError"),
+        (2**33, PASS, ""),
+    ],
+)
+def test_large_logits_are_asked_within_the_memory_that_there_is(monkeypatch, room, result, words):
+    monkeypatch.setattr(checks, "LARGE_V", 2**12)
+    monkeypatch.setattr(checks, "_room", lambda: room)
+    outcome = judge(BY_NAME["large"].allowing(large=True), adapter_of(Reference), CPU)
+    assert outcome.result == result and words in outcome.message, outcome
+
+
 def test_an_error_of_ours_is_not_taken_for_a_refusal():
     class Broken(Reference):
         def prepare(self, batch):
@@ -521,6 +538,10 @@ def test_update_wants_the_same_device_and_whole_rows(tmp_path):
 
 def test_bad_flags_and_the_list():
     assert_user_error(run("conformance.py", "--cases", "everything"), "--cases", "everything")
+    assert_user_error(run("conformance.py", "--large", "everyone"), "--large", "everyone")
+    flags = conformance.parser()
+    assert flags.parse_args([]).large == () and "k2" in flags.parse_args(["--large"]).large
+    assert flags.parse_args(["--large", "k2"]).large == ("k2",)
     listed = run("conformance.py", "--list")
     assert listed.returncode == 0 and all(case.name in listed.stdout for case in CASES)
 
@@ -594,6 +615,34 @@ def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
     assert obtaining.command("speechbrain (simulated)").startswith("NUMBA_ENABLE_CUDASIM=1 .venv/main/bin/python")
     assert "extensions path optimized_transducer" in obtaining.command("optimized_transducer")
     assert "b-flo" in obtaining.source("warp-transducer") and "make setup" in obtaining.source("torchaudio")
+
+
+def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
+    document = made(ragged=Outcome(PASS), **{"V-2": Outcome(DIFFERS, "", 0.5)})
+    document["implementations"][0]["name"] = "k2:modified"
+    lines = compact.block(document).splitlines()
+    assert (lines[0], lines[-1]) == (compact.BEGIN, compact.END)
+    assert "| case | k2:m |" in lines and "| ragged batch | \u2713 |" in lines and "| V = 2 | \u2717 |" in lines
+    assert (
+        any(line.startswith("\u2713 pass: as asked; \u2717 differs: ") for line in lines)
+        and "k2:m k2:modified." in lines
+    )
+
+
+def test_heads_of_the_compact_matrix_are_short_and_differ():
+    heads = [compact.short(one.name) for one in with_variants()]
+    assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 5
+
+
+def test_the_matrix_in_the_readme_is_the_committed_one():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    if compact.BEGIN not in readme:
+        pytest.skip(f"README.md has no {compact.BEGIN}")
+    done = subprocess.run(
+        [sys.executable, "-m", "common.conformance.compact"], capture_output=True, text=True, encoding="utf-8", cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in readme, "put what `python -m common.conformance.compact` prints into README.md"
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")

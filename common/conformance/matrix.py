@@ -30,7 +30,7 @@ LEGEND = {
     REFUSES: "an error instead of an answer",
     CRASHES: "its process died, or its CUDA context, which only a new process gets back",
     TIMEOUT: "no answer in time",
-    NOT_APPLICABLE: "the case does not concern it",
+    NOT_APPLICABLE: "the case does not concern it, or was not asked",
     ERROR: "this suite failed",
 }
 COLORS = {PASS: "32", DIFFERS: "1;31", REFUSES: "33", CRASHES: "1;35", TIMEOUT: "1;35", NOT_APPLICABLE: "2", ERROR: "7"}
@@ -168,7 +168,7 @@ def _told(finding: Finding) -> List[str]:
 # -- Markdown --------------------------------------------------------------------------------------------------------
 
 
-def _escaped(words: str) -> str:
+def escaped(words: str) -> str:
     return plain(words).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
 
 
@@ -179,7 +179,7 @@ def _code(words: str) -> str:
 def markdown(document: Mapping[str, Any]) -> str:
     """A page of its own: findings, matrix, what each said, what was asked."""
     columns = judged_of(document)
-    lines = ["# Conformance of the transducer losses", "", f"On {_escaped(heading(document))}.", ""]
+    lines = ["# Conformance of the transducer losses", "", f"On {escaped(heading(document))}.", ""]
     lines += [
         f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 reference of "
         "`common/losses/reference.py`, with the lattice that the implementation documents; a pruned loss has all of "
@@ -204,11 +204,11 @@ def markdown(document: Mapping[str, Any]) -> str:
         lines += ["None.", ""]
     lines += ["## Matrix", ""]
     lines += [f"- **{result}**: {words}" for result, words in LEGEND.items()]
-    lines += ["", f"| case | {' | '.join(_escaped(entry['name']) for entry in columns)} |"]
+    lines += ["", f"| case | {' | '.join(escaped(entry['name']) for entry in columns)} |"]
     lines.append(f"| --- |{' --- |' * len(columns)}")
     for case in document["cases"]:
         cells = [Outcome.from_json(entry["cells"][case["name"]]) for entry in columns]
-        lines.append(f"| {_escaped(case['title'])} | {' | '.join(map(_marked, cells))} |")
+        lines.append(f"| {escaped(case['title'])} | {' | '.join(map(_marked, cells))} |")
     lines += [
         "",
         "## Versions",
@@ -219,21 +219,21 @@ def markdown(document: Mapping[str, Any]) -> str:
     for entry in columns:
         values = (entry["name"], entry["kind"], entry.get("version"), entry.get("torch"), entry.get("python"))
         when = _when_else(entry, document) or judged_when(document)
-        lines.append(f"| {' | '.join(_escaped(str(value)) for value in (*values, when))} |")
+        lines.append(f"| {' | '.join(escaped(str(value)) for value in (*values, when))} |")
     if any(_when_else(entry, document) for entry in columns):
         lines += ["", "A row is judged as a whole; one that was not judged again stands as it was, with its revision."]
     simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
     if simulated:
-        lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {_escaped(', '.join(simulated))}."]
+        lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {escaped(', '.join(simulated))}."]
     others = [entry for entry in document["implementations"] if entry["status"] != "judged"]
     if others:
         lines += ["", "Not judged:", ""]
-        lines += [f"- {_escaped(entry['name'])}: {entry['status']}: {_escaped(entry['reason'])}" for entry in others]
+        lines += [f"- {escaped(entry['name'])}: {entry['status']}: {escaped(entry['reason'])}" for entry in others]
     lines += ["", "## What was asked, and what was said", ""]
     for case in document["cases"]:
-        lines += [f"**{_escaped(case['title'])}** (`{case['name']}`): {_escaped(case['asks'])}.", ""]
+        lines += [f"**{escaped(case['title'])}** (`{case['name']}`): {escaped(case['asks'])}.", ""]
         for (result, words), names in said(document, case["name"]).items():
-            lines.append(f"- {result}: {_code(words)}: {_escaped(', '.join(names))}")
+            lines.append(f"- {result}: {_code(words)}: {escaped(', '.join(names))}")
         lines += [""] if lines[-1] else []
     return "\n".join(lines)
 
@@ -243,12 +243,12 @@ def _marked(outcome: Outcome) -> str:
 
 
 def _finding(finding: Finding) -> List[str]:
-    lines = [f"**{_escaped(finding.case.title)}**: {_escaped(finding.sentence)}.", ""]
+    lines = [f"**{escaped(finding.case.title)}**: {escaped(finding.sentence)}.", ""]
     for words, names in finding.who.items():
-        lines.append(f"- {_escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
+        lines.append(f"- {escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
     lines.append("")
     for place, (name, code) in enumerate(finding.shown.items()):
-        title = f"Shown with {_escaped(name)}"
+        title = f"Shown with {escaped(name)}"
         block = [*_to_run(name), "", "```python", code, "```", ""]
         lines += [f"{title}: {block[0]}", *block[1:]] if place == 0 else _folded(title, block)
     return lines
@@ -256,7 +256,7 @@ def _finding(finding: Finding) -> List[str]:
 
 def _to_run(name: str) -> List[str]:
     command = obtaining.command(name)
-    return [f"{_code(command)} ({_escaped(obtaining.source(name))})"] if command else [_escaped(obtaining.source(name))]
+    return [f"{_code(command)} ({escaped(obtaining.source(name))})"] if command else [escaped(obtaining.source(name))]
 
 
 def _folded(title: str, block: List[str]) -> List[str]:

@@ -7,21 +7,23 @@ from __future__ import annotations
 from typing import Any, Mapping
 
 from common.conformance import matrix
+from common.conformance.compact import SYMBOLS
 from common.conformance.findings import called
 from common.conformance.outcomes import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.report.markup import Cell, Column, Table, download, text
 from common.results.exports import plain
 
-#: A symbol of each result, and the class of its colour: no meaning is in colour alone.
-MARKS = {
-    PASS: ("\u2713", "good"),
-    DIFFERS: ("\u2717", "wrong"),
-    REFUSES: ("!", "refused"),
-    CRASHES: ("\u2020", "dead"),
-    TIMEOUT: ("\u2026", "dead"),
-    ERROR: ("?", "dead"),
-    NOT_APPLICABLE: ("\u2013", "quiet"),
+CLASSES = {
+    PASS: "good",
+    DIFFERS: "wrong",
+    REFUSES: "refused",
+    CRASHES: "dead",
+    TIMEOUT: "dead",
+    ERROR: "dead",
+    NOT_APPLICABLE: "quiet",
 }
+#: A symbol of each result, and the class of its colour: no meaning is in colour alone.
+MARKS = {result: (SYMBOLS[result], CLASSES[result]) for result in CLASSES}
 
 
 def grid(document: Mapping[str, Any]) -> str:
