@@ -21,7 +21,7 @@ from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
 from common.conformance.outcomes import DIFFERS, Outcome
-from common.report import collect, conformance_section, courses, facts, markup, memory_curve, trade_off, writing
+from common.report import collect, conformance_section, facts, markup, memory_curve, trade_off, writing
 from common.report.page import page
 from common.report.verdicts import verdicts
 from common.results import records
@@ -223,7 +223,7 @@ def test_nothing_measured_leaves_sections_out(tmp_path):
     assert "no k2: pip install k2" in html and "Nothing was timed here" in html
     assert 'class="plot"' not in html
     (group,) = groups_of(tmp_path)
-    assert courses.shapes(group.entries) == [] and trade_off.time_and_memory(group.entries) is None
+    assert trade_off.time_and_memory(group.entries) is None
 
 
 def test_sections_are_counted_by_kind(tmp_path):

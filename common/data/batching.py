@@ -20,14 +20,15 @@ MODES = ("first", "longest", "random", "spread")
 
 
 class Batches:
-    """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch.
+    """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch;
+    ``utterances`` are those of all batches, one batch after the other.
 
     shapes: (utterances, 2), the shape file; order: rows of it, batch after batch; bounds: batch i is
     ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that alone pass the limit, longest first.
     """
 
     def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
-        self._sorted_shapes = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
+        self.utterances = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
         self._order = order
         self._bounds = bounds
         self.over_limit = list(over_limit)
@@ -36,7 +37,7 @@ class Batches:
         return len(self._bounds) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
-        return self._sorted_shapes[self._slice(index)]
+        return self.utterances[self._slice(index)]
 
     def rows(self, index: int) -> np.ndarray:
         """Where the utterances of batch `index` stand in the shape file: int64 (N,), counted from 0."""
@@ -71,7 +72,7 @@ class Batches:
         """Useful and padded cells of every batch, each int64 (batches,)."""
         if not len(self):
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-        frames, tokens = self._sorted_shapes.astype(np.int64).T
+        frames, tokens = self.utterances.astype(np.int64).T
         starts = self._bounds[:-1]
         useful = np.add.reduceat(frames * (tokens + 1), starts)
         return useful, np.diff(self._bounds) * self.longest() * (np.maximum.reduceat(tokens, starts) + 1)
@@ -80,11 +81,11 @@ class Batches:
         """The largest T of every batch, int64 (batches,)."""
         if not len(self):
             return np.zeros(0, dtype=np.int64)
-        return np.maximum.reduceat(self._sorted_shapes[:, 0].astype(np.int64), self._bounds[:-1])
+        return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Dict[str, int]:
         """Of all batches together: utterances, frames, and the longest T."""
-        frames = self._sorted_shapes[:, 0].astype(np.int64)
+        frames = self.utterances[:, 0].astype(np.int64)
         return {"utterances": len(frames), "frames": int(frames.sum()), "T_max": int(frames.max())}
 
     def warning(self) -> Optional[str]:

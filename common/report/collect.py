@@ -39,7 +39,8 @@ class Sample(NamedTuple):
 @dataclass
 class Entry:
     """One row and what belongs to it.  label: its name, unique in its group, harmless and short; peaks_mb: by scope,
-    the peak of each batch in MB; file: the name of its records' file."""
+    the peak of each batch in MB; distribution: of the utterances of the shape file, {} where it was not recorded; file:
+    the name of its records' file."""
 
     row: Row
     label: str
@@ -47,6 +48,7 @@ class Entry:
     environment: Dict[str, Any] = field(default_factory=dict)
     samples: List[Sample] = field(default_factory=list)
     peaks_mb: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    distribution: Dict[str, Any] = field(default_factory=dict)
     curve: Optional[Curve] = None
     file: str = records.FILE_NAME
 
@@ -187,6 +189,8 @@ def _from_records(entry: Entry, found: List[Dict[str, Any]]) -> None:
     entry.environment = environments[-1] if environments else {}
     if not all(_is_batch(batch) for batch in entry.batches):
         entry.environment = {**entry.environment, "batches": []}
+    told = (line.get("shape_distribution") for line in environments)
+    entry.distribution = next((found for found in told if _is_distribution(found)), {})
     well = [line for ended in jobs.values() if _ended_well(ended) for line in ended]
     entry.samples = list(_samples(well))
     for line in well:
@@ -200,6 +204,24 @@ def _from_records(entry: Entry, found: List[Dict[str, Any]]) -> None:
 def _is_batch(batch: Any) -> bool:
     return isinstance(batch, dict) and all(
         is_positive(batch.get(key)) for key in ("N", "T_max", "useful_cells", "padded_cells")
+    )
+
+
+def _is_distribution(found: Any) -> bool:
+    return isinstance(found, dict) and all(_is_histogram(found.get(key)) for key in ("T", "U", "padding_percent"))
+
+
+def _is_histogram(found: Any) -> bool:
+    """As records.py says, with numbers that can be drawn."""
+    if not isinstance(found, dict) or not is_positive(found.get("width")):
+        return False
+    counts = [found.get("all"), found.get("measured")]
+    numbers = [found.get(key) for key in ("begin", "lowest", "median", "highest")]
+    return (
+        all(isinstance(some, list) and len(some) == len(counts[0]) for some in counts)
+        and all(type(count) is int and 0 <= count < 1e15 for some in counts for count in some)
+        and all(sum(some) > 0 for some in counts)
+        and all(number == 0 or is_positive(number) for number in numbers)
     )
 
 

@@ -1,4 +1,4 @@
-"""What has a course: samples over the run, memory within a step; and the shapes of the measured batches."""
+"""What has a course: samples over the run, and memory within a step."""
 
 from __future__ import annotations
 
@@ -205,46 +205,3 @@ def _memory_within(entries: Sequence[Entry], key: str, whose: str) -> Figure:
         Table(f"memory-within{key}", "Memory within a step", columns, rows),
         height,
     )
-
-
-def shapes(entries: Sequence[Entry]) -> List[Figure]:
-    """How long the longest utterances of the measured batches are, and how much of the batches is padding."""
-    batches = next((entry.batches for entry in entries if entry.batches), [])
-    known = next((entry for entry in entries if entry.batches), None)
-    if not batches or known is None:
-        return []
-    padding = [100 * (1 - batch["useful_cells"] / batch["padded_cells"]) for batch in batches]
-    columns = [Column(title) for title in ("batch", "N", "longest T", "longest U", "padding %", "padded cells")]
-    rows = [
-        [
-            Cell(str(value) if isinstance(value, int) else number(value, 3), value, known.results)
-            for value in (batch.get("index"), batch["N"], batch["T_max"], _tokens(batch), padded, batch["padded_cells"])
-        ]
-        for batch, padded in zip(batches, padding)
-    ]
-    table = Table("batches", "The measured batches", columns, rows)
-    return [
-        _histogram("shape-t", "Longest T", "frames", [batch["T_max"] for batch in batches], table),
-        _histogram("shape-u", "Longest U", "tokens", [_tokens(batch) for batch in batches], table),
-        _histogram("shape-padding", "Padding", "% of the cells of the batch", padding, table),
-    ]
-
-
-def _tokens(batch: Dict[str, Any]) -> int:
-    value = batch.get("U_max")
-    return value if type(value) is int else 0
-
-
-def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: Table) -> Figure:
-    described = f"median {number(statistics.median(values), 3)}, {number(min(values), 3)} to {number(max(values), 3)}"
-    trace = {
-        "type": "histogram",
-        "x": list(values),
-        "nbinsx": 20,
-        "marker": {"color": color(5), "line": {"width": 1, "color": INK}},
-        "hovertemplate": "%{y} batches with %{x}<extra></extra>",
-    }
-    frame = layout(210, showlegend=False, bargap=0.06, xaxis=axis(unit, rangemode="normal"))
-    frame["yaxis"] = axis("batches", tickformat="d", dtick=1 if len(values) < 6 else None)
-    summary = f"{title} of {len(values)} batches, {unit}: {described}"
-    return Figure(key, title, described + ".", summary, [trace], frame, table, 210, small=True)

@@ -10,11 +10,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from common.report import bars, conformance_section, courses, facts, largest, sweep_section, trade_off, verdicts
+from common.report import (
+    bars,
+    conformance_section,
+    courses,
+    facts,
+    largest,
+    shapes_section,
+    sweep_section,
+    trade_off,
+    verdicts,
+)
 from common.report.collect import Entry, Group
 from common.report.look import Figure
 from common.report.markup import href, script_hash, script_json, sentence, table, text
-from common.report.plots import numbers_of, plot
+from common.report.plots import plot
 from common.results.sweeps import Sweep
 
 HERE = Path(__file__).resolve().parent
@@ -163,13 +173,7 @@ def _failures(entries: Sequence[Entry], base: Path) -> str:
 
 
 def _measured(entries: Sequence[Entry], place: int, figures: Dict[str, Figure], base: Path) -> str:
-    shapes = courses.shapes(entries)
-    small = "".join(plot(figure, place, figures, base) for figure in shapes)
-    parts: List[str] = [_conditions(entries, base)]
-    if small:
-        parts.append(f'<h4>Shapes of the measured batches</h4>\n<div class="smalls">{small}</div>\n')
-        parts.append(numbers_of(shapes[0], base))
-    return "".join(parts)
+    return _conditions(entries, base) + shapes_section.section(entries, place, figures, base)
 
 
 def _conditions(entries: Sequence[Entry], base: Path, told: Sequence[str] = ()) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Dict, Union
 
 from common.report.look import Figure
-from common.report.markup import table, text
+from common.report.markup import Table, table, text
 
 
 def plot(figure: Figure, place: Union[int, str], figures: Dict[str, Figure], base: Path) -> str:
@@ -15,7 +15,7 @@ def plot(figure: Figure, place: Union[int, str], figures: Dict[str, Figure], bas
     key = f"{figure.key}-{place}"
     figures[key] = figure
     level = "h4" if figure.small else "h3"
-    numbers = "" if figure.small else numbers_of(figure, base)
+    numbers = "" if figure.small else numbers_of(figure.table, base)
     return (
         f'<figure id="{text(key)}"><{level}>{text(figure.title)}</{level}>'
         f"<figcaption>{text(figure.caption)}</figcaption>"
@@ -24,5 +24,5 @@ def plot(figure: Figure, place: Union[int, str], figures: Dict[str, Figure], bas
     )
 
 
-def numbers_of(figure: Figure, base: Path) -> str:
-    return f"<details><summary>The numbers of this plot</summary>\n{table(figure.table, base)}</details>"
+def numbers_of(numbers: Table, base: Path, summary: str = "The numbers of this plot") -> str:
+    return f"<details><summary>{text(summary)}</summary>\n{table(numbers, base)}</details>"

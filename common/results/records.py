@@ -18,7 +18,10 @@ environment  once per job: job, python, torch, implementation_version, options (
              cells are T * (U + 1), frames and tokens the sums of T and of U, one_symbol_cells those that a path with at
              most one symbol a frame can meet, pruned_cells T * min(S, U + 1) for the run's prune range S; older runs
              have none of the last four), shape_file_totals ({utterances, frames, T_max} of all of them; older runs have
-             none), warnings (lines for the user)
+             none), shape_distribution (of the correctness job alone, and not of a sweep or of --find-largest; older
+             runs have none: {T, U: of the utterances of the shape file as the run varied them; padding_percent: of all
+             batches}, each {begin, width, all (counts: bin i is from begin + i * width on), measured (likewise, of
+             those in the measured batches), lowest, median, highest (of all)}), warnings (lines for the user)
 correctness  job, loss_error, grad_error (largest relative errors against the float64 reference; for a pruned loss with
              its range widened to all of U), tolerance, ok (bool), approximation_gap (relative difference of the pruned
              loss to the exact one at the configured range and logits; null for exact losses), approximation_gaps

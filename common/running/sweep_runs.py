@@ -29,7 +29,12 @@ class SweepRun(runs.Run):
     def _keep(self, new: Sequence[Record]) -> None:
         self.touched = True
         about = {"cell": self.cell, "implementation": self.name}
-        records.append(self.sweep.path, [{**record, **about} for record in new])
+        records.append(self.sweep.path, [{**_told_once(record), **about} for record in new])
+
+
+def _told_once(record: Record) -> Record:
+    """Without the distribution of the shape file, which nothing shows of a sweep and every cell would repeat."""
+    return {key: value for key, value in record.items() if key != "shape_distribution"}
 
 
 class SweepFile:

@@ -110,12 +110,14 @@ def prepare(job: Dict[str, Any], settings: Settings) -> Context:
     return Context(settings, adapter, device, dtype, model, batches, selected, limit_bytes, pool)
 
 
-def environment(context: Context) -> Dict[str, Any]:
-    """The ``environment`` record."""
+def environment(context: Context, pass_name: str) -> Dict[str, Any]:
+    """The ``environment`` record of a job of this pass."""
     import torch
 
-    from common.data import shapes
+    from common.data import distribution, shapes
 
+    # The same for every job of the run, so one of them tells; a search changes the batches.
+    whole = pass_name == "correctness" and not context.settings.find_largest
     cuda = context.device.type == "cuda"
     return {
         "record": "environment",
@@ -131,6 +133,7 @@ def environment(context: Context) -> Dict[str, Any]:
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
         **({} if context.pool else {"shape_file_totals": context.all_batches.totals()}),
+        **({"shape_distribution": distribution.of_run(context.all_batches, context.batches)} if whole else {}),
         "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
         "warnings": [warning for warning in [context.all_batches.warning()] if warning],
     }
@@ -186,7 +189,7 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
                 output.write(record)
             return {"status": "ok", "reason": ""}
         context = prepare(job, settings)
-        output.write(environment(context))
+        output.write(environment(context, job["pass"]))
         from common.passes import correctness
 
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):

@@ -1,0 +1,50 @@
+"""How T, U and padding are distributed over a whole shape file, and in the measured batches: histograms for the report,
+which reads no shape file and computes nothing from it.  numpy only.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Sequence
+
+import numpy as np
+
+from common.data.batching import Batches
+
+MOST_BINS = 40
+STEPS = (1, 2, 5)  # times a power of ten: the widths of bins
+
+
+def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
+    """The ``shape_distribution`` of common.results.records.  measured: indices of the measured batches."""
+    frames, tokens = batches.utterances.T
+    in_measured = np.concatenate([batches[index] for index in measured]).T
+    useful, padded = batches.all_cells()
+    padding = 100 * (1 - useful / padded)
+    return {
+        "T": histogram(frames, in_measured[0], 1),
+        "U": histogram(tokens, in_measured[1], 1),
+        "padding_percent": histogram(padding, padding[list(measured)], 0.1),
+    }
+
+
+def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[str, Any]:
+    """Of all `values` and of the `measured` ones among them, over the same bins: at most MOST_BINS of a round width of
+    at least `finest`; bin i holds from begin + i * width to below begin + (i + 1) * width."""
+    lowest, highest = float(values.min()), float(values.max())
+    width = finest
+    for width in (finest * step * 10**power for power in range(12) for step in STEPS):
+        if highest // width - lowest // width < MOST_BINS:
+            break
+    first = int(lowest // width)
+    count = int(highest // width) - first + 1
+    bins = [(np.floor_divide(some, width).astype(np.int64) - first).clip(0, count - 1) for some in (values, measured)]
+    of_all, of_measured = (np.bincount(some, minlength=count).tolist() for some in bins)
+    return {
+        "begin": round(first * width, 6),
+        "width": round(width, 6),
+        "all": of_all,
+        "measured": of_measured,
+        "lowest": round(lowest, 3),
+        "median": round(float(np.median(values)), 3),
+        "highest": round(highest, 3),
+    }

@@ -1,0 +1,127 @@
+"""T, U and padding of all utterances and of the measured ones: counted by hand, recorded once, shown on the page."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from commands import run
+from fixtures_runs import DISTRIBUTION, correctness, environment, memory, status, timing, write_run
+
+from common.data import batching, distribution
+from common.report import shapes_section, writing
+from common.report.page import page
+from common.results import records
+from common.running.sweep_runs import SweepFile, SweepRun
+
+
+def test_all_and_measured_are_counted_over_the_same_bins():
+    shapes = np.array([(10, 3), (20, 3), (30, 4), (40, 4), (99, 0)], dtype=np.int32)
+    found = distribution.of_run(batching.fixed_size(shapes, 2), [1])
+    frames = found["T"]
+    assert (frames["begin"], frames["width"], frames["lowest"], frames["median"], frames["highest"]) == (
+        (10, 5, 10, 30, 99)
+    )
+    assert len(frames["all"]) == len(frames["measured"]) == 18
+    assert [at for at, count in enumerate(frames["all"]) if count] == [0, 2, 4, 6, 17]
+    assert [at for at, count in enumerate(frames["measured"]) if count] == [4, 6]  # T of 30 and of 40
+    assert found["U"]["all"] == [1, 0, 0, 2, 2] and found["U"]["measured"] == [0, 0, 0, 0, 2]
+    padding = found["padding_percent"]
+    assert sum(padding["all"]) == 3 and sum(padding["measured"]) == 1
+    assert (padding["lowest"], padding["median"], padding["highest"]) == (0, 12.5, 25)  # alone; 70 of 80; 30 of 40
+
+
+@pytest.mark.parametrize("spread", [0, 1, 39, 40, 41, 79, 80, 10**6])
+def test_bins_are_round_and_not_too_many(spread):
+    values = np.array([7, 7 + spread])
+    found = distribution.histogram(values, values[1:], 1)
+    assert len(found["all"]) <= distribution.MOST_BINS and sum(found["all"]) == 2 and sum(found["measured"]) == 1
+    assert found["begin"] <= 7 < found["begin"] + found["width"]
+    assert found["all"][-1] >= 1 and found["measured"][-1] == 1
+    assert str(int(found["width"])).rstrip("0") in ("1", "2", "5")
+
+
+def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny_shapes):
+    done = run(
+        "benchmark_reference.py",
+        *("--preset", "quick", "--passes", "correctness,memory", "--shape-file", tiny_shapes),
+        *("--log-dir", tmp_path, "--quiet"),
+    )
+    assert done.returncode == 0, done.stderr
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    told = {line["job"]: line for line in records.read(folder) if line["record"] == "environment"}
+    assert "shape_distribution" in told["correctness"] and "shape_distribution" not in told["memory"]
+    found = told["correctness"]["shape_distribution"]
+    assert sum(found["T"]["measured"]) == sum(batch["N"] for batch in told["correctness"]["batches"])
+    assert len(json.dumps(found)) < 3000
+
+
+def test_a_sweep_does_not_repeat_it_in_each_cell(tmp_path):
+    sweep = SweepFile(tmp_path / records.SWEEP_FILE_NAME, [{"record": "sweep"}])
+    records.append(sweep.path, [sweep.header])
+    SweepRun(sweep, 0, "k2", []).add(correctness())
+    kept = [json.loads(line) for line in (tmp_path / records.SWEEP_FILE_NAME).read_text().splitlines()]
+    assert [line["record"] for line in kept] == ["sweep", "environment", "correctness", "status"]
+    assert "shape_distribution" not in kept[1] and kept[1]["batches"]
+
+
+# The page.
+
+
+def shown(folder):
+    _, groups = writing.read_groups([folder])
+    return page(groups, folder, "/* plotly */"), groups[0].entries[0]
+
+
+def test_all_utterances_are_above_the_measured_ones(tmp_path):
+    write_run(tmp_path / "a")
+    html, entry = shown(tmp_path)
+    assert "Shapes of all utterances, and of the measured ones" in html
+    frames, tokens, padding = shapes_section.distributions(entry)
+    assert frames.caption == ("Above: 100 utterances, 4 to 19, median 8. Below: 4 of them measured, within 0 to 20.")
+    assert "50 batches, 40 to 55, median 51.2" in padding.caption
+    above, below = tokens.data
+    assert above["x"] == below["x"] == [3, 5] and (above["y"], below["y"]) == ([60, 40], [2, 2])
+    assert above["yaxis"] != below["yaxis"]
+    assert [cell.shown for cell in frames.table.rows[1]] == ["T, frames", "10", "20", "30", "3", "utterances"]
+
+
+def older_run(folder, count):
+    batches = [
+        {"index": at, "N": 3, "T_max": 10 + at, "U_max": 4, "useful_cells": 60, "padded_cells": 150}
+        for at in range(count)
+    ]
+    before = [environment("correctness", batches=batches), *correctness()[1:]]
+    later = []
+    for job, lines in (("timing-1", timing("timing-1", [1], [1])), ("memory", memory(8))):
+        later.append([environment(job, batches=batches), *lines[1:]])
+    write_run(folder / "a", jobs=[before, *later, [status("trace")]])
+    return shown(folder)
+
+
+def test_older_runs_have_their_batches_in_words_or_as_histograms(tmp_path):
+    html, _ = older_run(tmp_path / "few", 2)
+    assert "2 batches of 3 utterances; longest T x U of each: 10 x 4 (60% padding), 11 x 4 (60% padding)." in html
+    assert "was not recorded with this run" in html and "shape-t" not in html and "The measured batches" in html
+    html, _ = older_run(tmp_path / "many", 10)
+    assert "Shapes of the measured batches" in html and 'id="shape-t-0"' in html and "was not recorded" not in html
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        None,
+        [],
+        {**DISTRIBUTION, "U": None},
+        {**DISTRIBUTION, "T": {**DISTRIBUTION["T"], "all": [1]}},
+        {**DISTRIBUTION, "T": {**DISTRIBUTION["T"], "measured": [0, "x"]}},
+        {**DISTRIBUTION, "T": {**DISTRIBUTION["T"], "measured": [0, 0]}},
+        {**DISTRIBUTION, "T": {**DISTRIBUTION["T"], "width": 0}},
+        {**DISTRIBUTION, "T": {**DISTRIBUTION["T"], "median": "8"}},
+    ],
+)
+def test_a_broken_distribution_is_none(tmp_path, broken):
+    write_run(tmp_path / "a", jobs=[[environment("correctness", shape_distribution=broken), *correctness()[1:]]])
+    html, entry = shown(tmp_path)
+    assert entry.distribution == {} and "Shapes of the measured batches" in html
