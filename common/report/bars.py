@@ -78,7 +78,7 @@ def step_time(timed: Sequence[Entry], stages: Dict[str, int], key: str, whose: s
     )
     beyond = [at for at, median in enumerate(medians) if end and median > end]
     if beyond:
-        data.append(_arrows(end, beyond))
+        data.append(arrows(end, [-at for at in beyond]))
     names = [
         f"{shown(entry.marked)}  <b>{number(times(entry)['median'])} ms</b>"
         f"  {number(times(entry)['p20'], 3)}\u2013{number(times(entry)['p80'], 3)}"
@@ -98,26 +98,26 @@ def step_time(timed: Sequence[Entry], stages: Dict[str, int], key: str, whose: s
             for entry in timed
         ),
         data,
-        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=_until(end), legend=legend_below()),
+        layout(height, barmode="stack", **lanes(names, LANE, 14), xaxis=until(end), legend=legend_below()),
         _time_table(timed, stages, f"step-time{key}"),
         height,
     )
 
 
-def _until(end: Optional[float]) -> Dict[str, object]:
-    """The axis of milliseconds, up to `end` where that is known."""
-    return axis("ms", **({"range": [0, end]} if end else {}))
+def until(end: Optional[float], title: str = "ms") -> Dict[str, object]:
+    """The axis of bars, up to `end` where that is known."""
+    return axis(title, **({"range": [0, end]} if end else {}))
 
 
-def _arrows(end: float, places: Sequence[int]) -> Trace:
-    """At the right edge, where bars go on."""
+def arrows(end: float, heights: Sequence[float], size: int = 22) -> Trace:
+    """At the right edge, where the bars at these heights go on."""
     return {
         "type": "scatter",
         "mode": "markers",
         "name": "goes on",
-        "x": [end] * len(places),
-        "y": [-at for at in places],
-        "marker": {"symbol": "triangle-right", "size": 22, "color": INK},
+        "x": [end] * len(heights),
+        "y": list(heights),
+        "marker": {"symbol": "triangle-right", "size": size, "color": INK},
         "cliponaxis": False,
         "hoverinfo": "skip",
     }

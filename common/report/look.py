@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from common.report.markup import Table
 
@@ -26,8 +26,9 @@ Trace = Dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """One plot.  title, caption: shown with it; summary: the numbers in words, for who does not see it; tables: the
-    numbers behind it; data, layout: as plotly takes them; height: pixels; small: three fit beside each other."""
+    """One plot.  title, caption: shown with it; summary: the numbers in words, for who does not see it; table: the
+    numbers behind it, None where they stand beside it; data, layout: as plotly takes them; height: pixels; small: three
+    fit beside each other."""
 
     key: str
     title: str
@@ -35,7 +36,7 @@ class Figure:
     summary: str
     data: List[Trace]
     layout: Dict[str, Any]
-    table: Table
+    table: Optional[Table]
     height: int
     small: bool = False
 

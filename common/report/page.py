@@ -16,6 +16,7 @@ from common.report import (
     courses,
     facts,
     largest,
+    machines,
     shapes_section,
     sweep_section,
     trade_off,
@@ -37,8 +38,10 @@ def page(
     """The page as text.  base: the folder it will be in, which its links start from; library: plotly.js itself; paths:
     the logs it is of, in which a conformance matrix may be too."""
     figures: Dict[str, Figure] = {}
-    titles = _titles(groups)
-    sections = "".join(_section(group, place, titles[place], figures, base) for place, group in enumerate(groups))
+    families = machines.families(groups)
+    sections = "".join(machines.section(family, place, figures, base) for place, family in enumerate(families))
+    titles = {**_titles(groups), **{machine.place: machine.title for family in families for machine in family}}
+    sections += "".join(_section(group, place, titles[place], figures, base) for place, group in enumerate(groups))
     sections += "".join(sweep_section.section(sweep, place, figures, base) for place, sweep in enumerate(swept))
     conformance = conformance_section.section(base, paths)
     script = _source("page.js")
@@ -67,7 +70,7 @@ def page(
 <p class="overline">Transducer (RNN-T) losses, side by side</p>
 <h1>{TITLE}</h1>
 <p class="lead">{text(_lead(groups, swept))}</p>
-{_contents(groups, swept, bool(conformance))}</header>
+{_contents(families, groups, swept, bool(conformance))}</header>
 <main id="results">
 {sections}{conformance}{_how_to_read()}</main>
 <footer><p>Written {datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC by this suite's report.py. Every number is a link to
@@ -95,24 +98,27 @@ def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     return ", ".join(parts) + "."
 
 
-def _contents(groups: Sequence[Group], swept: Sequence[Sweep], conformance: bool) -> str:
+def _contents(
+    families: Sequence[Sequence[machines.Machine]], groups: Sequence[Group], swept: Sequence[Sweep], conformance: bool
+) -> str:
     """Links to the sections; "" for one section alone."""
-    links = [(f"group-{at}", group.heading) for at, group in enumerate(groups)]
+    links = [(f"machines-{at}", machines.TITLE) for at in range(len(families))]
+    links += [(f"group-{at}", group.heading) for at, group in enumerate(groups)]
     links += [(f"sweep-{at}", sweep_section.title(sweep)) for at, sweep in enumerate(swept)]
     links += [(conformance_section.ID, conformance_section.TITLE)] if conformance else []
     items = "".join(f'<li><a href="#{key}">{text(title)}</a></li>' for key, title in links)
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>\n' if len(links) > 1 else ""
 
 
-def _titles(groups: Sequence[Group]) -> List[str]:
-    """Of each section; those of a kind are counted where there are several."""
+def _titles(groups: Sequence[Group]) -> Dict[int, str]:
+    """Of the section of each place; those of a kind are counted where there are several."""
     many = {is_search: sum(group.search is is_search for group in groups) for is_search in (False, True)}
-    titles, seen = [], {False: 0, True: 0}
-    for group in groups:
+    titles, seen = {}, {False: 0, True: 0}
+    for place, group in enumerate(groups):
         seen[group.search] += 1
         alone, one_of = ("Largest batch", "Largest batch") if group.search else ("Verdict", "Configuration")
         count = many[group.search]
-        titles.append(alone if count == 1 else f"{one_of} {seen[group.search]} of {count}")
+        titles[place] = alone if count == 1 else f"{one_of} {seen[group.search]} of {count}"
     return titles
 
 
@@ -122,7 +128,7 @@ def _section(group: Group, place: int, title: str, figures: Dict[str, Figure], b
     heading = f'<p class="configuration">{text(group.heading)}</p>'
     return (
         f'<section class="group" id="group-{place}" aria-labelledby="title-{place}">\n'
-        f'<h2 id="title-{place}">{title}</h2>\n{heading}\n{body}{_notes(entries)}</section>\n'
+        f'<h2 id="title-{place}">{text(title)}</h2>\n{heading}\n{body}{_notes(entries)}</section>\n'
     )
 
 

@@ -15,7 +15,7 @@ def plot(figure: Figure, place: Union[int, str], figures: Dict[str, Figure], bas
     key = f"{figure.key}-{place}"
     figures[key] = figure
     level = "h4" if figure.small else "h3"
-    numbers = "" if figure.small else numbers_of(figure.table, base)
+    numbers = "" if figure.small or figure.table is None else numbers_of(figure.table, base)
     return (
         f'<figure id="{text(key)}"><{level}>{text(figure.title)}</{level}>'
         f"<figcaption>{text(figure.caption)}</figcaption>"

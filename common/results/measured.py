@@ -100,6 +100,8 @@ def _configuration(header: Record, settings: Record, environment: Record) -> Dic
         found["pruned_recipe"] = found["prune_range"] = None
     found["device"] = _device(settings, environment)
     found["device_name"] = environment.get("device_name")
+    about = header.get("machine") or {}
+    found["cores"] = about.get("cores") if found["device"] == "cpu" else None
     found["threads"] = environment.get("threads") or settings.get("threads")
     found["denormals"] = environment.get("denormals") or settings.get("denormals")
     found["shape_file_sha256"] = environment.get("shape_file_sha256")

@@ -42,6 +42,14 @@ def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
     return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.ratio))]
 
 
+def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
+    """How many times the time of `baseline` a row takes, over the batches that both have; None where there are none."""
+    found = [one["round_medians_ms"].get(scope) or {} for one in (baseline, row)]
+    common = set.intersection(*(set(batches) for rounds in found for batches in (rounds.values() or [()])))
+    sides = [_samples(one, scope, common) for one in (baseline, row)]
+    return statistics.ratio(*sides, baseline["run_id"] == row["run_id"])[0] if common else None
+
+
 def _samples(row: Row, scope: str, common: set) -> Dict[str, Dict[str, List[float]]]:
     """round -> batch -> its median as the only sample, over the batches in `common`."""
     rounds = row["round_medians_ms"][scope]

@@ -14,6 +14,7 @@ from common.results.exports import csv_text, json_text, plain
 from common.results.summary import Row, same_configuration
 
 FORMATS = ("table", "markdown", "csv", "json")
+OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
 LONGEST_CELL = 26  # characters of a name or version in the terminal
 
 Cells = List[str]
@@ -156,26 +157,35 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
 
 
 def _shared(row: Row) -> Row:
-    own = ("pruned_recipe", "prune_range", "scopes")
-    return {"configuration": {key: value for key, value in row["configuration"].items() if key not in own}}
+    return {"configuration": {key: value for key, value in row["configuration"].items() if key not in OWN}}
+
+
+def kind_rank(row: Row) -> int:
+    return KINDS.index(row["kind"]) if row["kind"] in KINDS else 0
 
 
 def rank(row: Row) -> Tuple[int, float, float, float, str]:
     """By kind first: an approximation that is faster is not the faster loss."""
     medians = [row[key]["median"] if row[key] else math.inf for key in ("step_ms", "loss_ms")]
     profiled = row["average_step_time_us"]
-    kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else 0
     found = row["against_fastest"]
     ratio = found.get("ratio")
     profiled = math.inf if profiled is None else profiled
-    return kind, found.get("scope") != "step", math.inf if ratio is None else ratio, *medians, profiled, row["name"]
+    ratio = math.inf if ratio is None else ratio
+    return kind_rank(row), found.get("scope") != "step", ratio, *medians, profiled, row["name"]
+
+
+def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:
+    """What is known of the configuration of rows that agree in it."""
+    known: Dict[str, Any] = {}
+    for row in group:
+        known.update({key: value for key, value in row["configuration"].items() if value is not None})
+    return known
 
 
 def heading(group: Sequence[Row]) -> str:
     """One line that says what the rows of a group have in common."""
-    known: Dict[str, Any] = {}
-    for row in group:
-        known.update({key: value for key, value in row["configuration"].items() if value is not None})
+    known = known_configuration(group)
     if not known:
         return "traces without records of this suite"
     size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
@@ -190,7 +200,9 @@ def heading(group: Sequence[Row]) -> str:
         " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
     ]
     if known.get("device") == "cpu":
-        parts += [_known("{threads} threads", known), _known("denormals: {denormals}", known)]
+        spare = known.get("cores") not in (None, known.get("threads"))
+        threads = _known("{threads} threads" + " of {cores} cores" * spare, known)
+        parts += [threads, _known("denormals: {denormals}", known)]
     most = max(row["rounds"] for row in group)
     parts.append(f"{most} round{'' if most == 1 else 's'}")
     useful = {row["useful_fraction"] for row in group} - {None}
