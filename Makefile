@@ -49,6 +49,7 @@ conformance: setup
 report: setup
 	@$(MAIN) report.py $(ARGS)
 
+# The report's pictures come from the main environment, where that is there.
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \

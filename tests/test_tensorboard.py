@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from commands import ROOT
 from fixtures_runs import trace, traced_run, write_run
+from fixtures_sweeps import write_sweep
 from fixtures_traces import MIB, kineto, memory, span, steps, write
 from viewer_servers import LOOPBACK, VIEWER, listening_addresses, needs_viewer, started
 
@@ -76,7 +77,10 @@ def test_scalars_of_each_run_and_window(board):
 @needs_viewer
 def test_pictures_and_the_table_are_there_too(board):
     images = board.wait_for(lambda board: board.json("/data/plugin/images/tags"))
-    assert {run: list(tags) for run, tags in images.items()} == {".": ["bars"], "k2-2": ["stages"]}
+    assert {run: sorted(tags) for run, tags in images.items()} == {
+        ".": ["bars", "report/peak-memory", "report/step-time", "report/time-memory"],
+        "k2-2": ["stages"],
+    }
     (image,) = board.json("/data/plugin/images/images", run="k2-2", tag="stages", sample="0")
     assert board.get(f"/data/plugin/images/individualImage?{image['query']}") == PNG
     (text,) = board.json("/data/plugin/text/text", run=".", tag="table")
@@ -103,6 +107,31 @@ def test_nothing_is_written_twice_unless_it_changed(tmp_path):
     second = events(log)
     assert len(second) == 3 and len(set(second) & set(first)) == 1  # torchaudio's stayed
     assert not list(log.rglob(".events-*"))
+
+
+@needs_viewer
+def test_without_the_main_environment_there_are_no_pictures_of_the_report(tmp_path):
+    log = make_log(tmp_path / "log")
+    code = (
+        "import sys; from common.setup import environments; environments.interpreter = lambda name: None; "
+        "from common.results import tensorboard_scalars; sys.exit(tensorboard_scalars.main(sys.argv[1:]))"
+    )
+    done = subprocess.run([str(VIEWER), "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "scalars of 2 written anew" in done.stderr, done.stderr
+    (said,) = (line for line in done.stderr.splitlines() if "no pictures of the report" in line)
+    assert "the main environment is" in said and "make setup" in said
+    first = [name for name in events(log) if (log / name).exists()]
+    assert scalars(log).returncode == 0
+    assert [name for name in events(log) if (log / name).exists()] != first  # drawn once the environment is there
+
+
+@needs_viewer
+def test_a_sweep_alone_has_its_pictures(tmp_path):
+    write_sweep(tmp_path / "log" / "sweep-threads", {"threads": [1, 2]})
+    done = scalars(tmp_path / "log")
+    assert done.returncode == 0 and "no pictures" not in done.stderr
+    (name,) = events(tmp_path / "log")
+    assert b"report/sweep-threads-time" in (tmp_path / "log" / name).read_bytes()
 
 
 @needs_viewer

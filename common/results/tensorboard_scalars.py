@@ -3,8 +3,8 @@
 ``python -m common.results.tensorboard_scalars LOGDIR``, run by the viewer environment's Python before
 `make tensorboard` starts the server.  Each run folder gets one event file: scalars of its row (see summary.py), the
 profiled ones by window at steps 1, 2, ..., and the PNG pictures in the folder.  The log folder itself gets the table
-as text, and its pictures.  The file's name ends in a fingerprint of what it was made from: nothing is written again
-until that changes.  No torch.
+as text, its pictures, and those of the report, drawn by the main environment, which has matplotlib.  The file's name
+ends in a fingerprint of what it was made from: nothing is drawn or written again until that changes.  No torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import subprocess
 import sys
 import tempfile
 from datetime import datetime
@@ -26,8 +27,10 @@ from common.commands import guarded
 from common.errors import EXIT_OK, UserError
 from common.results import largest_tables, records, summary, tables
 from common.results.exports import plain
+from common.settings import ROOT
+from common.setup import environments
 
-VERSION = 1  # of what is written: a new one makes every file anew
+VERSION = 2  # of what is written: a new one makes every file anew
 MARK = ".suite-"  # between the name that TensorBoard expects and the fingerprint
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -69,7 +72,24 @@ def of_row(row: summary.Row, prefix: str = "") -> List[Value]:
     return found + scalar(f"{prefix}correctness/grad_error", row["grad_error"])
 
 
-def pictures(folder: Path) -> List[Value]:
+def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
+    """The report's pictures, by report.py --png under `main`; without it, or when it fails, a line says why not."""
+    if main is None:
+        print(f"{log_dir}: no pictures of the report: {environments.reason('main')}", file=sys.stderr)
+        return []
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [str(main), str(ROOT / "report.py"), f"--output={scratch}/report.html", f"--png={scratch}"]
+        done = subprocess.run(
+            [*command, "--", str(log_dir)], stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
+        found = pictures(Path(scratch), "report/")
+    if done.returncode and not found:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        print(f"{log_dir}: no pictures of the report: {plain(said[-1])}", file=sys.stderr)
+    return found
+
+
+def pictures(folder: Path, prefix: str = "") -> List[Value]:
     """The PNG files directly in a folder."""
     found = []
     for path in sorted(folder.glob("*.png")):
@@ -77,7 +97,7 @@ def pictures(folder: Path) -> List[Value]:
         if data.startswith(PNG):
             width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
             image = summary_pb2.Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=data)
-            found.append(Value(0, summary_pb2.Summary.Value(tag=plain(path.stem), image=image)))
+            found.append(Value(0, summary_pb2.Summary.Value(tag=plain(prefix + path.stem), image=image)))
     return found
 
 
@@ -88,10 +108,10 @@ def run_folders(top: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
-def fingerprint(paths: Sequence[Path]) -> str:
-    """Of names, sizes and times of change: the contents may be gigabytes."""
+def fingerprint(paths: Sequence[Path], *more: Any) -> str:
+    """Of names, sizes and times of change: the contents may be gigabytes; and of what else matters."""
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(paths)]
-    return hashlib.sha256(repr((VERSION, states)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((VERSION, states, *more)).encode()).hexdigest()[:16]
 
 
 def sources(folder: Path) -> List[Path]:
@@ -142,13 +162,16 @@ def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
     if log_dir in folders:
         return
     files = [path for folder in [log_dir, *folders] for path in sources(folder)]
-    mark = MARK + fingerprint(files)
+    files += log_dir.rglob(records.SWEEP_FILE_NAME)  # the report has pictures of sweeps
+    main = environments.interpreter("main")
+    mark = MARK + fingerprint(files, main is None)
     if files and not is_written(log_dir, mark):
         shown, searched = tables.render(summary.rows([log_dir]), "markdown"), summary.searches([log_dir])
         if searched:
             shown += "\n" + largest_tables.render(searched, "markdown")
         table: Any = text_pb("table", shown)
-        write(log_dir, [*pictures(log_dir), Value(0, table.value[0])], mark, _wall_time(None, files))
+        values = [*pictures(log_dir), *drawn(log_dir, main), Value(0, table.value[0])]
+        write(log_dir, values, mark, _wall_time(None, files))
 
 
 def _wall_time(started: Optional[str], files: Sequence[Path]) -> float:
