@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measure every implementation, each pass and round in a process and environment of its own, and print the table.
 
-A crash, a kill, an OOM, a hang or a missing package costs only that implementation's row.  Ctrl-C keeps what is
-measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
+A crash, a kill, an OOM, a hang or a missing package costs only that implementation's row.  Ctrl-C and SIGTERM keep
+what is measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
 """
 
 import sys

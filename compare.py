@@ -34,7 +34,8 @@ unclear; so is a difference between two separate runs that ran beside other load
 EXIT_CODES = """\
 Exit code: 0; 1 with --fail-on-slower P when an implementation is slower by more than P for sure (its whole interval is
 above it) or ran at the baseline and does not any more; 2 for bad usage and for what cannot be compared (other shapes,
-batches, sizes, dtype, device, threads, denormals, seed or CPU); 130 after Ctrl-C. "Unclear" is no failure.
+batches, sizes, dtype, device, threads, denormals, seed or CPU); 130 after Ctrl-C, 143 after
+SIGTERM. "Unclear" is no failure.
 """
 
 

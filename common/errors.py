@@ -9,6 +9,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
+EXIT_TERMINATED = 143  # SIGTERM, likewise
 
 
 class UserError(Exception):

@@ -38,6 +38,14 @@ def assert_user_error(done, *words):
         assert str(word) in lines[0]
 
 
+def wait_for(there, what, seconds=120):
+    """Until `there()` is true."""
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, f"no {what} within {seconds} s"
+        time.sleep(0.05)
+
+
 def wait_for_worker(parent, job, seconds=120):
     """Process id of the worker of `job` ("timing-1") that the process `parent` started."""
     deadline = time.monotonic() + seconds

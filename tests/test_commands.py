@@ -7,9 +7,10 @@ import resource
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
-from commands import ROOT, assert_user_error, rows_of, run, start, wait_for_worker
+from commands import ROOT, assert_user_error, rows_of, run, start, wait_for, wait_for_worker
 
 from common.results import records
 
@@ -128,17 +129,27 @@ def test_a_hung_worker_times_out(flags, log):
     assert not os.path.exists(f"/proc/{worker}")
 
 
-def test_ctrl_c_keeps_what_is_measured_and_resume_goes_on(flags, log):
-    arguments = ["benchmark_torchaudio.py", *flags, "--rounds", "2", "--passes", "correctness,timing"]
-    process = start(*arguments)
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, code, flags, log, tmp_path):
+    """Two signals at once, as `timeout` sends them."""
+    long = ["--max-seconds", "1", "--spread", "0.0001%"]
+    arguments = ["benchmark_torchaudio.py", *flags, "--rounds", "2", "--passes", "correctness,timing", *long]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    process = start(*arguments, env={**os.environ, "TMPDIR": str(scratch)})
     worker = wait_for_worker(process, "timing-1")
-    process.send_signal(signal.SIGINT)
+    wait_for(lambda: any('"sample"' in path.read_text() for path in scratch.glob("*/records.jsonl")), "a sample")
+    process.send_signal(number)
+    time.sleep(0.1)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and "--resume" in errors and "Traceback" not in errors
+    assert process.returncode == code, errors
+    assert "--resume" in errors and "Traceback" not in errors
     assert "torchaudio" in output and "interrupted" in output
-    assert not os.path.exists(f"/proc/{worker}")
+    assert not os.path.exists(f"/proc/{worker}") and not list(scratch.iterdir())
     before = records.read(log / "torchaudio-2")
     assert [r["status"] for r in before if r["record"] == "status"] == ["ok", "interrupted"]
+    assert any(r["record"] == "sample" for r in before)
 
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr

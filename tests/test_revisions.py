@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 
 import pytest
-from commands import ROOT
+from commands import ROOT, wait_for
 
 from common.results import records
 
@@ -143,32 +144,29 @@ def test_revisions_that_cannot_be_measured(repository, tiny_shapes):
     assert git(repository, "status", "--porcelain") == ""
 
 
-def test_ctrl_c_removes_the_work_trees(repository, tiny_shapes):
+def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, tiny_shapes, tmp_path):
+    """The running benchmark is told, and waited for: its own records are whole, and no scratch folder is left."""
+    scratch, keep = tmp_path / "scratch", tmp_path / "keep"
+    scratch.mkdir()
+    revisions = ["--rev", "fast", "--rev", "slow", "--log-dir", str(keep)]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "compare.py",
-            "--rev",
-            "fast",
-            "--rev",
-            "slow",
-            "--",
-            *FLAGS,
-            "--shape-file",
-            str(tiny_shapes),
-        ],
+        [sys.executable, "compare.py", *revisions, "--", *FLAGS, "--shape-file", str(tiny_shapes)],
         cwd=repository,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )
-    assert "correctness" in process.stderr.readline()
+    wait_for(lambda: list(scratch.glob("transducer-benchmark-*")), "job")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130 and "Traceback" not in errors
+    assert process.returncode == 143 and "Traceback" not in errors
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not (repository / ".build" / "revisions").exists()
+    assert not list(scratch.iterdir())
+    (kept,) = (records.read(path) for path in keep.rglob(records.FILE_NAME))
+    assert [line["status"] for line in kept if line["record"] == "status"] == ["interrupted"]
 
 
 def test_a_loss_of_ones_own_is_each_revisions_file(repository, tiny_shapes):

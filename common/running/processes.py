@@ -51,7 +51,7 @@ ENVIRONMENTS = {"memory": MEMORY_PASS_ENVIRONMENT, "probe": PROBE_ENVIRONMENT}
 
 
 class Interrupted(Exception):
-    """The user pressed Ctrl-C; `records` are those of the job that was under way."""
+    """The user pressed Ctrl-C (or SIGTERM came); `records` are those of the job that was under way."""
 
     def __init__(self, records: List[Record]):
         super().__init__("interrupted")

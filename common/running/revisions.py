@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common import cli, scripts
-from common.errors import EXIT_INTERRUPTED, EXIT_USAGE, UserError
+from common.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
 from common.flags import add_flags
 from common.implementations import find
 from common.results import records
@@ -57,7 +56,7 @@ def measure(baseline: str, new: str, flags: Sequence[str], log_dir: Optional[Pat
     names = baseline, new
     revisions = [_commit(name) for name in names]
     with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):
-        with _terminable(), _work_trees(revisions) as trees, tempfile.TemporaryDirectory(prefix="compare-") as scratch:
+        with _work_trees(revisions) as trees, tempfile.TemporaryDirectory(prefix="compare-") as scratch:
             for tree, name in zip(trees, names):
                 _check(tree, name, chosen)
             kept = _results_folders(log_dir, names)
@@ -123,16 +122,6 @@ def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Pat
     except OSError as error:
         raise UserError(f"--log-dir {log_dir}: cannot be written ({error.strerror}); name another folder") from error
     return sides
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends like Ctrl-C, so that the work trees are removed then too."""
-    before = signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -223,14 +212,26 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Se
             if (trees[side] / "common" / "passes" / "limits.py").is_file():  # the device's, not the revision's
                 own += ["--limits", "false"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
-            done = subprocess.run(
-                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_environment(scratch)
-            )
-            if done.returncode == EXIT_INTERRUPTED:
+            code, said = _benchmark(command, _environment(scratch))
+            if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
                 raise KeyboardInterrupt
-            if done.returncode == EXIT_USAGE or not list(kept[side].glob(f"*/{records.FILE_NAME}")):
-                last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+            if code == EXIT_USAGE or not list(kept[side].glob(f"*/{records.FILE_NAME}")):
+                last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
                 raise UserError(f"--rev {names[side]}: {last}")
+
+
+def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int, str]:
+    """Exit code and stderr of a benchmark; Ctrl-C and SIGTERM are handed on, and it keeps what it measured."""
+    with subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        try:
+            said = child.communicate()[1]
+        except KeyboardInterrupt:
+            child.terminate()
+            child.communicate()
+            raise
+    return child.returncode, said
 
 
 def _environment(scratch: Path) -> Dict[str, str]:
