@@ -116,6 +116,26 @@ def test_a_truncated_file_is_refused_wherever_it_is_cut(tmp_path):
         fails(tmp_path / "cut.pt", "not a shape file")
 
 
+def test_a_flipped_byte_is_refused_wherever_a_value_is(tmp_path):
+    """torch.load takes another number for one: T or U of an utterance would change without a word."""
+    values = torch.tensor([[335, 12]] * 300, dtype=torch.int32)
+    whole = stored(tmp_path / "whole.pt", values).read_bytes()
+    begin = whole.index(values.numpy().tobytes())
+    for place in range(begin, begin + 300 * 2 * 4, 97):
+        (tmp_path / "flipped.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        fails(tmp_path / "flipped.pt", "not a shape file", "damaged")
+
+
+def test_a_file_that_is_not_the_one_its_provenance_describes_is_refused(tmp_path):
+    path, beside = tmp_path / "s.pt", tmp_path / "s.json"
+    shapes.save(path, np.array([[5, 1], [3, 9]]), {})
+    torch.save(torch.tensor([[5, 1], [3, 8]]), path, _use_new_zipfile_serialization=False)  # it has no checksums
+    fails(path, str(beside), "sha256", "generate_shape_info.py")
+    for text in ("{}", "[1", '{"shape_file": {"name": "other.pt", "sha256": "a"}}', '{"shape_file": 1}'):
+        beside.write_text(text)
+        assert shapes.load(path).tolist() == [[5, 1], [3, 8]]
+
+
 def test_code_in_a_file_is_not_run(tmp_path):
     marker = tmp_path / "ran"
     new, old, plain = tmp_path / "new.pt", tmp_path / "old.pt", tmp_path / "plain.pt"

@@ -28,7 +28,9 @@ def load(path: Path) -> np.ndarray:
     """Rows of the shape file: int32 (utterances, 2), columns T and U.
 
     Nothing that a file says is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load
-    all the same).  Raises UserError with one line that names the file, and the row (counted from 0) and value at fault.
+    all the same).  The checksums in the file, and its sha256 in the provenance beside it, must be right where they are
+    there (torch's old format has none).  Raises UserError with one line that names the file, and the row (counted from
+    0) and value at fault.
     """
     path = Path(path)
     rows = _load_tensor(path).numpy()
@@ -181,11 +183,14 @@ def _load_tensor(path: Path) -> Any:
         content = io.BytesIO(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    _check_against_provenance(path, content.getvalue())
     try:
         if zipfile.is_zipfile(content):
             with zipfile.ZipFile(content) as archive:
                 if any(name.endswith("/constants.pkl") for name in archive.namelist()):
                     raise ValueError("TorchScript")
+                if archive.testzip() is not None:  # torch.load does not look at the checksums
+                    raise ValueError("a wrong checksum")
         content.seek(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about old formats; what matters of them is checked
@@ -204,3 +209,20 @@ def _load_tensor(path: Path) -> Any:
         dtype = str(loaded.dtype).replace("torch.", "")
         raise UserError(f"{path}: a tensor of dtype {dtype}, not of an integer one; {MAKE_ONE}") from None
     return loaded
+
+
+def _check_against_provenance(path: Path, content: bytes) -> None:
+    """Raise UserError where the provenance beside the file names it, with another sha256."""
+    beside = provenance_path(path)
+    try:
+        described = json.loads(beside.read_text(encoding="utf-8"))["shape_file"]
+        wanted = described["sha256"] if described["name"] == path.name else None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return
+    found = hashlib.sha256(content).hexdigest()
+    if wanted not in (None, found):
+        raise UserError(
+            f"{path}: not the file that {beside} describes (sha256 {found[:12]}..., not {str(wanted)[:12]}...): "
+            f"damaged or replaced; restore it or make both anew with generate_shape_info.py; remove {beside.name} if "
+            "it is the older one"
+        )
