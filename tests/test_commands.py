@@ -160,6 +160,26 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
     assert rows_of(log)["torchaudio"]["status"] == "ok"
 
 
+@pytest.mark.parametrize("more", [[], ["--sweep", "vocab-size=20,30"]], ids=["run", "sweep"])
+def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(more, flags, log):
+    """Two processes would measure the same jobs into the same folders."""
+    long = ["--max-seconds", "3", "--spread", "0.0001%", "--scope", "loss"]
+    arguments = ["benchmark_torchaudio.py", *flags, *long, *more, "--passes", "timing"]
+    process = start(*arguments)
+    worker = wait_for_worker(process, "timing-1")
+    os.kill(worker, signal.SIGSTOP)
+    (folder,) = log.iterdir()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert_user_error(run(*arguments, "--resume"), f"{folder} is being measured by process {process.pid} ", "wait")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    rows_of(log)  # reading needs no lock
+    process.kill()
+    process.communicate(timeout=60)
+    done = run(*arguments, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["sweep.jsonl" if more else "results.jsonl"]
+
+
 def test_nothing_to_resume(flags):
     assert_user_error(run("benchmark_torchaudio.py", *flags, "--resume"), "--resume", "no run with these settings")
 

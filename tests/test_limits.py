@@ -81,10 +81,10 @@ def test_the_newest_torch_is_found_without_importing_it(tmp_path):
 @pytest.mark.parametrize("python, reason", [(Path("/bin/false"), "error: ended with exit code 1")])
 def test_a_run_goes_on_where_nothing_could_be_measured(tmp_path, python, reason):
     chosen = settings.resolve({"preset": "quick"}, "cpu")
-    run_of = runs.open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False)
-    choices = {name: interpreters.Choice(python) for name in run_of}
-    with Progress(1, quiet=True) as progress:
-        assert runner.measure_limits(run_of, choices, chosen, 60, progress)
+    with runs.open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False) as run_of:
+        choices = {name: interpreters.Choice(python) for name in run_of}
+        with Progress(1, quiet=True) as progress:
+            assert runner.measure_limits(run_of, choices, chosen, 60, progress)
     for run in run_of.values():
         (_, record) = records.read(run.folder)
         assert record["record"] == "limits" and record["reason"].startswith(reason)

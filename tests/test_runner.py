@@ -54,12 +54,22 @@ def test_exit_codes(statuses, code):
 
 
 def test_folders_are_claimed_once(tmp_path):
-    first = runs.claim_folder(tmp_path / "log", "k2-30")
-    assert first == runs.claim_folder(tmp_path / "log", "k2-30")  # still empty: nothing to mix with
-    (first / "results.jsonl").write_text("")
-    second = runs.claim_folder(tmp_path / "log", "k2-30")
-    (second / "x.pt.trace.json").write_text("")
-    assert second.name == "k2-30.2" and runs.claim_folder(tmp_path / "log", "k2-30").name == "k2-30.3"
+    def claim():
+        return runs.claim_folder(tmp_path / "log", "k2-30")
+
+    first = claim()
+    folder = first.path.parent
+    first.release()
+    first = claim()
+    assert first.path.parent == folder  # still empty: nothing to mix with
+    assert claim().path.parent.name == "k2-30.2"  # while the first is at work
+    (folder / "results.jsonl").write_text("")
+    first.release()
+    assert [path.name for path in folder.iterdir()] == ["results.jsonl"]
+    third = claim()
+    (third.path.parent / "x.pt.trace.json").write_text("")
+    third.release()
+    assert third.path.parent.name == "k2-30.3" and claim().path.parent.name == "k2-30.4"
 
 
 def test_in_place_is_this_python():

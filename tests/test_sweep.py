@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,7 @@ def test_what_is_added_is_on_disk_and_comes_back(tmp_path):
     assert lines[0]["record"] == "sweep" and lines[0]["grid"] == {"vocab_size": [8, 9]}
     assert lines[1]["record"] == "run" and lines[1]["values"] == {"vocab_size": 8}
     assert all(line["cell"] == 0 and line["implementation"] == "torchaudio" for line in lines[1:])
+    sweep.close()
     again = sweep_runs.resume(axes, shared, tmp_path)
     assert again.runs[0, "torchaudio"].is_done("timing-1") and not again.runs[0, "torchaudio"].is_done("memory")
     assert again.open_run(0, {"vocab_size": 8}, "torchaudio", chosen) is again.runs[0, "torchaudio"]
@@ -128,6 +130,9 @@ def test_a_second_sweep_has_a_folder_of_its_own(tmp_path):
 def test_resume_takes_the_sweep_with_the_same_settings(tmp_path):
     axes, _, shared, sweep = started(tmp_path)
     started(tmp_path, "float64")
+    with pytest.raises(UserError, match=f"is being measured by process {os.getpid()} on "):
+        sweep_runs.resume(axes, shared, tmp_path)
+    sweep.close()
     assert sweep_runs.resume(axes, shared, tmp_path).path == sweep.path
     with pytest.raises(UserError, match="--resume"):
         sweep_runs.resume([grid.Axis("vocab_size", (9, 8))], shared, tmp_path)
@@ -142,6 +147,7 @@ def test_a_killed_writer_costs_only_its_job(tmp_path, cut):
     run_of_cell.add(timing("timing-1", [1, 2], [1, 2]))
     sweep.path.write_bytes(sweep.path.read_bytes()[:-cut])  # within the last line, and a few lines before it
     assert sweeps.read(sweep.path).rows[0]["status"] == "interrupted"
+    sweep.close()
     again = sweep_runs.resume(axes, shared, tmp_path)
     assert sweep.path.read_bytes() == whole
     again.runs[0, "torchaudio"].add(timing("timing-1", [5, 5], [5, 5]))

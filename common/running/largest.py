@@ -179,8 +179,19 @@ def benchmark(
 ) -> int:
     """Search, and print the table; returns the exit code."""
     more = {"memory_limit": memory_limit(chosen)}
-    run_of = runs.open_runs(names, chosen, arguments.log_dir, arguments.resume, more)
-    announce(names, chosen, records.run_header(next(iter(run_of.values())).records)["memory_limit"], arguments.quiet)
+    with runs.open_runs(names, chosen, arguments.log_dir, arguments.resume, more) as run_of:
+        limit = records.run_header(next(iter(run_of.values())).records)["memory_limit"]
+        announce(names, chosen, limit, arguments.quiet)
+        return measure(run_of, python_of, chosen, arguments)
+
+
+def measure(
+    run_of: Dict[str, Run],
+    python_of: Dict[str, interpreters.Choice],
+    chosen: Settings,
+    arguments: argparse.Namespace,
+) -> int:
+    """The searches as far as they are not done yet, their table and the report; returns the exit code."""
     interrupted = False
     try:
         with Progress(None, arguments.quiet) as progress:

@@ -214,12 +214,22 @@ def benchmark(names: Sequence[str], arguments: argparse.Namespace, own: Sequence
         from common.running import largest  # plans jobs of its own and carries them out as below
 
         return largest.benchmark(names, arguments, chosen, choices)
-    run_of = runs.open_runs(names, chosen, arguments.log_dir, resume=arguments.resume)
-    announce(names, chosen, arguments.quiet)
+    with runs.open_runs(names, chosen, arguments.log_dir, resume=arguments.resume) as run_of:
+        announce(names, chosen, arguments.quiet)
+        return measure(run_of, choices, chosen, arguments)
+
+
+def measure(
+    run_of: Dict[str, Run],
+    python_of: Dict[str, interpreters.Choice],
+    chosen: Settings,
+    arguments: argparse.Namespace,
+) -> int:
+    """The jobs of a run that are not done yet, its table and the report; returns the exit code."""
     interrupted = False
     try:
         interrupted = not run_jobs(
-            plan(names, chosen), run_of, choices, chosen, arguments.timeout, arguments.quiet, arguments.limits
+            plan(list(run_of), chosen), run_of, python_of, chosen, arguments.timeout, arguments.quiet, arguments.limits
         )
     except KeyboardInterrupt:  # between two jobs
         interrupted = True

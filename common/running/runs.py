@@ -1,17 +1,20 @@
 """A run of one implementation: its folder under the log directory, and its records in memory and on disk.
 
 Folders are claimed, never shared: ``<name>-<suffix>``, and ``.2``, ``.3`` ... behind it when an earlier run is there,
-so that TensorBoard and the summary never see windows of two runs as one.
+so that TensorBoard and the summary never see windows of two runs as one.  As long as a process measures into a folder
+it holds a lock there, so that no other one continues the same run.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import uuid
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 from common.errors import UserError
 from common.implementations import find
@@ -19,13 +22,20 @@ from common.results import records
 from common.results.records import Record
 from common.running import machine
 from common.settings import ROOT, Settings
+from common.setup.locks import Claim, Held
+
+#: In the folder of a run, or of a sweep, as long as a process measures into it.
+LOCK_NAME = ".measuring.lock"
 
 
 class Run:
-    """Records of one implementation in one folder; every addition is on disk before the next job starts."""
+    """Records of one implementation in one folder; every addition is on disk before the next job starts.
 
-    def __init__(self, folder: Path, existing: Sequence[Record]):
-        self.folder = folder
+    claim: the lock of the folder, where it is this run's alone.
+    """
+
+    def __init__(self, folder: Path, existing: Sequence[Record], claim: Optional[Claim] = None):
+        self.folder, self.claim = folder, claim
         self.records: List[Record] = list(existing)
         self.failed = False
 
@@ -58,10 +68,16 @@ class Run:
             (status for status in self._statuses() if status != "ok"), "ok" if self._statuses() else "interrupted"
         )
 
+    def close(self) -> None:
+        """Let other processes write into the folder."""
+        if self.claim:
+            self.claim.release()
+
     def discard_if_empty(self) -> None:
         """Remove the folder of a run that never measured anything."""
         if any(r["record"] != "run" for r in self.records):
             return
+        self.close()
         try:
             (self.folder / records.FILE_NAME).unlink()
             self.folder.rmdir()
@@ -69,27 +85,44 @@ class Run:
             pass  # someone put a file there: leave it
 
 
-def claim_folder(log_dir: Path, base: str) -> Path:
-    """Make a new folder `base` (or base.2, base.3, ...) in `log_dir`.  Raises UserError when that cannot be written."""
-    number = 1
-    while True:
+def claim_folder(log_dir: Path, base: str) -> Claim:
+    """Make a new folder `base` (or base.2, base.3, ...) in `log_dir`, and hold its lock, whose path's parent it is.
+
+    Raises UserError when that cannot be written.
+    """
+    for number in itertools.count(1):
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
-            log_dir.mkdir(parents=True, exist_ok=True)
-            folder.mkdir()
-            return folder
-        except FileExistsError:
-            if log_dir.exists() and not log_dir.is_dir():
-                raise UserError(f"--log-dir {log_dir}: is a file; name a folder") from None
-            if folder.is_dir() and not any(folder.iterdir()):
-                return folder
-            number += 1
+            try:
+                log_dir.mkdir(parents=True, exist_ok=True)
+                folder.mkdir()
+            except FileExistsError:
+                if log_dir.exists() and not log_dir.is_dir():
+                    raise UserError(f"--log-dir {log_dir}: is a file; name a folder") from None
+                if not folder.is_dir() or any(folder.iterdir()):
+                    continue
+            return Claim(folder / LOCK_NAME)
+        except Held:
+            continue  # another run took it just now
         except NotADirectoryError:
             raise UserError(f"--log-dir {log_dir}: part of this path is a file; name a folder") from None
         except OSError as error:
             raise UserError(
                 f"--log-dir {log_dir}: cannot be written ({error.strerror}); name another folder"
             ) from error
+    raise AssertionError("unreachable")
+
+
+def claim_again(folder: Path) -> Claim:
+    """The lock of the folder of a run that is to be continued.  Raises UserError while another process has it."""
+    try:
+        return Claim(folder / LOCK_NAME)
+    except Held as held:
+        raise UserError(
+            f"--resume: {folder} is being measured by process {held.holder}: wait for it, or give another --log-dir"
+        ) from None
+    except OSError as error:
+        raise UserError(f"--resume: {folder} cannot be written ({error.strerror}); leave the flag out") from error
 
 
 def header(name: str, chosen: Settings, run_id: str, started: str, about: Dict[str, Any]) -> Record:
@@ -125,30 +158,49 @@ def _resumable(names: Sequence[str], chosen: Settings, log_dir: Path) -> Optiona
     return found[max(found, key=lambda run_id: started[run_id])]
 
 
+@contextmanager
 def open_runs(
     names: Sequence[str], chosen: Settings, log_dir: Path, resume: bool, more: Optional[Mapping[str, Any]] = None
-) -> Dict[str, Run]:
+) -> Iterator[Dict[str, Run]]:
     """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
 
-    more: further keys of the ``run`` records; when resuming, those of the run that is continued.
+    more: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError when
+    there is nothing to resume, or when another process is measuring it.
     """
+    opened: Dict[str, Run] = {}
+    try:
+        _open(opened, names, chosen, log_dir, resume, more or {})
+        yield opened
+    finally:
+        for run in opened.values():
+            run.close()
+
+
+def _open(
+    opened: Dict[str, Run],
+    names: Sequence[str],
+    chosen: Settings,
+    log_dir: Path,
+    resume: bool,
+    more: Mapping[str, Any],
+) -> None:
+    """Fill `opened`."""
     folders = _resumable(names, chosen, log_dir) if resume else None
     if resume and folders is None:
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    opened: Dict[str, Run] = {}
     run_id = uuid.uuid4().hex[:12]
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     revision, dirty = machine.git_state(ROOT)
-    about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe(), **(more or {})}
+    about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe(), **more}
     if folders:
         head = records.run_header(records.read(next(iter(folders.values()))))
         run_id, started = head["run_id"], head["started"]
-        about.update({key: head[key] for key in more or {}})
+        about.update({key: head[key] for key in more})
     for name in names:
         if folders and name in folders:
-            opened[name] = Run(folders[name], records.read(folders[name]))
+            opened[name] = Run(folders[name], [], claim_again(folders[name]))
+            opened[name].records = records.read(folders[name])
             continue
-        folder = claim_folder(log_dir, f"{find(name).folder}-{chosen.suffix}")
-        opened[name] = Run(folder, [])
+        claim = claim_folder(log_dir, f"{find(name).folder}-{chosen.suffix}")
+        opened[name] = Run(claim.path.parent, [], claim)
         opened[name].add(header(name, chosen, run_id, started, about))
-    return opened

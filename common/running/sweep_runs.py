@@ -15,6 +15,7 @@ from common.results import records
 from common.results.records import Record
 from common.running import machine, runs
 from common.settings import ROOT, Settings
+from common.setup.locks import Claim
 
 
 class SweepRun(runs.Run):
@@ -38,10 +39,10 @@ def _told_once(record: Record) -> Record:
 
 
 class SweepFile:
-    """The runs of a sweep by cell and implementation."""
+    """The runs of a sweep by cell and implementation.  claim: the lock of its folder, held until `close`."""
 
-    def __init__(self, path: Path, found: Sequence[Record]):
-        self.path, self.folder = path, path.parent
+    def __init__(self, path: Path, found: Sequence[Record], claim: Claim):
+        self.path, self.folder, self.claim = path, path.parent, claim
         self.header = found[0]
         self.runs: Dict[Tuple[int, str], SweepRun] = {}
         by_run: Dict[Tuple[int, str], List[Record]] = {}
@@ -59,10 +60,15 @@ class SweepFile:
             run.add({**runs.header(name, chosen, self.header["sweep_id"], started, about), "values": values})
         return self.runs[cell, name]
 
+    def close(self) -> None:
+        """Let other processes write into the folder."""
+        self.claim.release()
+
     def discard_if_empty(self) -> None:
         """Remove the folder of a sweep that never measured anything."""
         if any(record["record"] != "run" for run in self.runs.values() for record in run.records):
             return
+        self.close()
         try:
             self.path.unlink()
             self.folder.rmdir()
@@ -91,13 +97,19 @@ def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str
         "git_dirty": dirty,
         "machine": machine.describe(),
     }
-    path = runs.claim_folder(log_dir, folder_name(axes)) / records.SWEEP_FILE_NAME
-    records.append(path, [header])
-    return SweepFile(path, [header])
+    claim = runs.claim_folder(log_dir, folder_name(axes))
+    path = claim.path.with_name(records.SWEEP_FILE_NAME)
+    try:
+        records.append(path, [header])
+    except UserError:
+        claim.release()
+        raise
+    return SweepFile(path, [header], claim)
 
 
 def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> SweepFile:
-    """The newest sweep under `log_dir` of the same grid and settings.  Raises UserError when there is none."""
+    """The newest sweep under `log_dir` of the same grid and settings.  Raises UserError when there is none, or when
+    another process is measuring it."""
     wanted = json.dumps([[[axis.key, axis.values] for axis in axes], shared])
     newest: Optional[Tuple[str, Path]] = None
     for path in sorted(log_dir.glob(f"*/{records.SWEEP_FILE_NAME}")):
@@ -107,10 +119,14 @@ def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> 
             newest = head["started"], path
     if newest is None:
         raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
-    records.mend(newest[1])
+    claim = runs.claim_again(newest[1].parent)
     try:
-        return SweepFile(newest[1], records.read(newest[1]))
-    except (LookupError, TypeError) as error:
+        records.mend(newest[1])
+        return SweepFile(newest[1], records.read(newest[1]), claim)
+    except (UserError, LookupError, TypeError) as error:
+        claim.release()
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"{newest[1]}: a record is not as this suite writes it ({type(error).__name__}: {error}); "
             "leave out --resume to start anew"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import closing
 from typing import Any, Dict, List, Optional, Sequence
 
 from common import grid, settings
@@ -45,8 +46,21 @@ def benchmark(
         sweep = sweep_runs.resume(axes, shared, arguments.log_dir)
     else:
         sweep = sweep_runs.start(axes, shared, names, arguments.log_dir)
-    if not arguments.quiet:
-        _announce(names, axes, chosen)
+    with closing(sweep):
+        if not arguments.quiet:
+            _announce(names, axes, chosen)
+        return _fill(sweep, names, arguments, cells, chosen, choices)
+
+
+def _fill(
+    sweep: SweepFile,
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    cells: Sequence[grid.Cell],
+    chosen: Sequence[Settings],
+    choices: Dict[str, interpreters.Choice],
+) -> int:
+    """Measure what is not done yet, and show the whole; returns the exit code.  chosen: the settings of each cell."""
     whole = True
     try:
         for number, (cell, cell_settings) in enumerate(zip(cells, chosen)):
