@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -228,7 +229,7 @@ def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int
         try:
             said = child.communicate()[1]
         except KeyboardInterrupt:
-            child.terminate()
+            child.send_signal(signal.SIGINT)  # which earlier revisions know too
             child.communicate()
             raise
     return child.returncode, said
