@@ -38,6 +38,15 @@ def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_p
     assert shown.count('<th scope="col" title="') == 22 and shown.count('<th scope="row" title="') == 43
 
 
+def test_a_row_of_another_run_says_of_which(tmp_path):
+    document = made(ragged=Outcome(PASS))
+    document["implementations"][0].update(made="2020-02-03T04:05", git_revision="earlier")
+    (tmp_path / "conformance.json").write_text(json.dumps(document))
+    assert (
+        page([], tmp_path, LIBRARY).count("torch 2; judged 2020-02-03; suite earlier") == 2
+    )  # head of its column, list
+
+
 def test_the_newest_is_shown_wherever_it_lies(tmp_path):
     write(tmp_path / "page", 2, "beside the page")
     write(tmp_path / "log" / "deep", 3, "below a log")

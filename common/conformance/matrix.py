@@ -106,11 +106,12 @@ def _when_else(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     return judged_when(entry) if earlier else ""
 
 
-def versions(entry: Mapping[str, Any]) -> str:
-    """ "1.4, torch 2.11.0", and whether it was simulated."""
+def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """ "1.4, torch 2.11.0", whether it was simulated, and when it was judged if that was not with the document."""
     versions = [str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch")]
     simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
-    return f"{versions[0]}, torch {versions[1]}{simulator}"
+    when = _when_else(entry, document)
+    return f"{versions[0]}, torch {versions[1]}{simulator}" + (f"; judged {when}" if when else "")
 
 
 def said(document: Mapping[str, Any], case: str) -> Dict[tuple, List[str]]:
@@ -133,9 +134,9 @@ def table(document: Mapping[str, Any], color: bool) -> str:
 
     columns = judged_of(document)
     lines = [heading(document), ""]
-    for place, entry in enumerate(columns, start=1):
-        when = _when_else(entry, document)
-        lines.append(f"{place:3d}  {entry['name']} ({versions(entry)}{f'; judged {when}' if when else ''})")
+    lines += [
+        f"{place:3d}  {entry['name']} ({versions(entry, document)})" for place, entry in enumerate(columns, start=1)
+    ]
     for entry in document["implementations"]:
         if entry["status"] != "judged":
             lines.append(f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}")

@@ -30,7 +30,7 @@ def grid(document: Mapping[str, Any]) -> str:
     """Legend, table and download.  Raises what a document raises that is none (see conformance_section.MALFORMED)."""
     judged = matrix.judged_of(document)
     heads = "".join(
-        f'<th scope="col" title="{text(matrix.versions(entry))}"><span>{text(called(entry))}</span></th>'
+        f'<th scope="col" title="{text(matrix.versions(entry, document))}"><span>{text(called(entry))}</span></th>'
         for entry in judged
     )
     rows = "".join(

@@ -160,7 +160,8 @@ def _said(document: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
         if outcome.result != PASS or outcome.message
     )
     return (
-        f"<details><summary>{text(called(entry))}: {text(counted)}</summary>\n<p>{text(matrix.versions(entry))}</p>\n"
+        f"<details><summary>{text(called(entry))}: {text(counted)}</summary>\n"
+        f"<p>{text(matrix.versions(entry, document))}</p>\n"
         f'<ul class="notes">{items}</ul></details>\n'
     )
 
