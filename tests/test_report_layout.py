@@ -23,6 +23,13 @@ def test_spans_from_zero_or_logarithmic():
     assert far.ticks == pytest.approx([10, 20, 50, 100, 200, 500, 1000])
 
 
+def test_ticks_are_plain_numbers_and_never_one_alone():
+    assert scales.Span(0.8, 30, True).words == ["1", "2", "5", "10", "20"]
+    assert scales.Span(38, 72, True).words == ["40", "50", "60", "70"]
+    wide = scales.Span(0.0005, 3e6, True).words
+    assert wide[0] == "0.0005" and wide[-1] == "2000000" and not any("e" in words for words in wide)
+
+
 def test_names_do_not_hide_each_other():
     points, names = [(300, 200), (310, 205), (690, 320), (0, 0)], ["one", "another", "at the edge", "corner"]
     places = labels.places(points, names, 700, 330)

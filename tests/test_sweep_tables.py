@@ -184,6 +184,30 @@ def test_a_short_range_is_drawn_linearly(tmp_path):
     assert "type" not in axes["xaxis"] and axes["yaxis"]["rangemode"] == "tozero"
 
 
+def test_a_logarithmic_axis_has_plain_numbers(sweep):
+    for key, low, high in (("time", 5, 100), ("memory", 10, 80)):
+        axis = figures_of(sweep)[f"sweep-vocab-size-{key}"].layout["yaxis"]
+        assert axis["tickvals"] == [float(words) for words in axis["ticktext"]] and "20" in axis["ticktext"]
+        assert 10 ** axis["range"][0] < low and high < 10 ** axis["range"][1]
+
+
+def test_lines_on_one_another_are_both_seen(tmp_path):
+    peaks = {"a": 8, "apart": 16, "b": 8.1, "c": 7.9}
+    path = write_sweep(
+        tmp_path / "s",
+        {"vocab_size": [500, 4000]},
+        list(peaks),
+        lambda name, values: measured(values["vocab_size"] * (1 + list(peaks).index(name)), peaks[name]),
+    )
+    found = figures_of(sweeps.read(path))
+    memory = found["sweep-vocab-size-memory"]
+    width = {trace["name"]: (trace["line"]["width"], trace["marker"]["size"]) for trace in memory.data}
+    assert width["a"] > width["b"] > width["c"] == width["apart"]
+    assert "drawn as a thin line on a thick one: a and b and c." in memory.caption
+    time = found["sweep-vocab-size-time"]
+    assert len({trace["line"]["width"] for trace in time.data}) == 1 and "on a thick one" not in time.caption
+
+
 def test_the_page_has_a_section_for_each_sweep(sweep, tmp_path):
     write_sweep(tmp_path / "log" / "sweep-threads", {"threads": [1, 2]})
     write_run(tmp_path / "log" / "t-30")

@@ -9,9 +9,11 @@ Text, grid and outlines take their colours from the page (page.css), so that the
 from __future__ import annotations
 
 import html
+import math
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence
 
+from common.report import scales
 from common.report.markup import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
@@ -63,6 +65,15 @@ def axis(title: str = "", **more: Any) -> Dict[str, Any]:
         "ticks": "",
     }
     return {**base, "rangemode": "tozero", **more}
+
+
+def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
+    """An axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
+    if not span.logarithmic:
+        return axis(title, range=[span.low, span.high])
+    ends = [math.log10(span.low), math.log10(span.high)]
+    ticks = {"tickvals": span.ticks, "ticktext": span.words}
+    return axis(f"{title} (logarithmic)", type="log", range=ends, **ticks)
 
 
 def layout(height: int, **more: Any) -> Dict[str, Any]:

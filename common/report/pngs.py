@@ -162,7 +162,7 @@ def time_and_memory(axes: Any, entries: Sequence[Entry]) -> bool:
     for one, ends, set_scale in ((axes.xaxis, across, axes.set_xscale), (axes.yaxis, up, axes.set_yscale)):
         if ends.logarithmic:
             set_scale("log")
-            one.set_ticks(ends.ticks, [f"{tick:g}" for tick in ends.ticks])
+            one.set_ticks(ends.ticks, ends.words)
             one.set_minor_locator(NullLocator())
     axes.set_xlim(across.low, across.high)
     axes.set_ylim(up.low, up.high)

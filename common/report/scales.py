@@ -43,12 +43,26 @@ class Span:
 
     @property
     def ticks(self) -> List[float]:
-        """1, 2 and 5 of each power of ten, for a logarithmic axis."""
+        """1, 2 and 5 of each power of ten, for a logarithmic axis; all of 1 to 9 where these would be one or two."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        return [of * 10.0**power for power in powers for of in (1, 2, 5) if self.low <= of * 10.0**power <= self.high]
+        for steps in ((1, 2, 5), range(1, 10)):
+            every = [of * 10.0**power for power in powers for of in steps]
+            found = [tick for tick in every if self.low <= tick <= self.high]
+            if len(found) > 2:
+                break
+        return found
+
+    @property
+    def words(self) -> List[str]:
+        """The ticks as plain numbers."""
+        return [f"{tick:.12g}" for tick in self.ticks]
+
+
+def logarithmic(values: Sequence[float]) -> Span:
+    """Of a logarithmic axis that shows these positive values with some room beside them."""
+    return Span(min(values) / 1.4, 1.6 * max(values), True)
 
 
 def span(values: Sequence[float]) -> Span:
     """Of an axis that shows these positive values with some room beside them, from zero unless they differ too much."""
-    smallest, largest = min(values), max(values)
-    return Span(smallest / 1.4, 1.6 * largest, True) if is_wide(values) else Span(0.0, 1.15 * largest, False)
+    return logarithmic(values) if is_wide(values) else Span(0.0, 1.15 * max(values), False)

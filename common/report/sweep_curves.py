@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common import grid
+from common.report import scales
 from common.report.bars import INK, legend_below, pattern
 from common.report.collect import Entry
-from common.report.look import DASHES, Figure, Trace, axis, color, layout, shown, symbol
+from common.report.look import DASHES, Figure, Trace, axis, axis_of, color, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
 from common.results import sweep_tables, sweeps
 from common.results.sweeps import Sweep
@@ -18,6 +19,7 @@ from common.results.tables import number
 
 HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
+SAME = 0.03  # values that differ by less are within the width of a line
 
 
 class Point(NamedTuple):
@@ -78,11 +80,21 @@ def figures(sweep: Sweep, entries: Sequence[Entry]) -> List[Figure]:
 
 
 def _figure(sweep: Sweep, key: str, quantity: Quantity, series: Sequence[List[Point]]) -> Figure:
-    numeric = sweeps.is_numeric(sweep.grid[key])
     flag = grid.flag(key)
-    frame = (_curve_frame if numeric else _bar_frame)(sweep.grid[key], flag, quantity.unit)
-    draw = _curve if numeric else _bars
-    data = [draw(points, place, quantity.unit) for place, points in enumerate(series) if points]
+    listed = [points for points in series if points]
+    together = coinciding(listed)
+    if sweeps.is_numeric(sweep.grid[key]):
+        frame = _curve_frame(sweep.grid[key], flag, quantity.unit, listed)
+        widened = {id(points): len(same) - 1 - at for same in together for at, points in enumerate(same)}
+        data = [
+            _curve(points, place, quantity.unit, widened.get(id(points), 0))
+            for place, points in enumerate(series)
+            if points
+        ]
+    else:
+        together = []  # bars stand beside each other
+        frame = _bar_frame(sweep.grid[key], flag, quantity.unit)
+        data = [_bars(points, place, quantity.unit) for place, points in enumerate(series) if points]
     others = {other: values[0] for other, values in sweep.grid.items() if other != key}
     caption = [quantity.caption]
     if others:
@@ -90,8 +102,10 @@ def _figure(sweep: Sweep, key: str, quantity: Quantity, series: Sequence[List[Po
     if quantity.key == "time":
         caption += [f"{line[0].upper()}{line[1:]}." for line in sweep_tables.exponents(sweep, key)]
     caption += _absent(sweep, key)
+    if together:
+        names = "; ".join(" and ".join(points[0].entry.label for points in same) for same in together)
+        caption.append(f"All but the same, so drawn as a thin line on a thick one: {names}.")
     title = f"{quantity.title} over {flag}"
-    listed = [points for points in series if points]
     summary = "; ".join(f"{points[0].entry.label} {_in_words(points, quantity.unit)}" for points in listed)
     return Figure(
         f"sweep-{flag}-{quantity.key}",
@@ -103,6 +117,25 @@ def _figure(sweep: Sweep, key: str, quantity: Quantity, series: Sequence[List[Po
         _table(sweep.name, flag, title, quantity, listed),
         HEIGHT,
     )
+
+
+def coinciding(series: Sequence[List[Point]]) -> List[List[List[Point]]]:
+    """Those series, together, of which one would hide another: at half of their values or more they are the same."""
+    found: List[List[List[Point]]] = []
+    for points in series:
+        same = next((others for others in found if any(_is_same(points, other) for other in others)), None)
+        if same is None:
+            found.append([points])
+        else:
+            same.append(points)
+    return [same for same in found if len(same) > 1]
+
+
+def _is_same(one: Sequence[Point], other: Sequence[Point]) -> bool:
+    middle_at = {point.value: point.middle for point in one}
+    pairs = [(middle_at[point.value], point.middle) for point in other if point.value in middle_at]
+    close = sum(abs(mine - yours) <= SAME * max(mine, yours) for mine, yours in pairs)
+    return bool(pairs) and 2 * close >= len(pairs)
 
 
 def _in_words(points: Sequence[Point], unit: str) -> str:
@@ -121,11 +154,13 @@ def _absent(sweep: Sweep, key: str) -> List[str]:
     return [f"Not drawn: {listed}."]
 
 
-def _curve_frame(values: Sequence[float], flag: str, unit: str) -> Dict[str, Any]:
-    logarithmic = min(values) > 0 and max(values) / min(values) >= LOGARITHMIC_FROM
-    scale = {"type": "log", "rangemode": "normal"} if logarithmic else {}
+def _curve_frame(values: Sequence[float], flag: str, unit: str, series: Sequence[Sequence[Point]]) -> Dict[str, Any]:
     ticks = {"tickvals": sorted(values), "ticktext": [grid.said(value) for value in sorted(values)]}
-    return {"xaxis": axis(flag, **scale, **ticks), "yaxis": axis(unit, **scale, **({"dtick": "D2"} if scale else {}))}
+    if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
+        return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
+    ends = [end for points in series for point in points for end in (point.low, point.middle, point.high) if end]
+    up = axis_of(unit, scales.logarithmic(ends))
+    return {"xaxis": axis(flag, type="log", rangemode="normal", **ticks), "yaxis": up}
 
 
 def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Dict[str, Any]:
@@ -146,7 +181,9 @@ def _name(points: Sequence[Point]) -> str:
     return shown(points[0].entry.marked)
 
 
-def _curve(points: Sequence[Point], place: int, unit: str) -> Trace:
+def _curve(points: Sequence[Point], place: int, unit: str, widened: int) -> Trace:
+    """widened: how many curves are drawn on this one."""
+    line_color = color(place) + ("80" if widened else "")  # half transparent
     points = sorted(points, key=lambda point: point.value)
     return {
         "type": "scatter",
@@ -155,8 +192,8 @@ def _curve(points: Sequence[Point], place: int, unit: str) -> Trace:
         "x": [point.value for point in points],
         "y": [point.middle for point in points],
         **_spread(points),
-        "line": {"color": color(place), "width": 2.2, "dash": DASHES[place % len(DASHES)]},
-        "marker": {"symbol": symbol(place), "size": 11, "color": color(place), "line": {"width": 1}},
+        "line": {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": DASHES[place % len(DASHES)]},
+        "marker": {"symbol": symbol(place), "size": 11 + 8 * widened, "color": color(place), "line": {"width": 1}},
         "hovertemplate": f"%{{x}}: %{{y:.4g}} {unit}<extra>{_name(points)}</extra>",
     }
 

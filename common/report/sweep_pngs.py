@@ -23,7 +23,11 @@ def draw(axes: Any, figure: Figure) -> bool:
     else:
         _curves(axes, figure.data)
         if x.get("type") == "log":
-            _logarithmic(axes)
+            axes.set_xscale("log")
+            axes.set_yscale("log")
+            axes.minorticks_off()
+            axes.set_yticks(y["tickvals"], y["ticktext"])
+            axes.set_ylim(*(10**end for end in y["range"]))
         axes.set_xticks(x["tickvals"], x["ticktext"])
     if y.get("type") != "log":
         axes.set_ylim(bottom=0)
@@ -34,17 +38,6 @@ def draw(axes: Any, figure: Figure) -> bool:
     return True
 
 
-def _logarithmic(axes: Any) -> None:
-    """Both axes, with plain numbers at 1, 2, 5, 10, ..."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.minorticks_off()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
 def _spread(trace: Trace) -> Optional[List[List[float]]]:
     whiskers = trace.get("error_y")
     return [whiskers["arrayminus"], whiskers["array"]] if whiskers else None
@@ -52,8 +45,10 @@ def _spread(trace: Trace) -> Optional[List[List[float]]]:
 
 def _curves(axes: Any, data: List[Trace]) -> None:
     for trace in data:
-        look: Dict[str, Any] = {"color": trace["line"]["color"], "ls": LINES[trace["line"]["dash"]], "lw": 1.6}
-        look.update(marker=MARKERS[trace["marker"]["symbol"]], ms=7, mec=INK, mew=0.6, ecolor=INK, elinewidth=0.9)
+        line, marker = trace["line"], trace["marker"]
+        look: Dict[str, Any] = {"color": line["color"], "ls": LINES[line["dash"]], "lw": 0.72 * line["width"]}
+        look.update(marker=MARKERS[marker["symbol"]], ms=0.64 * marker["size"], mfc=marker["color"], mec=INK, mew=0.6)
+        look.update(ecolor=INK, elinewidth=0.9)
         axes.errorbar(trace["x"], trace["y"], yerr=_spread(trace), label=unescape(trace["name"]), capsize=2.5, **look)
 
 

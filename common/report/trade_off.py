@@ -6,13 +6,12 @@ another model, so they beat nobody.  Pruned losses approximate the exact ones, w
 
 from __future__ import annotations
 
-import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from common.report import labels, scales
 from common.report.bars import INK, legend_below, times
 from common.report.collect import Entry, pareto
-from common.report.look import Figure, Trace, axis, color, layout, shown, symbol
+from common.report.look import Figure, Trace, axis_of, color, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
 from common.results.tables import number
 
@@ -98,7 +97,7 @@ def time_and_memory(entries: Sequence[Entry]) -> Optional[Figure]:
         f"Lower left is better. Whiskers: 20th to 80th percentile. {said}",
         f"Time against memory. {said}",
         data,
-        layout(height, xaxis=_axis("step, ms", across), yaxis=_axis("peak, MB", up), legend=legend_below(240)),
+        layout(height, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up), legend=legend_below(240)),
         _table(both, points, found),
         height,
     )
@@ -163,11 +162,3 @@ def _table(both: Sequence[Entry], points: Sequence[Point], found: Sequence[Front
             cells.append(Cell("-" if place not in front.among else "yes" if place in front.places else "no"))
         rows.append(cells)
     return Table("time-memory", "Time and memory", columns, rows)
-
-
-def _axis(title: str, span: scales.Span) -> Dict[str, Any]:
-    if not span.logarithmic:
-        return axis(title, range=[span.low, span.high])
-    ends = [math.log10(span.low), math.log10(span.high)]
-    ticks = {"tickvals": span.ticks, "ticktext": [f"{tick:g}" for tick in span.ticks]}
-    return axis(f"{title} (logarithmic)", type="log", range=ends, **ticks)
