@@ -188,6 +188,45 @@ def test_the_limit_is_enforced(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+SHORT = """
+import resource
+from common.passes.memory_limit import AddressSpace
+
+MIB = 2**20
+base = AddressSpace(MIB).base
+resource.setrlimit(resource.RLIMIT_AS, (base + 300 * MIB, base + 300 * MIB))
+limit = AddressSpace(200 * MIB)
+assert limit.bytes == 200 * MIB and not limit.warnings
+with limit.making():  # four times as much is never more than there is
+    pass
+limit = AddressSpace(500 * MIB)
+assert 250 * MIB < limit.bytes <= 300 * MIB and "ulimit" in limit.warnings[0]
+with limit.enforced():
+    pass
+"""
+
+
+def test_less_than_the_limit_is_left_on_a_cpu():
+    done = subprocess.run([sys.executable, "-c", SHORT], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
+    """A row whose context leaves less than the others' gets what is left; more than the device has is nobody's."""
+    torch = pytest.importorskip("torch")
+    from common.passes.memory_limit import Device
+
+    free = {"mem_get_info": (70 * MIB, 80 * MIB), "memory_allocated": 0, "synchronize": None, "empty_cache": None}
+    for name, answer in free.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    enough, short = Device("50%", torch.device("cuda:0")), Device("99%", torch.device("cuda:0"))
+    assert enough.bytes == 40 * MIB and not enough.warnings
+    assert short.bytes == 70 * MIB and "cuda:0" in short.warnings[0]
+    assert Device(None, torch.device("cuda:0")).bytes == 70 * MIB
+    with pytest.raises(UserError, match="--memory-limit 1GiB: .* in all"):
+        Device("1GiB", torch.device("cuda:0"))
+
+
 OWN_BUFFERS = """
 import sys, traceback
 import torch

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import resource
 from contextlib import contextmanager
-from typing import ContextManager, Iterator, Optional
+from typing import ContextManager, Iterator, Optional, Tuple
 
 import torch
 
@@ -29,12 +29,21 @@ MAKING = 4
 
 class Limit:
     """kind: as the ``probe`` record has it; bytes: above the loaded process; available: what there is beyond it;
-    peak_bytes: the most that was taken above it within the last `within`, or None where nobody tells."""
+    peak_bytes: the most that was taken above it within the last `within`, or None where nobody tells; warnings: that
+    there is less than was asked for."""
 
     kind: str
     bytes: int
     available: int
     peak_bytes: Optional[int] = None
+    warnings: Tuple[str, ...] = ()
+
+    def take(self, wanted: int, left: int, where: str) -> None:
+        """Be a limit of `wanted` bytes, or of the `left` ones where that is less: how much a package, its context and
+        its kernels leave is known only once they are loaded, and is no reason to end the search of others."""
+        self.bytes = min(wanted, left)
+        if wanted > left:
+            self.warnings = (f"less than the memory limit is left on {where} once it is loaded: see `within`",)
 
     def within(self, size: int) -> ContextManager[None]:
         """`size` bytes above the loaded process may be in use in here; more than that is out of memory."""
@@ -56,22 +65,17 @@ class AddressSpace(Limit):
         base, resident = memory.status_bytes("VmSize"), memory.status_bytes("VmRSS")
         if base is None or resident is None:
             raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells the size of a process")
-        self.bytes, self.base, self.resident = size, base, resident
+        self.base, self.resident = base, resident
         self.available = machine.available_memory() or size
+        self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
+        self.take(size, min([size, *(max(bound - base, 0) for bound in self.bounds)]), "this machine (ulimit -v)")
 
     @contextmanager
     def within(self, size: int) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = self.base + size
-        for bound in before:
-            if bound != resource.RLIM_INFINITY and wanted > bound:
-                raise UserError(
-                    f"--memory-limit: a process may have {bound} bytes here (ulimit -v) and this one needs {wanted}; "
-                    "raise that, or give a smaller --memory-limit"
-                )
         memory.give_back_free_memory()
         told = memory.clear_peak()
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, before[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
         try:
             yield
         finally:  # so that whoever handles an error has memory to do it with
@@ -88,9 +92,10 @@ class Device(Limit):
         self._give_back()
         self.available, total = torch.cuda.mem_get_info(device)
         self.allocated = torch.cuda.memory_allocated(device)
-        self.bytes = self.available if text is None else flag_types.bytes_of(text, total)
-        if self.bytes > self.available:
-            raise UserError(f"--memory-limit {text}: is {self.bytes} bytes, but {device} has {self.available} free")
+        wanted = self.available if text is None else flag_types.bytes_of(text, total)
+        if wanted > total:
+            raise UserError(f"--memory-limit {text}: is {wanted} bytes, but {device} has {total} in all; give less")
+        self.take(wanted, self.available, str(device))
 
     def _give_back(self) -> None:
         gc.collect()

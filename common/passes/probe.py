@@ -43,6 +43,7 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]
             **context.all_batches.describe(batch),
             "limit_bytes": limit.bytes,
             "limit_kind": limit.kind,
+            "warnings": [f"{context.adapter.name}: {warning}" for warning in limit.warnings],
         }
         loss = step(context, limit, scope, batch)
         if not math.isfinite(loss):

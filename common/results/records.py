@@ -49,7 +49,7 @@ limits       no job; at least one in each run that was timed, before its first r
 probe        with --find-largest, before each step that must fit (of the batch with the most padded cells, then of that
              with the most useful ones): job, scope, index, N, frames, T_max, U_max, useful_cells, padded_cells (of the
              batch), limit_bytes (above the loaded process), limit_kind ("address space": RLIMIT_AS; "device memory":
-             the rest of a CUDA device held back)
+             the rest of a CUDA device held back), warnings (one where less than --memory-limit was left)
 fit          after it, when it did: job, scope, batch (index), loss, peak_bytes (resident on a CPU, torch's allocator on
              CUDA; above the loaded process, inputs included; or null)
 status       last line of each job: job ("correctness", "timing-1", ..., "memory", "trace"; "probe-64" and
