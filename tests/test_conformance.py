@@ -18,7 +18,7 @@ from fixtures_conformance import made
 import conformance
 from benchmark_reference import Reference
 from common import settings
-from common.conformance import checks, compact, matrix, obtaining, updating
+from common.conformance import compact, large, matrix, obtaining, updating
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
 from common.conformance.isolated import examine
@@ -321,8 +321,8 @@ def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
     ],
 )
 def test_large_logits_are_asked_within_the_memory_that_there_is(monkeypatch, room, result, words):
-    monkeypatch.setattr(checks, "LARGE_V", 2**12)
-    monkeypatch.setattr(checks, "_room", lambda: room)
+    monkeypatch.setattr(large, "LARGE_V", 2**12)
+    monkeypatch.setattr(large, "_room", lambda: room)
     outcome = judge(BY_NAME["large"].allowing(large=True), adapter_of(Reference), CPU)
     assert outcome.result == result and words in outcome.message, outcome
 

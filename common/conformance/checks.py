@@ -6,14 +6,12 @@ NotAsked where the case does not concern it; common.conformance.judge turns thes
 
 from __future__ import annotations
 
-import copy
-import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Callable, Dict, Tuple
 
 import torch
 
+from common.conformance.large import more_than_2_31_elements as more_than_2_31_elements
 from common.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
 from common.conformance.questions import (
     Examination,
@@ -23,14 +21,10 @@ from common.conformance.questions import (
     attempt,
     compare,
     listed,
-    message,
     size,
 )
 from common.losses.inputs import Batch
 from common.passes.correctness import relative_error
-from common.passes.memory_limit import AddressSpace
-from common.running import machine
-from common.running.worker import is_out_of_memory
 
 #: (T, U): ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -328,118 +322,7 @@ def more_targets_than_threads(exam: Examination, shapes=((1100, 1100),)) -> Outc
     return agrees(exam, list(shapes), V=5)
 
 
-# -- what needs a large or a second device ---------------------------------------------------------------------------
-
-LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12
-#: The logits and their gradient: no loss does with less.
-LARGE_ROOM = 2
-#: On a CPU, what is left to everything else on the machine.
-LEFT_BYTES = 2**30
-
-
-def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
-    """Logits of 2^31 + 2^25 elements: the last frames of the last utterance lie beyond 2^31.  On a CPU the process gets
-    the memory that is available and no more, so that want of it is an error here and not the kernel's choice of whom to
-    kill."""
-    N, (T, U) = len(LARGE_SHAPES), LARGE_SHAPES[0]
-    count = N * T * (U + 1) * LARGE_V
-    if not allowed:
-        raise NotAsked("not asked without --large")
-    if exam.adapter.simulated:
-        raise NotAsked("not in a simulator, which would take days")
-    if exam.adapter.layout == "additive":
-        raise NotAsked("it takes am and lm, which are never that large")
-    needed = count * 4 * LARGE_ROOM
-    free = torch.cuda.mem_get_info(exam.device)[0] if exam.device.type == "cuda" else _room()
-    if free < needed:
-        raise NotAsked(f"needs {needed / 2**30:.0f} GiB of memory at least; {free / 2**30:.0f} are free")
-    try:
-        with nullcontext() if exam.device.type == "cuda" else AddressSpace(free).enforced():
-            question = _large_question(exam)
-            loss = question.forward()
-            answer = loss.detach().cpu().double()
-            gradient = question.backward(loss).view(N, T, U + 1, LARGE_V)
-            return _compare_large(question, answer, gradient)
-    except NotAsked as reason:
-        raise NotAsked(f"with {free / 2**30:.0f} GiB: {reason}") from reason
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise NotAsked(f"with {free / 2**30:.0f} GiB: {message(error)}") from error
-        raise
-
-
-def _room() -> int:
-    """Bytes that this process may take on a CPU."""
-    available = machine.available_memory()
-    if available is None:
-        raise NotAsked("this system does not tell how much memory is available")
-    return max(available - LEFT_BYTES, 0)
-
-
-def _pattern() -> torch.Tensor:
-    """(U+1, V) float32, of which every frame has a multiple."""
-    (_, U), count = LARGE_SHAPES[0], (LARGE_SHAPES[0][1] + 1) * LARGE_V
-    return (3 * torch.sin(0.7 * torch.arange(count, dtype=torch.float64))).float().view(U + 1, LARGE_V)
-
-
-def _frame(pattern: torch.Tensor, n: int, t: int) -> torch.Tensor:
-    return pattern * (1 + (t + 5 * n) / 64)
-
-
-def _large_question(exam: Examination) -> Question:
-    small = exam.ask(LARGE_SHAPES, V=2)
-    T, U = LARGE_SHAPES[0]
-    logits = torch.empty(len(LARGE_SHAPES), T, U + 1, LARGE_V, device=exam.device)
-    pattern = _pattern().to(exam.device)
-    for n in range(len(LARGE_SHAPES)):
-        for t in range(T):
-            logits[n, t] = _frame(pattern, n, t)
-    targets = (1 + torch.arange(len(LARGE_SHAPES) * U) * 4099 % (LARGE_V - 1)).view(-1, U)
-    batch = replace(small.batch, targets=targets.to(small.batch.targets))
-    prepared = exam.adapter.prepare(batch)
-    wide = copy.copy(exam.adapter.widened(U))
-    if exam.adapter.layout == "packed":
-        leaf = logits.view(-1, LARGE_V)  # all utterances are as long: packed is padded
-    else:
-        leaf = wide.take(logits, batch, prepared)
-    return Question(wide, batch, prepared, leaf.requires_grad_(), torch.empty(0), None, [])
-
-
-def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Tensor) -> Outcome:
-    """The whole loss, and the gradient of first, middle and last frame of each utterance."""
-    from common.losses import reference
-
-    (T, U), pattern = LARGE_SHAPES[0], _pattern().double()
-    total, worst, largest = 0.0, 0.0, 0.0
-    for n, targets in enumerate(question.batch.targets.cpu().long()):
-        blank, label, rows = [], [], {}
-        for t in range(T):
-            logits = _frame(_pattern() if t == 0 else pattern.float(), n, t).double()
-            log_probs = logits - logits.logsumexp(-1, keepdim=True)
-            blank.append(log_probs[:, 0].tolist())
-            label.append(log_probs[:U].gather(1, targets[:U, None]).squeeze(1).tolist())
-            if t in (0, T // 2, T - 1):
-                rows[t] = log_probs
-        likelihood, d_blank, d_label = reference.lattice(blank, label, T, U, question.adapter.topology)
-        total -= likelihood
-        for t, log_probs in rows.items():
-            arcs = torch.tensor(d_blank[t]), torch.tensor([*d_label[t], 0.0])
-            right = log_probs.exp() * (arcs[0] + arcs[1]).double()[:, None]
-            right[:, 0] -= arcs[0].double()
-            right[torch.arange(U), targets[:U]] -= arcs[1][:U].double()
-            worst = max(worst, (gradient[n, t].cpu().double() - right).abs().max().item(), key=_badness)
-            largest = max(largest, right.abs().max().item())
-    loss_error, grad_error = relative_error(answer.sum(), torch.tensor(total)), worst / largest
-    wrong = []
-    if not loss_error <= 1e-4:
-        wrong.append(f"loss {listed(answer)} instead of {total:.6g}")
-    if not grad_error <= 1e-4 + 4 * torch.finfo(torch.float32).eps * total:
-        wrong.append(f"gradient off by {size(grad_error)}")
-    return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
-
-
-def _badness(value: float) -> float:
-    return math.inf if value != value else value
+# -- what needs a second device --------------------------------------------------------------------------------------
 
 
 def second_cuda_device(exam: Examination) -> Outcome:
