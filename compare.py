@@ -6,14 +6,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Sequence
 
 from common import cli, flag_types
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.results import comparison, comparison_tables, run_pairs
 from common.results.exports import plain
-from common.results.run_pairs import Pair
+from common.results.run_pairs import Sides
 from common.results.statistics import TOLERANCE
 
 DESCRIPTION = """\
@@ -32,10 +32,10 @@ interval is beyond the tolerance, same when all of it is within, else unclear. F
 unclear; so is a difference between two separate runs that ran beside other load, or that drift as much as they differ.
 """
 EXIT_CODES = """\
-Exit code: 0; 1 with --fail-on-slower P when an implementation is slower by more than P for sure (its whole interval is
-above it) or ran at the baseline and does not any more; 2 for bad usage and for what cannot be compared (other shapes,
-batches, sizes, dtype, device, threads, denormals, seed or CPU); 130 after Ctrl-C, 143 after
-SIGTERM. "Unclear" is no failure.
+Exit code: 0; 1 with --fail-on-slower P% when an implementation is slower by more than P% for sure (its whole interval
+is above it), or was measured at the baseline and is not any more: it failed, or is not in NEW at all (--only leaves it
+out of the comparison); 2 for bad usage and for what cannot be compared (other shapes, batches, sizes, dtype, device,
+threads, denormals, seed or CPU); 130 after Ctrl-C, 143 after SIGTERM. "Unclear" is no failure.
 """
 
 
@@ -66,6 +66,13 @@ def parser() -> argparse.ArgumentParser:
         help="with --rev: keep the results in DIR/baseline and DIR/new. Default: a new folder in .build/compare",
     )
     result.add_argument(
+        "--only",
+        type=flag_types.words,
+        default=(),
+        metavar="A,B",
+        help="compare only these implementations of BASELINE and NEW. Default: all that both have",
+    )
+    result.add_argument(
         "--scope", choices=comparison.SCOPES, help="compare only the whole step or the loss alone. Default: both"
     )
     result.add_argument(
@@ -87,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def pairs_of(options: argparse.Namespace, flags: Sequence[str]) -> Tuple[List[Pair], List[str]]:
+def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
     """What is compared with what, and what could not be."""
     if len(options.revisions or options.sides) != 2 or (options.revisions and (options.sides or options.log)):
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
@@ -95,10 +102,13 @@ def pairs_of(options: argparse.Namespace, flags: Sequence[str]) -> Tuple[List[Pa
         raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
     if options.log_dir and not options.revisions:
         raise UserError("--log-dir: only --rev writes results")
+    if options.only and (options.revisions or options.log):
+        instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
+        raise UserError(f"--only is for BASELINE and NEW; {instead}")
     if options.log:
-        return run_pairs.within(options.log, *options.sides), []
+        return Sides(run_pairs.within(options.log, *options.sides))
     if not options.revisions:
-        return run_pairs.two_sides(*map(Path, options.sides))
+        return run_pairs.two_sides(*map(Path, options.sides), only=options.only)
     from common.running import revisions
 
     return run_pairs.two_sides(*revisions.measure(*options.revisions, flags, options.log_dir))
@@ -110,10 +120,12 @@ def main(arguments: Sequence[str]) -> int:
         place = mine.index("--")
         mine, flags = mine[:place], mine[place + 1 :]
     options = parser().parse_args(mine)
-    pairs, remarks = pairs_of(options, flags)
-    rows = comparison.compare(pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
-    failures = comparison.regressions(rows, options.fail_on_slower) if options.fail_on_slower is not None else []
-    print(comparison_tables.render(rows, remarks, options.format), end="", flush=True)
+    sides = sides_of(options, flags)
+    rows = comparison.compare(sides.pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
+    failures = []
+    if options.fail_on_slower is not None:
+        failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
+    print(comparison_tables.render(rows, comparison_tables.on_one_side(sides), options.format), end="", flush=True)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK

@@ -47,8 +47,10 @@ def positive(text: str) -> float:
 
 
 def percentage(text: str) -> float:
-    """A fraction from "2%" or "0.02"."""
-    return positive(text[:-1]) / 100 if text.endswith("%") else positive(text)
+    """A fraction from "2%".  The sign has to be there: 0.02 could be meant as either."""
+    if not text.endswith("%"):
+        raise argparse.ArgumentTypeError(f"give a percentage such as 2%, with the sign, not {text!r}")
+    return positive(text[:-1]) / 100
 
 
 def preset(text: str) -> str:
@@ -101,18 +103,26 @@ def device(text: str) -> str:
     return text
 
 
+def words(text: str) -> Tuple[str, ...]:
+    """A comma-separated list of anything."""
+    found = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not found:
+        raise argparse.ArgumentTypeError(f"give names with commas between them, not {text!r}")
+    return found
+
+
 def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
     """A comma-separated list out of `choices`, in their order; "all" (or "both") is `everything`, by default all of
     them."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        words = [word.strip() for word in text.split(",") if word.strip()]
-        if words in (["all"], ["both"]):
+        given = [word.strip() for word in text.split(",") if word.strip()]
+        if given in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
-        unknown = [word for word in words if word not in choices]
-        if unknown or not words:
+        unknown = [word for word in given if word not in choices]
+        if unknown or not given:
             raise argparse.ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
-        return tuple(choice for choice in choices if choice in words)
+        return tuple(choice for choice in choices if choice in given)
 
     return parse
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from commands import assert_user_error, run
@@ -65,6 +66,54 @@ def test_the_exit_code_for_ci(tmp_path):
     compare(before, broken)
 
 
+def test_what_is_not_there_any_more_fails_unless_it_was_left_out_on_purpose(tmp_path):
+    sides = tmp_path / "a", tmp_path / "b"
+    for side in sides:
+        measured(side / "torchaudio-30")
+        measured(side / "ot-30", name="optimized_transducer")
+    for name in ("k2", "warp-rnnt"):
+        measured(sides[0] / f"{name}-30", name=name)
+    write_run(sides[0] / "apex-30", "apex", [[environment("correctness"), status("correctness", "missing", "no apex")]])
+    strict = *sides, "--fail-on-slower", "50%"
+    done = compare(*strict, code=1)
+    assert "k2, warp-rnnt: measured at the baseline, not there any more" in done.stderr and "apex" not in done.stderr
+    assert "apex, k2, warp-rnnt: in the baseline only" in done.stdout
+    compare(*sides)
+    (advised,) = re.findall(r"compare with (--only) (\S+)", done.stderr)
+    assert "k2" not in compare(*strict, *advised).stdout
+    assert [row["name"] for row in rows(*strict, "--only", "torchaudio")] == ["torchaudio"]
+    assert "k2: measured at the baseline" in compare(*strict, "--only", "torchaudio,k2", code=1).stderr
+    assert_user_error(run("compare.py", *sides, "--only", "k3"), "--only k3", "torchaudio")
+    assert_user_error(
+        run("compare.py", *sides, "--only", "k2"), "no implementation is in both", "a has k2", "b has none"
+    )
+
+
+def test_settings_that_are_not_there_any_more_fail_too(tmp_path):
+    for side in ("a", "b"):
+        measured(tmp_path / side / "torchaudio-30")
+    measured(tmp_path / "a" / "torchaudio-max-frames-10000", sort_utterance=True)
+    done = compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "50%", code=1)
+    assert "torchaudio-max-frames-10000: measured at the baseline" in done.stderr and "--only" not in done.stderr
+    assert "torchaudio-max-frames-10000: in the baseline only" in done.stdout
+
+
+@pytest.mark.parametrize("format", ["table", "markdown"])
+def test_what_neither_side_could_measure_is_one_line(tmp_path, format):
+    for side in ("a", "b"):
+        measured(tmp_path / side / "torchaudio-30")
+        for name in ("apex", "awni"):
+            failed = [environment("correctness"), status("correctness", "missing", "pip install it")]
+            write_run(tmp_path / side / f"{name}-30", name, [failed])
+    text = compare(tmp_path / "a", tmp_path / "b", "--format", format).stdout
+    assert [line for line in text.splitlines() if "apex" in line or "awni" in line or "pip" in line] == [
+        "- " * (format == "markdown") + "measured on neither side: apex, awni"
+    ]
+    assert len(rows(tmp_path / "a", tmp_path / "b")) == 3
+    # alone, it says why
+    assert "pip install it" in compare(tmp_path / "a" / "apex-30", tmp_path / "b" / "apex-30").stdout
+
+
 def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
     for side, factor in (("a", 1), ("b", 1.5)):
         measured(tmp_path / side / "torchaudio-30", factor)
@@ -74,7 +123,7 @@ def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
     found = rows(tmp_path / "a", tmp_path / "b")
     verdicts = sorted((row["name"], row["time"]["step"]["verdict"]) for row in found)
     assert verdicts == [("k2", "unclear"), ("torchaudio", "faster"), ("torchaudio", "slower")]
-    assert "optimized_transducer is in" in compare(tmp_path / "a", tmp_path / "b").stdout
+    assert "optimized_transducer: on the new side only" in compare(tmp_path / "a", tmp_path / "b").stdout
 
 
 def test_the_newest_of_several_runs_counts(tmp_path):
@@ -195,6 +244,15 @@ def test_load_beside_two_separate_runs_leaves_it_unclear(tmp_path):
     compare(tmp_path / "a", tmp_path / "b", "--fail-on-slower", "2%")
 
 
+def test_load_is_named_before_rounds_are_advised(tmp_path):
+    wild = [1, 30, 0.05]
+    (row,) = rows(measured(tmp_path / "a", rounds=wild[::-1]), measured(tmp_path / "b", rounds=wild, flags=["busy"]))
+    reason = row["time"]["step"]["reason"]
+    assert re.search(r"the interval, \S+ to \S+ times the baseline, reaches over", reason)
+    assert reason.index("ran beside other load: end what else runs") < reason.index("not even 100 rounds would tell")
+    assert reason.endswith("the spread between rounds is too large")
+
+
 def test_markdown_for_a_pull_request(tmp_path):
     hostile = measured(tmp_path / "b", 1.5, name="a|<script>alert(1)</script>\x1b[31m")
     text = compare(measured(tmp_path / "a"), hostile, "--format", "markdown").stdout
@@ -219,6 +277,10 @@ def test_markdown_for_a_pull_request(tmp_path):
         (["a", "b", "--", "--rounds", "3"], ["--rounds", "--rev"]),
         (["a", "b", "--tolerance", "much"], ["--tolerance"]),
         (["a", "b", "--fail-on-slower", "-1%"], ["--fail-on-slower"]),
+        (["a", "b", "--fail-on-slower", "0.02"], ["--fail-on-slower", "such as 2%"]),
+        (["a", "b", "--only", ","], ["--only", "names"]),
+        (["--in", "a", "b", "c", "--only", "b"], ["--only", "--in names two"]),
+        (["--rev", "HEAD", "--rev", "HEAD", "--only", "b"], ["--only", "after --"]),
     ],
 )
 def test_bad_usage(arguments, words):

@@ -222,6 +222,18 @@ def test_the_advice_names_a_number_of_rounds():
     assert "too close to the tolerance" in change_verdicts.time(close, True, 0.02, 0.95, "")[1]
 
 
+def test_the_advice_for_a_wide_spread_blames_the_spread_and_the_load_before_it():
+    wide = ratio(0.843, 0.001, 1081, (1.0,) * 3, (0.843,) * 3, 2.5)
+    verdict, reason = change_verdicts.time(wide, True, 0.02, 0.95, "")
+    assert verdict == "unclear" and "the interval, 0.001 to 1081 times the baseline, reaches over" in reason
+    assert reason.endswith("not even 100 rounds would tell: the spread between rounds is too large")
+    reason = change_verdicts.time(wide, True, 0.02, 0.95, "", (0.9, 0.4))[1]
+    assert reason.count("ran beside other load") == 1 and "90% of the baseline's samples and 40%" in reason
+    assert reason.index("other load: end what else runs and repeat") < reason.index("not even 100 rounds")
+    # a clear verdict of paired rounds names it too
+    assert change_verdicts.time(ratio(), True, 0.02, 0.95, "", (0.9, 0.4))[1].endswith("ran beside other load")
+
+
 def test_memory():
     assert change_verdicts.memory(1.0, "torch_allocated_bytes", 0.02)[0] == "same"
     assert change_verdicts.memory(1.05, "torch_allocated_bytes", 0.02)[0] == "more"

@@ -19,6 +19,7 @@ BUSY_LIMIT = 0.1
 PROCESS_TOLERANCE = 0.1
 #: Rounding differs with the order of a sum: a change is another order of magnitude, well above float32's rounding.
 ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
+CALM = "end what else runs and repeat"
 _TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 
 Judgement = Tuple[str, str]
@@ -38,7 +39,7 @@ def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
     if paired:  # what disturbed a round met both sides, and what did not is in the interval
         return ""
     if max(busy) > BUSY_LIMIT:
-        return f"{load(busy)}: end what else runs and repeat, or measure both in alternation (--rev)"
+        return f"{load(busy)}: {CALM}, or measure both in alternation (--rev)"
     drift = max(_drift(ratio.baseline), _drift(ratio.new))
     if drift >= abs(math.log(ratio.ratio)):
         return (
@@ -59,21 +60,42 @@ def _drift(rounds: Sequence[float]) -> float:
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
 
 
-def time(ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str) -> Judgement:
-    """Faster and slower: the whole interval is beyond the tolerance, and there is no doubt.  Same: all of it within."""
+def time(
+    ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str, busy: Sequence[float] = (0.0, 0.0)
+) -> Judgement:
+    """Faster and slower: the whole interval is beyond the tolerance, and there is no doubt.  Same: all of it within.
+
+    busy: as for ``time_doubt``, which decides whether it is a doubt; it is named in any case.
+    """
+    verdict, reason = _verdict(ratio, paired, tolerance, confidence, doubt, busy)
+    if paired and max(busy) > BUSY_LIMIT and load(busy) not in reason:
+        reason += f"; {load(busy)}"
+    return verdict, reason
+
+
+def _verdict(
+    ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str, busy: Sequence[float]
+) -> Judgement:
     more = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
     if ratio.low is None or ratio.high is None or min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS:
         return "unclear", f"{more}, but {doubt}"
     found = statistics.verdict(ratio.low, ratio.high, tolerance)
-    span = f"the interval, {ratio.low - 1:+.1%} to {ratio.high - 1:+.1%},"
+    span = f"the interval, {_span(ratio.low, ratio.high)},"
     if found == "same":
         return found, f"{span} is within the tolerance of {percent(tolerance)}"
     if found == "unclear":
         advice = _advice(ratio, paired, tolerance, confidence)
+        if max(busy) > BUSY_LIMIT:  # more rounds beside the same load are the second thing to try
+            advice = f"{load(busy)}: {CALM}; with the spread as it is, {advice}"
         return found, f"{more}, but {span} reaches over the tolerance of {percent(tolerance)}; {advice}"
     if doubt:
         return "unclear", f"{more}, but {doubt}"
     return found, f"{more}; {span} is beyond the tolerance of {percent(tolerance)}"
+
+
+def _span(low: float, high: float) -> str:
+    """In percent, or, where that would be thousands, in times the baseline."""
+    return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
 
 
 def percent(fraction: float) -> str:
@@ -85,11 +107,19 @@ def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> 
     rounds = min(len(ratio.baseline), len(ratio.new))
     spread = (ratio.error or 0.0) * math.sqrt(rounds)
     away = abs(abs(math.log(ratio.ratio)) - math.log1p(tolerance))
-    for tried in _TRIED_ROUNDS:
+
+    def reach(tried: int) -> float:
+        """Half of the interval after that many rounds, in logarithms."""
         freedom = tried - 1 if paired else 2 * tried - 2
-        if tried > rounds and statistics.student_t(confidence, freedom) * spread / math.sqrt(tried) < away:
+        return statistics.student_t(confidence, freedom) * spread / math.sqrt(tried)
+
+    for tried in _TRIED_ROUNDS:
+        if tried > rounds and reach(tried) < away:
             return f"about {tried} rounds would tell"
-    return f"not even {max(_TRIED_ROUNDS[-1], rounds)} rounds would tell: it is too close to the tolerance"
+    most = max(_TRIED_ROUNDS[-1], rounds)
+    wide = reach(most) > math.log1p(tolerance)  # wider than what does not matter, wherever the ratio were
+    why = "the spread between rounds is too large" if wide else "it is too close to the tolerance"
+    return f"not even {most} rounds would tell: {why}"
 
 
 def memory(ratio: float, counter: str, tolerance: float) -> Judgement:

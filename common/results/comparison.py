@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from common.errors import UserError
 from common.results import change_verdicts, records, statistics
 from common.results.profiled import MB
-from common.results.run_pairs import MeasuredRun, Pair
+from common.results.run_pairs import MeasuredRun, Pair, Sides
 from common.results.statistics import TOLERANCE
 
 SCOPES = ("step", "loss")
@@ -36,7 +36,7 @@ def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: fl
 
 def regressions(rows: Sequence[Row], limit: float) -> List[str]:
     """Why a change is to be refused: each row whose time grew by more than `limit` (0.02 for 2%) for sure, and each
-    that could be measured at the baseline but not any more."""
+    that could be measured at the baseline but not any more; see ``gone`` too."""
     found = []
     for row in rows:
         if row["new"]["status"] != "ok" and row["baseline"]["status"] == "ok":
@@ -44,6 +44,26 @@ def regressions(rows: Sequence[Row], limit: float) -> List[str]:
         for scope, time in row["time"].items():
             if time["low"] is not None and not time["doubt"] and time["low"] > 1 + limit:
                 found.append(f"{row['name']} {scope}: slower by at least {100 * (time['low'] - 1):.1f}%")
+    return found
+
+
+def gone(sides: Sides) -> List[str]:
+    """Likewise: what was measured at the baseline and is not on the new side at all."""
+    runs = [run for run in sides.gone if run.failure is None]
+    compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
+    whole = list(dict.fromkeys(run.name for run in runs if run.name not in compared))
+    found = []
+    if whole:
+        found.append(
+            f"{', '.join(whole)}: measured at the baseline, not there any more; where that is meant, compare with "
+            f"--only {','.join(compared)}"
+        )
+    found += [
+        f"{sides.label(run)}: measured at the baseline, {run.name} has no run with its settings any more; where that "
+        "is meant, compare the run folders that both have"
+        for run in runs
+        if run.name in compared
+    ]
     return found
 
 
@@ -95,7 +115,8 @@ def _side(run: MeasuredRun) -> Dict[str, Any]:
     about = {key: run.header.get(key) for key in ("name", "run_id", "started", "git_revision", "git_dirty")}
     about["kind"] = records.kind_of(run.header)
     environment = {key: run.environment.get(key) for key in ("torch", "implementation_version", "python")}
-    return {"file": str(run.path), **about, **environment, "status": status, "reason": reason}
+    outcome = {"status": status, "reason": reason, "measured": run.measured}
+    return {"file": str(run.path), **about, **environment, **outcome}
 
 
 def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: float, confidence: float) -> Row:
@@ -126,9 +147,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         new_rounds=len(ratio.new),
         doubt=change_verdicts.time_doubt(ratio, paired, busy),
     )
-    found["verdict"], found["reason"] = change_verdicts.time(ratio, paired, tolerance, confidence, found["doubt"])
-    if paired and max(busy) > change_verdicts.BUSY_LIMIT:
-        found["reason"] += f"; {change_verdicts.load(busy)}"
+    found["verdict"], found["reason"] = change_verdicts.time(ratio, paired, tolerance, confidence, found["doubt"], busy)
     return found
 
 

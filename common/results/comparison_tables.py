@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 from common.results.change_verdicts import percent
 from common.results.comparison import Row
 from common.results.exports import json_text, plain
+from common.results.run_pairs import Sides
 from common.results.tables import escaped as escaped
 
 FORMATS = ("table", "markdown", "json")
@@ -28,10 +29,14 @@ def render(rows: Sequence[Row], remarks: Sequence[str], format: str = "table") -
         return json_text(rows)
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
-    lines = [line for row in rows for line in _lines(row)]
-    sentences = [sentence for row in rows for sentence in _sentences(row["name"], _lines(row))]
+    shown = [row for row in rows if _measured(row)] or rows
+    if len(shown) < len(rows):
+        others = dict.fromkeys(row["name"] for row in rows if not _measured(row))
+        remarks = [*remarks, f"measured on neither side: {', '.join(others)}"]
+    lines = [line for row in shown for line in _lines(row)]
+    sentences = [sentence for row in shown for sentence in _sentences(row["name"], _lines(row))]
     head = [plain(text) for text in _head(rows)]
-    below = [plain(text) for text in [*sentences, *_notes(rows), *remarks]]
+    below = [plain(text) for text in [*sentences, *_notes(shown), *remarks]]
     if format == "markdown":
         table = [TITLES, ["---"] * _TEXT_COLUMNS + ["---:"] * (len(TITLES) - _TEXT_COLUMNS)]
         table += [[escaped(plain(cell)) for cell in line.cells] for line in lines]
@@ -43,6 +48,19 @@ def render(rows: Sequence[Row], remarks: Sequence[str], format: str = "table") -
     else:
         blocks = ["\n".join(head), _aligned([[plain(cell) for cell in line.cells] for line in lines]), "\n".join(below)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _measured(row: Row) -> bool:
+    return row["baseline"]["measured"] or row["new"]["measured"]
+
+
+def on_one_side(sides: Sides) -> List[str]:
+    """Remarks on the runs that were compared with nothing."""
+    return [
+        f"{', '.join(dict.fromkeys(map(sides.label, runs)))}: {side} only"
+        for side, runs in (("in the baseline", sides.gone), ("on the new side", sides.added))
+        if runs
+    ]
 
 
 def _head(rows: Sequence[Row]) -> List[str]:

@@ -75,6 +75,11 @@ class MeasuredRun:
         return None if self.jobs else ("interrupted", "stopped before its first pass")
 
     @property
+    def measured(self) -> bool:
+        """Is there anything to compare?"""
+        return any(self.lines(kind) for kind in ("sample", "memory")) or self.correctness is not None
+
+    @property
     def correctness(self) -> Optional[Record]:
         """The ``correctness`` record, of a failed check too."""
         found = [line for lines in self.jobs.values() for line in lines if line["record"] == "correctness"]
@@ -131,6 +136,21 @@ class Pair:
     def together(self) -> bool:
         """Were both sides measured in the rounds of one run, in alternation?"""
         return self.baseline.run_id == self.new.run_id
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What two measurements have in common, and what they have not: runs of the baseline that the new side has none
+    for (gone), runs of the new side alone (added)."""
+
+    pairs: List[Pair]
+    gone: Sequence[MeasuredRun] = ()
+    added: Sequence[MeasuredRun] = ()
+
+    def label(self, run: MeasuredRun) -> str:
+        """An implementation's name, or its folder's where the implementation was compared with other settings."""
+        compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
+        return run.path.parent.name if compared else run.name
 
 
 def _batches(described: Optional[List[Dict[str, int]]]) -> Optional[str]:
@@ -194,27 +214,35 @@ def _newest_of_each(runs: Sequence[MeasuredRun]) -> List[MeasuredRun]:
     return sorted(kept, key=lambda run: run.path)
 
 
-def two_sides(baseline: Path, new: Path) -> Tuple[List[Pair], List[str]]:
-    """Pairs of two paths, and the implementations that are on one side only.
+def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
+    """Pairs of two paths, of the implementations of these names where some are given.
 
     One run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where an
     implementation is but was measured otherwise.
     """
     before, after = (_newest_of_each(read_runs(path)) for path in (baseline, new))
-    if len(before) == len(after) == 1:
-        return [checked(before[0], after[0])], []
-    pairs, alone = [], []
-    for name in dict.fromkeys(run.name for run in [*before, *after]):
+    if len(before) == len(after) == 1 and not only:
+        return Sides([checked(before[0], after[0])])
+    there = list(dict.fromkeys(run.name for run in [*before, *after]))
+    unknown = [name for name in only if name not in there]
+    if unknown:
+        raise UserError(
+            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(plain, there))}"
+        )
+    before, after = ([run for run in side if not only or run.name in only] for side in (before, after))
+    pairs: List[Pair] = []
+    for name in there:
         mine = [run for run in before if run.name == name]
         theirs = [run for run in after if run.name == name]
-        if not mine or not theirs:
-            alone.append(f"{plain(name)} is in {baseline if mine else new} only")
-            continue
         fitting = [Pair(one, other) for one in mine for other in theirs if not differences(one, other)]
-        pairs += fitting or [checked(_newest(mine), _newest(theirs))]
+        pairs += fitting or ([checked(_newest(mine), _newest(theirs))] if mine and theirs else [])
+    compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
+    gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
     if not pairs:
-        raise UserError(f"no implementation is in both {baseline} and {new}: {'; '.join(alone)}")
-    return pairs, alone
+        sides = ((baseline, gone), (new, added))
+        held = (f"{path} has {', '.join(plain(run.name) for run in runs) or 'none'}" for path, runs in sides)
+        raise UserError(f"no implementation is in both: {'; '.join(held)}")
+    return Sides(pairs, gone, added)
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
