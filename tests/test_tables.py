@@ -16,7 +16,7 @@ from fixtures_runs import (
     timing,
     write_run,
 )
-from fixtures_traces import kineto, steps, write
+from fixtures_traces import kineto, span, steps, write
 
 from common.results import records
 
@@ -94,6 +94,13 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
         "runs: measure both in one to be sure"
     ) in lines
     assert text.count("profiled") >= 2 and "\x1b" not in text
+
+
+@pytest.mark.parametrize("format", ["table", "markdown"])
+def test_labels_are_cut_as_names_are(tmp_path, format):
+    write(tmp_path / "a" / "w.1.pt.trace.json", kineto([*steps([100]), span("x" * 3_000_000, 1001, 40)]))
+    text = summarize(tmp_path, "--format", format)
+    assert "a profiled: xxx" in text and "... 40.0 us" in text and max(map(len, text.splitlines())) < 250
 
 
 def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):

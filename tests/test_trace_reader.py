@@ -258,6 +258,13 @@ def test_categories_of_real_traces_are_known(path):
     assert found <= {trace_events.STACKS, trace_events.OPERATORS, *trace_kineto.OTHERS}
 
 
+@BOTH_WAYS
+def test_a_long_label_is_cut(tmp_path, fast):
+    events = [*steps([100]), span("x" * 3_000_000, 1001, 40), span("x" * 2_000_000, 1050, 2)]
+    found = read(write(tmp_path / "t.json", kineto(events)), fast)
+    assert found.label_us == {"x" * trace_reader.LONGEST_LABEL: 42.0}
+
+
 def test_memory_stays_bounded(tmp_path):
     """60 MB of events, decompressed, are read in less than 100 MB by either way."""
     many = ",\n".join([kineto(steps([100], first=1)).split('"traceEvents": [\n')[1].split("\n  ],")[0]] * 500)

@@ -15,7 +15,7 @@ from common.results.summary import Row, same_configuration
 
 FORMATS = ("table", "markdown", "csv", "json")
 OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
-LONGEST_CELL = 26  # characters of a name or version in the terminal
+LONGEST_CELL = 26  # characters of a name or version in the terminal, of a label anywhere
 
 Cells = List[str]
 
@@ -351,7 +351,7 @@ def _stages(rows: Sequence[Row]) -> Cells:
         if not stages and row["profiled_stages_us"]:
             stages = {"profiled": (row["profiled_stages_us"], "us")}
         for scope, (parts, unit) in stages.items():
-            split = ", ".join(f"{name} {number(value, 3)} {unit}" for name, value in parts.items())
+            split = ", ".join(f"{_short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items())
             lines.append(f"{row['name']} {scope}: {split}")
     return lines
 

@@ -24,6 +24,7 @@ from common.results.trace_kineto import fast_events
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
 FEW = 4  # a step is short, or has few operators, below a FEWth of what the others have
 MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
+LONGEST_LABEL = 1000  # characters kept, likewise
 OTHER_LABELS = "(other labels)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
@@ -185,6 +186,7 @@ class _Collector:
         if step:
             self.steps.append((ts, float(dur), int(step.group(1))))
             return
+        name = name[:LONGEST_LABEL]
         if name not in self._labels and len(self._labels) >= MOST_LABELS:
             name = OTHER_LABELS
         self._labels[name] = self._labels.get(name, 0.0) + dur
