@@ -19,6 +19,8 @@ from fixtures_runs import (
 from fixtures_traces import MIB, REAL, kineto, span, steps, write
 from fixtures_traces import memory as allocation
 
+from common.results import records
+
 # One run.
 
 
@@ -161,6 +163,17 @@ def test_windows_average_first_peak_and_inflation(tmp_path):
     assert any("first window only" in note for note in row["notes"])
     # Warm-up 1, active 2, two batches: steps 1, 2, 4, 5 run batches 9, 4, 4, 9 of 200, 100, 100, 200 us unprofiled.
     assert row["profiler_inflation"] == pytest.approx(250 / 150)
+
+
+@pytest.mark.parametrize("flags", [[], ["busy"]])
+def test_load_beside_the_profiled_steps_is_said(tmp_path, flags):
+    folder = traced_run(tmp_path / "a", kineto(steps([100, 200])))
+    found = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records.read(folder)]
+    records.write(folder, found)
+    assert any("profiled steps ran beside other load" in note for note in one_row(folder)["notes"]) == bool(flags)
+    without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in found]
+    records.write(folder, without)  # as older runs are
+    assert "profiled steps ran" not in str(one_row(folder)["notes"])
 
 
 def test_windows_are_in_the_order_of_time_not_of_text(tmp_path):

@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, record_function
 from common.losses import inputs, peaky, work
 from common.losses.stages import observed_by
 from common.passes import memory
+from common.running.machine import ForeignLoad, busy_flags
 
 #: Rows of each cycle's key_averages table.
 TABLE_ROWS = 30
@@ -38,6 +39,8 @@ UNTRACED = {
     "key_averages": [],
     "profiler": None,
     "memory_snapshot": None,
+    "foreign_cpu": None,
+    "flags": [],
     "note": "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile",
     "warnings": [],
 }
@@ -124,6 +127,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         work.prepare(context.adapter, context.model, pool.batch(shapes[batch], index), "step")
         for index, batch in enumerate(order)
     ]
+    load = ForeignLoad()
     with ExitStack() as stack:
         stack.enter_context(observed_by(record_function))
         profiler = stack.enter_context(
@@ -143,6 +147,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
             if cuda:
                 torch.cuda.synchronize(device)
             profiler.step()
+    foreign = load.share() if load.ready() else None
     pack(folder, settings.gzip_traces)
     warnings: List[str] = []
     if settings.memory_snapshot:
@@ -159,6 +164,8 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "key_averages": [text.name],
         "profiler": {key: getattr(settings, key) for key in ("record_shapes", "with_stack", "profile_memory")},
         "memory_snapshot": SNAPSHOT if (folder / SNAPSHOT).exists() else None,
+        "foreign_cpu": foreign,
+        "flags": busy_flags(foreign),
         "note": "",
         "warnings": warnings,
     }

@@ -28,6 +28,7 @@ _SETTINGS = (
     "pruned_recipe",
     "prune_range",
 )
+BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, also next to those without the profiler"
 _MEMORY = ("device_allocated", "device_reserved", "torch_allocated", "process")
 
 
@@ -245,6 +246,8 @@ def _traces(row: Row, line: Optional[Record], folder: Path) -> Profiled:
         profiled_stages_us=numbers.label_us,
     )
     row["notes"] += numbers.notes + ([line["note"]] if line and line.get("note") else [])
+    if line and line.get("flags"):
+        row["notes"].append(BUSY_TRACE)
     if numbers.error and row["status"] == "ok":
         row["status"], row["reason"] = "error", numbers.error
     return numbers

@@ -38,8 +38,9 @@ memory       job, scope, batch, device_allocated_bytes, device_reserved_bytes (C
              for losses that loop in Python), process_bytes (CPU: VmHWM above the baseline, else null)
 trace        job, steps, schedule ({wait, warmup, active, repeat}), files (names in the folder, .json or .json.gz),
              key_averages (names), profiler ({record_shapes, with_stack, profile_memory}), memory_snapshot (file name
-             or null), note (why there is no trace, else ""; schedule and profiler are null then), warnings (lines for
-             the user)
+             or null), foreign_cpu and flags (see sample; of the profiled loop, null where it was too short to tell;
+             older runs have neither), note (why there is no trace, else ""; schedule and profiler are null then),
+             warnings (lines for the user)
 limits       no job; at least one in each run that was timed, before its first round, the same record in all
              implementations of the run: torch, device, device_name, threads, dtype, tf32 (bool: might CUDA use it; null
              on a CPU), cache_bytes (of all last-level caches, or null), copies (list of {buffer_bytes, ns}: bytes of
