@@ -187,6 +187,21 @@ def test_a_name_means_the_newest_run_of_it(tmp_path, name, folder):
     assert trace_viewer.choose(name, many(tmp_path), 1).parent.name == folder
 
 
+def test_runs_are_searched_for_in_folders_below(tmp_path):
+    """As summarize.py does: make trace-viewer LOGDIR=results NAME=k2."""
+    many(tmp_path / "2026-02")
+    old, new = tmp_path / "2026-01" / "k2-2", tmp_path / "2026-02" / "k2-2"
+    os.utime(write(old / "w.1.pt.trace.json", window([1], 1)), (1, 1))
+    with pytest.raises(UserError, match="could be 2026-02/k2-2, 2026-01/k2-2"):  # nobody knows whose the old one is
+        trace_viewer.choose("k2-2", tmp_path, 1)
+    write_run(old, name="k2", jobs=[trace(["w.1.pt.trace.json"])])
+    for name, folder in [("k2-2", new), ("k2", new.with_name("k2-2.2")), ("2026-01/k2-2", old), ("2026-02/k2-2", new)]:
+        assert trace_viewer.choose(name, tmp_path, 1).parent == folder
+    assert trace_viewer.choose("k2-2", old, 1).parent == old
+    with pytest.raises(UserError, match=r"k3: no such run; .* holds .*2026-01/k2-2"):
+        trace_viewer.choose("k3", tmp_path, 1)
+
+
 @pytest.mark.parametrize("name", ["", "k", "k3", "\x1b[2J<script>"])
 def test_a_name_that_means_nothing_lists_what_is_there(tmp_path, name):
     with pytest.raises(UserError) as error:

@@ -110,7 +110,7 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
     found: Dict[Path, List[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
         if path.is_dir():
-            for folder in _run_folders(path):
+            for folder in run_folders(path):
                 found[folder] = []
         elif path.is_file():
             if path.name == records.FILE_NAME:
@@ -122,7 +122,8 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
     return found
 
 
-def _run_folders(top: Path) -> Iterator[Path]:
+def run_folders(top: Path) -> Iterator[Path]:
+    """The folders at or under `top` that hold records or traces."""
     for folder, below, names in os.walk(top):
         below.sort()
         if records.FILE_NAME in names or any(".pt.trace.json" in name for name in names):

@@ -15,7 +15,7 @@ from typing import Dict, List, Optional
 
 from common.commands import guarded
 from common.errors import EXIT_OK, UserError
-from common.results import records
+from common.results import records, summary
 from common.results.exports import plain
 from common.results.profiled import trace_files
 
@@ -25,8 +25,8 @@ LOCAL_ONLY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http:
 
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
-    """The folders directly in `log_dir` that hold traces, the newest first, each with its traces by time."""
-    found = {folder: trace_files(folder) for folder in sorted(log_dir.iterdir()) if folder.is_dir()}
+    """The folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
+    found = {folder: trace_files(folder) for folder in summary.run_folders(log_dir)}
     traced = [folder for folder, files in found.items() if files]
     traced.sort(key=lambda folder: found[folder][-1].stat().st_mtime, reverse=True)
     return {folder: found[folder] for folder in traced}
@@ -40,28 +40,34 @@ def implementation(folder: Path) -> str:
         return folder.name
 
 
+def label(folder: Path, log_dir: Path) -> str:
+    """The folder as seen from `log_dir`."""
+    return plain(folder.name if folder == log_dir else folder.relative_to(log_dir))
+
+
 def choose(name: str, log_dir: Path, window: int) -> Path:
-    """The trace of the run that `name` means: a folder's name, else the newest run of the implementation of that name,
-    else the newest of the one implementation whose folders begin so.
+    """The trace of the run that `name` means: a folder as seen from `log_dir`, else the newest one of that name, else
+    the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
 
     UserError, with what is there, when nothing or more than one implementation matches, or there is no such window.
     """
     if not log_dir.is_dir():
         raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
     folders = traced_folders(log_dir)
-    here = ", ".join(plain(folder.name) for folder in folders) or "no traces"
+    here = ", ".join(label(folder, log_dir) for folder in folders) or "no traces"
     if not name:
         raise UserError(f"which run? give NAME=...; {log_dir} holds {here}")
     names = {folder: implementation(folder) for folder in folders}
     matching = (
-        [folder for folder in folders if folder.name == name]
+        [folder for folder in folders if label(folder, log_dir) == name]
+        or [folder for folder in folders if folder.name == name]
         or [folder for folder in folders if names[folder] == name]
         or [folder for folder in folders if folder.name.startswith(name)]
     )
     if not matching:
         raise UserError(f"NAME={plain(name)}: no such run; {log_dir} holds {here}")
     if len({names[folder] for folder in matching}) > 1:
-        listed = ", ".join(plain(folder.name) for folder in matching)
+        listed = ", ".join(label(folder, log_dir) for folder in matching)
         raise UserError(f"NAME={plain(name)}: could be {listed}; give more of the name")
     files = folders[matching[0]]
     if not 1 <= window <= len(files):
