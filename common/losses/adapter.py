@@ -46,17 +46,17 @@ def import_package(package: str, hint: str) -> ModuleType:
 class Adapter:
     """One implementation under the run's settings.
 
-    name: its line in common.implementations, which also says its package and its kind; hint: how a user installs it;
-    layout: what `loss` takes: "padded" (logits (N, T, U+1, V)), "packed" (logits of every utterance's own cells, (sum
-    T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these names); devices, dtypes: what it takes;
-    reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1 where it refuses U = 0; log_probs: it takes
-    log-probabilities, so that a log_softmax is part of `loss`; overwrites_logits: it writes over them, and its
-    documentation says so; is_module: `function` is a class whose constructor takes the options; positional: `function`
-    takes no keywords; repairs: `loss` is more than the call of `function`, see `unrepaired`; topology: the lattice,
-    see common.losses.reference; simulator: environment variables under which a package for CUDA alone runs its kernels
-    on the CPU, thread by thread, so that its correctness can be judged there; python_loops: devices where Python loops
-    over its cells, which are too many operations for a profiler to keep; variants: what each variant in
-    common.implementations sets of all this.
+    name: its line in common.implementations, which also says its package and its kind (of a script that has none see
+    common.scripts); hint: how a user installs it; layout: what `loss` takes: "padded" (logits (N, T, U+1, V)), "packed"
+    (logits of every utterance's own cells, (sum T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these
+    names); devices, dtypes: what it takes; reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1
+    where it refuses U = 0; log_probs: it takes log-probabilities, so that a log_softmax is part of `loss`;
+    overwrites_logits: it writes over them, and its documentation says so; is_module: `function` is a class whose
+    constructor takes the options; positional: `function` takes no keywords; repairs: `loss` is more than the call of
+    `function`, see `unrepaired`; topology: the lattice, see common.losses.reference; simulator: environment variables
+    under which a package for CUDA alone runs its kernels on the CPU, thread by thread, so that its correctness can be
+    judged there; python_loops: devices where Python loops over its cells, which are too many operations for a profiler
+    to keep; variants: what each variant in common.implementations sets of all this.
     """
 
     name: str
