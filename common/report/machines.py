@@ -183,7 +183,7 @@ def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
     ]
     if beyond:
         data.append(arrows(end, beyond, 14))
-    names = [f"{shown(of_one_model[name].marked)}  {_listed(family, values)}" for name, values in ratios.items()]
+    names = [f"{shown(of_one_model[name].label)}  {_listed(family, values)}" for name, values in ratios.items()]
     height = lane * len(ratios) + 64
     said = "; ".join(
         f"{name} " + ", ".join(f"{number(value, 3)} on {one.letter}" for one, value in zip(family, values) if value)
@@ -193,7 +193,8 @@ def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
     frame = lanes(names, lane, lane // 2 - 20)
     legend = legend_below(40 + 7 * max(len(one.name) for one in family))
     caption = [
-        "1 is the fastest exact loss of the machine" + ("." if all_exact else "; pruned ones may take less."),
+        "1 is the fastest exact loss of the machine"
+        + ("." if all_exact else "; pruned ones, which approximate, may take less."),
         *(["A bar with an arrow goes on beyond the right edge, to the number above it."] if beyond else []),
         "; ".join(one.title for one in family) + ".",
     ]
