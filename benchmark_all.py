@@ -32,7 +32,7 @@ def main() -> int:
     flags.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
-        return list_implementations()
+        return guarded(parser.prog, list_implementations)
     names = cli.chosen(parser, arguments)
     return guarded(parser.prog, lambda: runner.benchmark(names, arguments))
 

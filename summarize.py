@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import List, Optional
@@ -70,13 +69,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
             ) from error
     else:
         sys.stdout.reconfigure(errors="backslashreplace")
-        try:
-            print(text, end="", flush=True)
-        except BrokenPipeError:  # the reader, such as head, has seen enough
-            _drop_stdout()
-        except OSError as error:
-            _drop_stdout()
-            raise UserError(f"cannot write the table: {error.strerror or error}") from error
+        print(text, end="")
     readable = [not row["unreadable"] for row in [*rows, *searches]] + [not sweep.reason for sweep in swept]
     return EXIT_OK if any(readable) else EXIT_FAILED
 
@@ -88,11 +81,6 @@ def _text(rows: List[summary.Row], searches: List[summary.Row], swept: List[swee
     parts += [largest_tables.render(searches, format)] if searches else []
     parts += [sweep_tables.render(swept, format)] if swept else []
     return "\n".join(parts)
-
-
-def _drop_stdout() -> None:
-    """What is still buffered would fail again when Python ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

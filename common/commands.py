@@ -5,6 +5,7 @@ Leaves out programming errors: those keep their traceback.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,8 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
     """Run the body of the command `program`; returns its exit code.
 
     A user's mistake becomes one line on stderr and EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a
-    closed pipe EXIT_FAILED.  SIGTERM is a KeyboardInterrupt too, so that it ends as Ctrl-C does, with EXIT_TERMINATED.
+    stdout that takes no more a line and EXIT_USAGE, a closed pipe, silently, EXIT_FAILED.  SIGTERM is a
+    KeyboardInterrupt too, so that it ends as Ctrl-C does, with EXIT_TERMINATED.
     """
     with _interruptions() as signals:
         code = _ended(program, body, interrupted)
@@ -33,16 +35,41 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
 
 def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
     try:
-        return body()
+        code = body()
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"{program}: error: {plain(error)}", file=sys.stderr)  # it may quote a file that anyone wrote
         return EXIT_USAGE
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()  # Python would complain there when it cannot flush stdout
-        return EXIT_FAILED
+    except OSError as error:
+        if error.filename is not None:  # not of stdout
+            raise
+        _drop_stdout()
+        if isinstance(error, BrokenPipeError):
+            return EXIT_FAILED
+        print(f"{program}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def show(table: str) -> bool:
+    """Print the table of what was measured; False where stdout does not take it, which is said and costs nothing else:
+    the results are on disk."""
+    try:
+        print(table, end="", flush=True)
+        return True
+    except OSError as error:
+        _drop_stdout()
+        if not isinstance(error, BrokenPipeError):
+            print(f"warning: no table: {error.strerror or error}; summarize.py prints it", file=sys.stderr)
+        return False
+
+
+def _drop_stdout() -> None:
+    """What is still buffered would fail again when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

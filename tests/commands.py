@@ -19,8 +19,8 @@ def command(script, *arguments):
 
 def run(script, *arguments, **options):
     """Run a script to its end; stdout and stderr as text."""
-    options = {"timeout": 600, "cwd": ROOT, **options}
-    return subprocess.run(command(script, *arguments), capture_output=True, text=True, **options)
+    options = {"timeout": 600, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command(script, *arguments), text=True, **options)
 
 
 def start(script, *arguments, **options):

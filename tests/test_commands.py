@@ -228,6 +228,25 @@ def test_full_disk(flags, tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_stdout(flags, log, tmp_path):
+    """The list and the comparison are one line; a run keeps its results and writes its report all the same."""
+    with open("/dev/full", "wb") as full:
+        done = run("benchmark_torchaudio.py", *flags, "--passes", "correctness", stdout=full)
+        assert done.returncode == 1 and "warning: no table: No space left" in done.stderr
+        assert "Traceback" not in done.stderr and (log / "report.html").exists()
+        assert_user_error(run("benchmark_all.py", "--list", stdout=full), "No space left")
+        assert_user_error(run("compare.py", log, log, stdout=full), "No space left")
+    assert rows_of(log)["torchaudio"]["loss_error"] < 1e-4
+
+
+def test_a_closed_pipe_is_silent():
+    process = start("benchmark_all.py", "--list")
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(60)) == ("", 1)
+    process.stderr.close()
+
+
 def test_log_dir_that_cannot_be_made(flags, tmp_path):
     (tmp_path / "file").write_text("")
     assert_user_error(run("benchmark_torchaudio.py", *flags, "--log-dir", tmp_path / "file"), "--log-dir", "file")

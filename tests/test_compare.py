@@ -7,9 +7,10 @@ import re
 
 import pytest
 from commands import assert_user_error, run
-from fixtures_runs import correctness, environment, header, memory, sample, status, timing, write_run
+from fixtures_runs import correctness, environment, garbled, header, memory, sample, status, timing, write_run
 
-from common.results import records
+from common.errors import UserError
+from common.results import comparison, records, run_pairs
 
 ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
 
@@ -300,8 +301,25 @@ def test_files_that_are_no_results(tmp_path):
     ):
         bad.write_text(text)
         assert_user_error(run("compare.py", good, bad), bad)
+    one = {**sample("timing-1", "step", 4, 1), "total_wall_ns": "x"}
+    for head in (header("torchaudio"), {**header("torchaudio"), "schema": "a"}):
+        records.write(tmp_path / "types", [head, one, status("timing-1")])
+        assert_user_error(run("compare.py", good, tmp_path / "types"), tmp_path / "types", "line ")
     records.write(tmp_path / "zero", [{**line, "total_wall_ns": 0} for line in records.read(good)])
     assert_user_error(run("compare.py", good, tmp_path / "zero"), "not as this suite writes it")
+
+
+def test_garbled_records_are_one_line(tmp_path):
+    good = measured(tmp_path / "good")
+    bad = measured(tmp_path / "bad")
+    refused = 0
+    for _ in garbled(bad, 400):
+        try:
+            assert comparison.compare(run_pairs.two_sides(good, bad)[0])
+        except UserError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 50 < refused < 350
 
 
 def test_help_tells_the_exit_codes():

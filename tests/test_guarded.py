@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -35,6 +36,24 @@ def test_the_rest_is_the_command_s_own(capsys):
     with pytest.raises(ZeroDivisionError):
         guarded("tool.py", raising(ZeroDivisionError()))
     assert capsys.readouterr().err == ""
+
+
+def test_an_error_about_a_file_is_not_one_of_stdout(capsys):
+    with pytest.raises(FileNotFoundError):
+        guarded("tool.py", lambda: len(open("/nowhere").read()))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("lines", [1, 10**4], ids=["at the end", "on the way"])
+def test_a_full_disk_behind_stdout_is_one_line(lines):
+    code = (
+        "import sys; from common.commands import guarded; "
+        f"sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))"
+    )
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (2, "tool.py: error: cannot write the output: No space left on device\n")
 
 
 def test_a_closed_pipe_is_silent():

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fixtures_runs import correctness, garbled, memory
 
 from common import settings
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
@@ -70,6 +71,34 @@ def test_folders_are_claimed_once(tmp_path):
     (third.path.parent / "x.pt.trace.json").write_text("")
     third.release()
     assert third.path.parent.name == "k2-30.3" and claim().path.parent.name == "k2-30.4"
+
+
+def test_a_folder_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
+    wanted = chosen()
+    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
+        folder = run_of["torchaudio"].folder
+    for name, text in (("cut", '{"record":"ru'), ("binary", "\udcff"), ("other", '{"record":"run"}\nnonsense\n')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
+        assert run_of["torchaudio"].folder == folder
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut in" in said[0]
+
+
+def test_records_that_cannot_be_resumed_are_one_line(tmp_path):
+    wanted = chosen()
+    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
+        run_of["torchaudio"].add([*correctness(), *memory(1)])
+        folder = run_of["torchaudio"].folder
+    resumed = 0
+    for _ in garbled(folder, 300):
+        try:
+            with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
+                resumed += run_of["torchaudio"].status != "" and not run_of["torchaudio"].is_done("trace")
+        except UserError as error:
+            assert "\n" not in str(error)
+    assert 50 < resumed < 250
 
 
 def test_in_place_is_this_python():

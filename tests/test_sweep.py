@@ -138,6 +138,17 @@ def test_resume_takes_the_sweep_with_the_same_settings(tmp_path):
         sweep_runs.resume([grid.Axis("vocab_size", (9, 8))], shared, tmp_path)
 
 
+def test_a_sweep_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
+    axes, _, shared, sweep = started(tmp_path)
+    sweep.close()
+    for name, text in (("cut", '{"record":'), ("other", '{"record":"sweep","schema":1,"grid":[],"settings":{}}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sweep.jsonl").write_text(text)
+    assert sweep_runs.resume(axes, shared, tmp_path).path == sweep.path
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("warning: ") and "cut, other in" in said
+
+
 @pytest.mark.parametrize("cut", [1, 20, 400])
 def test_a_killed_writer_costs_only_its_job(tmp_path, cut):
     axes, chosen, shared, sweep = started(tmp_path)

@@ -8,7 +8,8 @@ them, is guarded against by the tolerance, by the drift within each run and by t
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from common.errors import UserError
 from common.results import change_verdicts, records, statistics
@@ -71,7 +72,20 @@ Rounds = Dict[Any, Dict[Any, List[float]]]
 
 
 def _both(pair: Pair, scope: str) -> Tuple[Rounds, Rounds]:
-    return _rounds(pair.baseline, scope), _rounds(pair.new, scope)
+    with _reading(pair):
+        return _rounds(pair.baseline, scope), _rounds(pair.new, scope)
+
+
+@contextmanager
+def _reading(pair: Pair) -> Iterator[None]:
+    """UserError for records of its runs that are not as this suite writes them."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UserError(
+            f"{pair.baseline.path} or {pair.new.path}: a record is not as this suite writes it "
+            f"({type(error).__name__}: {error}); run again"
+        ) from error
 
 
 def _rounds(run: MeasuredRun, scope: str) -> Rounds:
@@ -83,14 +97,11 @@ def _rounds(run: MeasuredRun, scope: str) -> Rounds:
 
 
 def _timed(run: MeasuredRun, scope: str) -> List[Dict[str, Any]]:
-    try:
-        return [line for line in run.lines("sample") if line["scope"] == scope and not line["warmup"]]
-    except LookupError as error:
-        raise UserError(f"{run.path}: a sample without {error}; delete the folder and run again") from error
+    return [line for line in run.lines("sample") if line["scope"] == scope and not line["warmup"]]
 
 
 def _row(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float, confidence: float) -> Row:
-    try:
+    with _reading(pair):
         return {
             "name": pair.name,
             "baseline": _side(pair.baseline),
@@ -103,11 +114,6 @@ def _row(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float,
             "errors": _errors(pair),
             "changed": _changed(pair),
         }
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UserError(
-            f"{pair.baseline.path} or {pair.new.path}: a record is not as this suite writes it "
-            f"({type(error).__name__}: {error}); run again"
-        ) from error
 
 
 def _side(run: MeasuredRun) -> Dict[str, Any]:

@@ -186,7 +186,7 @@ def read(path: Path) -> List[Record]:
             continue
         try:
             record = json.loads(line)
-            record["record"]
+            _check_types(record)
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # no newline at its end: cut short
                 break
@@ -199,14 +199,36 @@ def read(path: Path) -> List[Record]:
     return records
 
 
+#: What every reader takes for granted, by the kind of record; the rest is checked where it is read.
+_TYPES = {
+    "run": {"schema": int, "settings": dict},
+    "sweep": {"schema": int, "settings": dict, "grid": dict},
+    "sample": {"job": str, "total_wall_ns": (int, float)},
+    "status": {"job": str, "status": str},
+}
+_OTHER_TYPES = {"job": str}
+
+
+def _check_types(record: Record) -> None:
+    """KeyError, TypeError or ValueError unless a record is one and what it has of _TYPES is as it says."""
+    for key, wanted in _TYPES.get(record["record"], _OTHER_TYPES).items():
+        if key in record and (not isinstance(record[key], wanted) or isinstance(record[key], bool)):
+            raise ValueError(f"{key} is {json.dumps(record[key])[:40]}")
+
+
 def head(folder: Path) -> Record:
     """The first record of the results.jsonl in a folder, whatever it is; {} where there is none to be read."""
+    return first(folder / FILE_NAME)
+
+
+def first(path: Path) -> Record:
+    """The first record of a file, whatever it is; {} where there is none to be read."""
     try:
-        with (folder / FILE_NAME).open(encoding="utf-8") as stream:
-            first = json.loads(stream.readline())
-    except (OSError, ValueError):
+        with path.open(encoding="utf-8") as stream:
+            found = json.loads(stream.readline())
+    except (OSError, ValueError, RecursionError):
         return {}
-    return first if isinstance(first, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def run_header(records: List[Record]) -> Record:

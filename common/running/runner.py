@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from common import cli, settings, workloads
+from common import cli, commands, settings, workloads
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.implementations import find
 from common.report import writing
@@ -239,15 +239,16 @@ def measure(
         if any(run.folder.exists() for run in run_of.values()):
             show(run_of)
         raise
-    show(run_of)
+    shown = show(run_of)
     writing.after_run(arguments.log_dir, arguments.quiet)
     if interrupted:
         print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return exit_code([run.status for run in run_of.values()])
+    return exit_code([run.status for run in run_of.values()]) if shown else EXIT_FAILED
 
 
-def show(run_of: Dict[str, Run]) -> None:
-    """Print the table of this run's rows, read back from disk: what is shown is what is kept."""
+def show(run_of: Dict[str, Run]) -> bool:
+    """Print the table of this run's rows, read back from disk: what is shown is what is kept.  False where stdout does
+    not take it."""
     folders = [run.folder for run in run_of.values() if (run.folder / records.FILE_NAME).exists()]
-    print(tables.render(summary.rows(folders, all_runs=True), "table"))
+    return commands.show(tables.render(summary.rows(folders, all_runs=True), "table") + "\n")

@@ -19,6 +19,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 from common.errors import UserError
 from common.implementations import find
 from common.results import records
+from common.results.exports import plain
 from common.results.records import Record
 from common.running import machine
 from common.settings import ROOT, Settings
@@ -148,14 +149,25 @@ def _resumable(names: Sequence[str], chosen: Settings, log_dir: Path) -> Optiona
     as_written = json.loads(json.dumps(chosen.to_json()))
     found: Dict[str, Dict[str, Path]] = {}
     started: Dict[str, str] = {}
+    unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{records.FILE_NAME}")):
-        head = records.run_header(records.read(path))
-        if head.get("name") in names and head.get("settings") == as_written:
-            found.setdefault(head["run_id"], {})[head["name"]] = path.parent
-            started[head["run_id"]] = head["started"]
+        head = records.head(path.parent)
+        if not head:
+            unreadable.append(path.parent.name)
+        elif head.get("name") in names and head.get("settings") == as_written:
+            found.setdefault(str(head.get("run_id")), {})[head["name"]] = path.parent
+            started[str(head.get("run_id"))] = str(head.get("started"))
+    warn_of_unreadable(unreadable, log_dir)
     if not found:
         return None
     return found[max(found, key=lambda run_id: started[run_id])]
+
+
+def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
+    """One line, where there are any: they stand in nobody's way."""
+    if folders:
+        said = f"not looked at, as the first line cannot be read: {', '.join(map(plain, folders))} in {log_dir}"
+        print(f"warning: --resume: {said}", file=sys.stderr)
 
 
 @contextmanager
@@ -193,8 +205,13 @@ def _open(
     revision, dirty = machine.git_state(ROOT)
     about = {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe(), **more}
     if folders:
-        head = records.run_header(records.read(next(iter(folders.values()))))
-        run_id, started = head["run_id"], head["started"]
+        folder = next(iter(folders.values()))
+        head = records.run_header(records.read(folder))
+        run_id, started = str(head.get("run_id")), str(head.get("started"))
+        if not all(isinstance(head.get(key), type(value)) for key, value in more.items()):
+            raise UserError(
+                f"{folder}: its first line is not as this suite writes it; leave out --resume to start anew"
+            )
         about.update({key: head[key] for key in more})
     for name in names:
         if folders and name in folders:

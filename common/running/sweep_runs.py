@@ -7,7 +7,7 @@ import sys
 import uuid
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common import grid
 from common.errors import UserError
@@ -110,13 +110,18 @@ def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str
 def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> SweepFile:
     """The newest sweep under `log_dir` of the same grid and settings.  Raises UserError when there is none, or when
     another process is measuring it."""
-    wanted = json.dumps([[[axis.key, axis.values] for axis in axes], shared])
+    wanted = _identity({axis.key: axis.values for axis in axes}, shared)
     newest: Optional[Tuple[str, Path]] = None
+    unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{records.SWEEP_FILE_NAME}")):
-        head = _head(path)
-        same = head and json.dumps([[[key, list(values)] for key, values in head["grid"].items()], head["settings"]])
-        if same == wanted and (newest is None or head["started"] >= newest[0]):
-            newest = head["started"], path
+        head = records.first(path)
+        try:
+            same = _identity(head["grid"], head["settings"]) == wanted
+            if same and (newest is None or head["started"] >= newest[0]):
+                newest = head["started"], path
+        except (LookupError, TypeError, AttributeError):
+            unreadable.append(path.parent.name)
+    runs.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
         raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
     claim = runs.claim_again(newest[1].parent)
@@ -133,11 +138,6 @@ def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> 
         ) from error
 
 
-def _head(path: Path) -> Record:
-    """The first line; {} where it is none of a sweep."""
-    try:
-        with path.open(encoding="utf-8") as stream:
-            head = json.loads(stream.readline())
-        return head if head["record"] == "sweep" else {}
-    except (OSError, ValueError, TypeError, KeyError):
-        return {}
+def _identity(axes: Mapping[str, Sequence[Any]], shared: Any) -> str:
+    """Of a grid and its settings, as text: lists and tuples are one in JSON, and the order of the keys counts."""
+    return json.dumps([[[key, list(values)] for key, values in axes.items()], shared])

@@ -11,8 +11,8 @@ import sys
 from contextlib import closing
 from typing import Any, Dict, List, Optional, Sequence
 
-from common import grid, settings
-from common.errors import EXIT_INTERRUPTED, UserError
+from common import commands, grid, settings
+from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from common.report import writing
 from common.results import sweep_tables, sweeps
 from common.results.records import Record, latest_jobs
@@ -76,12 +76,12 @@ def _fill(
         if sweep.path.exists():
             _show(sweep)
         raise
-    _show(sweep)
+    shown = _show(sweep)
     writing.after_run(arguments.log_dir, arguments.quiet)
     if not whole:
         print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return runner.exit_code([run.status for run in sweep.runs.values()])
+    return runner.exit_code([run.status for run in sweep.runs.values()]) if shown else EXIT_FAILED
 
 
 def _check(axes: Sequence[grid.Axis], chosen: Sequence[Settings]) -> None:
@@ -155,6 +155,6 @@ def _cannot_run(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
     return None
 
 
-def _show(sweep: SweepFile) -> None:
-    """Print the table, read back from disk: what is shown is what is kept."""
-    print(sweep_tables.render([sweeps.read(sweep.path)], "table"), end="")
+def _show(sweep: SweepFile) -> bool:
+    """Print the table, read back from disk: what is shown is what is kept.  False where stdout does not take it."""
+    return commands.show(sweep_tables.render([sweeps.read(sweep.path)], "table"))
