@@ -209,21 +209,22 @@ def test_out_of_memory_is_a_row(flags, log, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small file system needs root")
-def test_full_disk(flags, tmp_path):
-    """A file system of 64 kB: the traces do not fit, the results written before stay whole."""
+def test_a_full_disk_costs_the_rows_that_it_has_no_room_for(flags, tmp_path):
+    """A file system of 64 kB: the traces do not fit; what was written before stays whole, the rest is tried too."""
     small = tmp_path / "small"
     small.mkdir()
-    if (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode
-        != 0
-    ):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("this system does not let root mount a tmpfs")
     try:
-        done = run("benchmark_torchaudio.py", *flags, "--passes", "trace", "--log-dir", small)
-        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
-        assert "No space left" in done.stdout + done.stderr
-        kept = records.read(small / "torchaudio-2")
-        assert [r["status"] for r in kept if r["record"] == "status"][0] == "ok"
+        done = run("benchmark_all.py", *PAIR, *flags, "--passes", "trace", "--log-dir", small)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        for name in ("torchaudio", "optimized_transducer"):
+            kept = records.read(small / f"{name}-2")
+            statuses = [(r["job"], r["status"]) for r in kept if r["record"] == "status"]
+            assert statuses == [("correctness", "ok"), ("trace", "error")]
+            assert "No space left" in kept[-1]["reason"] or "ENOSPC" in kept[-1]["reason"]
+            assert [path.name for path in (small / f"{name}-2").iterdir()] == ["results.jsonl"]
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import ROOT
 from fixtures_runs import correctness, garbled, memory
 
 from common import settings
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.implementations import BY_NAME, IMPLEMENTATIONS
-from common.running import interpreters, runner, runs
+from common.results import records
+from common.running import interpreters, processes, runner, runs
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 
@@ -84,6 +89,50 @@ def test_a_folder_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_res
         assert run_of["torchaudio"].folder == folder
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut in" in said[0]
+
+
+def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
+    job = runner.Job("torchaudio", "correctness")
+    (status,) = processes.execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
+    assert status["status"] == "error" and str(tmp_path / "python") in status["reason"]
+    assert "TMPDIR" in status["reason"]
+
+
+NO_ROOM = """
+import pathlib, sys
+from common.results import records
+from common.running import runs
+run = runs.Run(pathlib.Path(sys.argv[1]), [])
+run.add({"record": "run", "schema": 1})
+status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
+run.add([{"record": "sample", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
+print(run.status, run.failed, run.last_status["reason"])
+try:
+    run.add({"record": "limits", "filler": "x" * 10000})
+except records.NotWritten:
+    print("not written")
+"""
+
+
+@pytest.mark.parametrize("limit, kept", [(4096, ["run", "status"]), (100, ["run"])])
+def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp_path):
+    """A limit on file size stands in for a full disk."""
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, str(tmp_path), "10000"],
+        cwd=ROOT,
+        preexec_fn=limited,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert done.stdout.startswith("error True cannot write ") and done.stdout.endswith("not written\n")
+    found = records.read(tmp_path)
+    assert [record["record"] for record in found] == kept
+    assert found[-1].get("status") in (None, "error")
 
 
 def test_records_that_cannot_be_resumed_are_one_line(tmp_path):

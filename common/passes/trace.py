@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, record_function
 from common.losses import inputs, peaky, work
 from common.losses.stages import observed_by
 from common.passes import memory
+from common.results import records
 from common.running.machine import ForeignLoad, busy_flags
 
 #: Rows of each cycle's key_averages table.
@@ -29,7 +30,6 @@ TABLE_ROWS = 30
 STACK_DEPTH = 10
 #: Bytes from which on a trace is compressed, unless --gzip-traces says otherwise.
 LARGE = 50_000_000
-SNAPSHOT = "memory_snapshot.pickle"
 #: What is recorded of a loss that loops over its cells in Python: a thousand events and a megabyte and more for each.
 UNTRACED = {
     "record": "trace",
@@ -93,8 +93,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
 
     The folder is this run's alone: a trace in it is of an attempt that was interrupted, and is removed.
     """
-    for leftover in [*folder.glob("*.pt.trace.json*"), *folder.glob(SNAPSHOT)]:
-        leftover.unlink()
+    records.remove_traces(folder)
     settings, device = context.settings, context.device
     if device.type in context.adapter.python_loops:
         yield UNTRACED
@@ -153,7 +152,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
     if settings.memory_snapshot:
         batch = pool.batch(shapes[order[0]], 0)
         step = work.prepare(context.adapter, context.model, batch, "step")
-        warnings = take_snapshot(context, step, folder / SNAPSHOT)
+        warnings = take_snapshot(context, step, folder / records.MEMORY_SNAPSHOT)
     text = folder / f"{folder.name}.txt"
     text.write_text("\n".join(tables), encoding="utf-8")
     yield {
@@ -163,7 +162,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "files": sorted(path.name for path in folder.glob("*.pt.trace.json*")),
         "key_averages": [text.name],
         "profiler": {key: getattr(settings, key) for key in ("record_shapes", "with_stack", "profile_memory")},
-        "memory_snapshot": SNAPSHOT if (folder / SNAPSHOT).exists() else None,
+        "memory_snapshot": records.MEMORY_SNAPSHOT if (folder / records.MEMORY_SNAPSHOT).exists() else None,
         "foreign_cpu": foreign,
         "flags": busy_flags(foreign),
         "note": "",

@@ -88,16 +88,27 @@ from common.errors import UserError
 SCHEMA = 1
 FILE_NAME = "results.jsonl"
 SWEEP_FILE_NAME = "sweep.jsonl"
+MEMORY_SNAPSHOT = "memory_snapshot.pickle"
 STATUSES = ("ok", "oom", "unsupported", "missing", "error", "timeout", "interrupted")
 
 Record = Dict[str, Any]
+
+
+class NotWritten(UserError):
+    """Records could not be brought to disk; the file is as it was before."""
+
+
+def remove_traces(folder: Path) -> None:
+    """What an attempt of the trace pass left in the folder of a run, whole or in part."""
+    for path in [*folder.glob("*.pt.trace.json*"), folder / MEMORY_SNAPSHOT, folder / f"{folder.name}.txt"]:
+        path.unlink(missing_ok=True)
 
 
 def write(folder: Path, records: Iterable[Record]) -> Path:
     """Replace ``folder/results.jsonl`` with `records` in one step: a reader, or a full disk, meets the old file or the
     new one.
 
-    Raises UserError when the folder cannot be written; the file that was there before stays as it was.
+    Raises NotWritten when the folder cannot be written; the file that was there before stays as it was.
     """
     path = folder / FILE_NAME
     temporary = folder / f".{FILE_NAME}.{os.getpid()}"
@@ -110,7 +121,7 @@ def write(folder: Path, records: Iterable[Record]) -> Path:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(
+        raise NotWritten(
             f"cannot write {path}: {error.strerror or error}; free some space or name another folder with --log-dir"
         ) from error
     finally:
@@ -122,7 +133,7 @@ def write(folder: Path, records: Iterable[Record]) -> Path:
 def append(path: Path, new: Iterable[Record]) -> None:
     """Add `new` at the end of the file `path`, and have them on disk.
 
-    Raises UserError when that cannot be done, with the file as it was before where the disk allows.
+    Raises NotWritten when that cannot be done, with the file as it was before where the disk allows.
     """
     text = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in new)
     try:
@@ -137,7 +148,7 @@ def append(path: Path, new: Iterable[Record]) -> None:
                     os.truncate(path, before)
                 raise
     except OSError as error:
-        raise UserError(
+        raise NotWritten(
             f"cannot write {path}: {error.strerror or error}; free some space and go on with --resume"
         ) from error
 

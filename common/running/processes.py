@@ -132,6 +132,16 @@ def execute(
     timeout: seconds; note: told now and then how many samples there are.  Raises UserError for a mistake that the
     worker found in the user's input, Interrupted on Ctrl-C.
     """
+    try:
+        return _execute(job, python, folder, chosen, timeout, note)
+    except OSError as error:  # no room for its files, or no such Python any more
+        reason = f"could not be run: {error} (its scratch files are in {tempfile.gettempdir()}; TMPDIR names another)"
+        return [status_record(job, "error", reason)]
+
+
+def _execute(
+    job: Job, python: Path, folder: Path, chosen: Settings, timeout: float, note: Callable[[str], None]
+) -> List[Record]:
     from common.implementations import find
 
     with tempfile.TemporaryDirectory(prefix="transducer-benchmark-") as scratch:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -136,11 +137,18 @@ def carry_out(
         try:
             produced = processes.execute(job, choice.python, run.folder, chosen, timeout, progress.note)
         except processes.Interrupted as interruption:
-            run.add(interruption.records)
+            keep(job, run, interruption.records)
             raise
-        run.add(produced)
+        keep(job, run, produced)
         warn(produced, warned)
     progress.done(f"{job.implementation} {job.name}", run.last_status)
+
+
+def keep(job: Job, run: Run, produced: Sequence[records.Record]) -> None:
+    """Add what a job produced; what is left of traces that failed goes first, as they may have filled the disk."""
+    if job.pass_name == "trace" and produced[-1]["status"] != "ok":
+        records.remove_traces(run.folder)
+    run.add(produced)
 
 
 def measure_limits(
@@ -171,7 +179,8 @@ def measure_limits(
     for record in found:
         record.pop("job", None)  # of no implementation
     for other in pythons:
-        run_of[other].add(found)
+        with suppress(records.NotWritten):  # on disk with its next job, if there is room for that
+            run_of[other].add(found)
     progress.done(job.name, status)
     return True
 

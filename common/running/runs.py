@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
@@ -41,7 +41,19 @@ class Run:
         self.failed = False
 
     def add(self, new: Union[Record, Iterable[Record]]) -> None:
+        """Raises records.NotWritten for what is not the end of a job; a job that the disk has no room for becomes one
+        that failed, on disk too where there is room for that."""
         new = [new] if isinstance(new, dict) else list(new)
+        try:
+            self._add(new)
+        except records.NotWritten as error:
+            if new[-1]["record"] != "status":
+                raise
+            del self.records[-len(new) :]
+            with suppress(records.NotWritten):
+                self._add([{**new[-1], "status": "error", "reason": str(error)}])
+
+    def _add(self, new: Sequence[Record]) -> None:
         self.records += new
         self.failed = self.failed or any(r["record"] == "status" and r["status"] != "ok" for r in new)
         self._keep(new)

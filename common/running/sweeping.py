@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional, Sequence
 from common import commands, grid, settings
 from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from common.report import writing
-from common.results import sweep_tables, sweeps
+from common.results import records, sweep_tables, sweeps
 from common.results.records import Record, latest_jobs
 from common.running import interpreters, runner, sweep_runs
 from common.running.sweep_runs import SweepFile, SweepRun
@@ -61,7 +61,7 @@ def _fill(
     choices: Dict[str, interpreters.Choice],
 ) -> int:
     """Measure what is not done yet, and show the whole; returns the exit code.  chosen: the settings of each cell."""
-    whole = True
+    whole = written = True
     try:
         for number, (cell, cell_settings) in enumerate(zip(cells, chosen)):
             title = f"cell {number + 1} of {len(cells)}: {grid.words(cell)}"
@@ -71,6 +71,9 @@ def _fill(
                 break
     except KeyboardInterrupt:  # between two jobs
         whole = False
+    except records.NotWritten as error:  # no room for a run's first line: what is measured stays
+        print(f"error: {error}", file=sys.stderr)
+        written = False
     except UserError:
         sweep.discard_if_empty()
         if sweep.path.exists():
@@ -81,7 +84,7 @@ def _fill(
     if not whole:
         print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return runner.exit_code([run.status for run in sweep.runs.values()]) if shown else EXIT_FAILED
+    return runner.exit_code([run.status for run in sweep.runs.values()]) if shown and written else EXIT_FAILED
 
 
 def _check(axes: Sequence[grid.Axis], chosen: Sequence[Settings]) -> None:
