@@ -47,9 +47,11 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="compare.py [options] BASELINE NEW | --in LOG A B | --rev A --rev B [-- BENCHMARK FLAGS]",
     )
-    result.add_argument("sides", nargs="*", metavar="BASELINE NEW", help="what is compared, the baseline first")
     result.add_argument(
-        "--in", dest="log", type=Path, metavar="LOG", help="compare two implementations of this log folder"
+        "sides", nargs="*", type=flag_types.named, metavar="BASELINE NEW", help="what is compared, the baseline first"
+    )
+    result.add_argument(
+        "--in", dest="log", type=flag_types.path, metavar="LOG", help="compare two implementations of this log folder"
     )
     result.add_argument(
         "--rev",
@@ -61,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument(
         "--log-dir",
-        type=Path,
+        type=flag_types.path,
         metavar="DIR",
         help="with --rev: keep the results in DIR/baseline and DIR/new. Default: a new folder in .build/compare",
     )

@@ -58,7 +58,7 @@ def parser() -> cli.Parser:
     )
     result.add_argument(
         "--output",
-        type=Path,
+        type=flag_types.path,
         metavar="DIR",
         help=f"write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
     )

@@ -17,7 +17,7 @@ from typing import Optional, Sequence
 from common.cli import Parser
 from common.commands import guarded
 from common.errors import EXIT_OK, UserError
-from common.flag_types import positive, whole
+from common.flag_types import path, positive, whole
 
 PROG = "generate_shape_info.py"
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
@@ -44,25 +44,25 @@ DEFAULTS = {
 def parser() -> argparse.ArgumentParser:
     top = Parser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
-    source("--manifest", type=Path, metavar="FILE", help="lhotse cuts or supervisions, .json or .jsonl, .gz or not")
-    source("--corpus-dir", type=Path, metavar="DIR", help="LibriSpeech; needs --part")
-    source("--kaldi-dir", type=Path, metavar="DIR", help="Kaldi data folder: wav.scp, text, and segments or utt2spk")
+    source("--manifest", type=path, metavar="FILE", help="lhotse cuts or supervisions, .json or .jsonl, .gz or not")
+    source("--corpus-dir", type=path, metavar="DIR", help="LibriSpeech; needs --part")
+    source("--kaldi-dir", type=path, metavar="DIR", help="Kaldi data folder: wav.scp, text, and segments or utt2spk")
     source("--from-figures", action="store_true", default=None, help="the published figures of train-clean-100")
 
     about = top.add_argument_group("about the source").add_argument
     about(
         "--recordings",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
     )
-    about("--features", type=Path, metavar="FILE", help="manifest of features of supervisions, for their frames")
+    about("--features", type=path, metavar="FILE", help="manifest of features of supervisions, for their frames")
     about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
     about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
     about("--seed", type=whole(0), help="of --from-figures (default: that of the repository's shape_info.pt)")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
-    tokens("--bpe-model", type=Path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")
+    tokens("--bpe-model", type=path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")
     tokens("--bpe-vocab-size", type=whole(1), metavar="V", help="train a model of V tokens, written beside the output")
     tokens("--bpe-model-type", choices=("bpe", "unigram"), help="to train (default: bpe; icefall trains unigram)")
 
@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     out = top.add_argument_group("output").add_argument
     out("--keep-empty", action="store_true", default=None, help="keep utterances without text, with U = 0")
     out("--limit", type=whole(1), metavar="N", help="read the first N utterances only (default: all)")
-    out("--output", type=Path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
+    out("--output", type=path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
     return top
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from common import flag_types
 from common.cli import Parser
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK
@@ -25,17 +26,17 @@ def parser() -> Parser:
         "log",
         nargs="*",
         metavar="LOG",
-        type=Path,
+        type=flag_types.path,
         help="log folders, searched through; a results.jsonl or a single trace works too (default: log)",
     )
     result.add_argument(
         "--output",
         metavar="FILE",
-        type=Path,
+        type=flag_types.path,
         default=Path("log") / writing.FILE_NAME,
         help="the page (default: log/report.html)",
     )
-    result.add_argument("--png", metavar="DIR", type=Path, help="also draw the main plots as PNG files into DIR")
+    result.add_argument("--png", metavar="DIR", type=flag_types.path, help="also draw the main plots as PNGs into DIR")
     return result
 
 

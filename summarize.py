@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import List, Optional
 
+from common import cli, flag_types
 from common.commands import guarded
 from common.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.results import largest_tables, summary, sweep_tables, sweeps, tables
@@ -31,14 +31,17 @@ EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for b
 
 
 def parser() -> argparse.ArgumentParser:
-    result = argparse.ArgumentParser(
-        description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter
+    result = cli.Parser(
+        prog="summarize.py",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     result.add_argument(
         "log",
         nargs="*",
         metavar="LOG",
-        type=Path,
+        type=flag_types.path,
         help="log folders, searched through; a results.jsonl, a sweep.jsonl or a single trace works too (default: log)",
     )
     result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects (default: table)")
@@ -47,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show earlier runs too, not only the newest of each implementation and configuration",
     )
-    result.add_argument("--output", metavar="FILE", type=Path, help="write to FILE instead of the screen")
+    result.add_argument("--output", metavar="FILE", type=flag_types.path, help="write to FILE instead of the screen")
     return result
 
 

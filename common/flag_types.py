@@ -5,10 +5,15 @@ from __future__ import annotations
 import argparse
 import math
 import string
+from pathlib import Path
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from common import settings
 from common.errors import UserError
+from common.running import machine
+
+#: Threads for each CPU that --threads may ask for.
+MOST_THREADS = 4
 
 
 def str2bool(text: str) -> bool:
@@ -34,6 +39,25 @@ def whole(low: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def threads(text: str) -> int:
+    """At most MOST_THREADS for each CPU that this process may use: thousands bring the machine to a standstill."""
+    value, most = whole(1)(text), MOST_THREADS * machine.cpu_count()
+    if value > most:
+        raise argparse.ArgumentTypeError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
+    return value
+
+
+def named(text: str) -> str:
+    """Anything but nothing: an empty variable in a shell would else name the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty: give a name, or leave it out")
+    return text
+
+
+def path(text: str) -> Path:
+    return Path(named(text))
 
 
 def positive(text: str) -> float:

@@ -6,7 +6,6 @@ No torch here.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from common import flag_types, grid, settings, workloads
 
@@ -125,7 +124,7 @@ def _batches(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("batches")
     group.add_argument(
         "--shape-file",
-        type=Path,
+        type=flag_types.path,
         metavar="FILE",
         help="(T, U) of every utterance, as generate_shape_info.py writes it. Default: the suite's shape_info.pt",
     )
@@ -287,9 +286,9 @@ def _timing(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--threads",
-        type=flag_types.whole(1),
+        type=flag_types.threads,
         metavar="K",
-        help="CPU threads of torch. Default: the CPUs this process may use",
+        help="CPU threads of torch, at most 4 for each CPU. Default: the CPUs this process may use",
     )
     group.add_argument(
         "--denormals",
@@ -352,7 +351,7 @@ def _run(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the run")
     group.add_argument(
         "--log-dir",
-        type=Path,
+        type=flag_types.path,
         default=settings.ROOT / "log",
         metavar="DIR",
         help=(

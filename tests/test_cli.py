@@ -136,3 +136,31 @@ def test_variants_are_chosen_by_name_and_by_flag():
     assert_user_error(run("benchmark_all.py", "--only", "k2:sideways"), "--only", "k2:modified")
     listed = run("benchmark_all.py", "--list").stdout
     assert "k2:constrained" in listed and "topology" in listed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("benchmark_all.py", "--log-dir", ""),
+        ("benchmark_torchaudio.py", "--log-dir="),
+        ("benchmark_torchaudio.py", "--shape-file="),
+        ("compare.py", "--rev", "main", "--rev", "main", "--log-dir", ""),
+        ("compare.py", "", "log"),
+        ("compare.py", "--in", "", "a", "b"),
+        ("summarize.py", ""),
+        ("report.py", ""),
+        ("report.py", "--png", ""),
+        ("conformance.py", "--output", ""),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_name_is_not_the_current_folder(command, tmp_path):
+    assert_user_error(run(*command, cwd=tmp_path), "must not be empty")
+    assert not list(tmp_path.iterdir())
+
+
+def test_threads_that_would_stop_the_machine_are_refused():
+    most = 4 * len(os.sched_getaffinity(0))
+    assert flag_types.threads(str(most)) == most
+    for flag in (["--threads", str(most + 1)], ["--sweep", f"threads=1,{most + 1}"]):
+        assert_user_error(run("benchmark_torchaudio.py", *flag), f"must be at most {most}", str(most + 1))

@@ -145,3 +145,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
             f"{sys.executable} {COMMAND} {tmp_path} {target}", shell=True, capture_output=True, text=True
         )
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and "No space left" in done.stderr
+
+
+def test_a_wrong_flag_is_one_line():
+    assert summarize("--nope", code=2).count("\n") == 1

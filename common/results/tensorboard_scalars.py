@@ -9,7 +9,6 @@ ends in a fingerprint of what it was made from: nothing is drawn or written agai
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -23,6 +22,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
+from common import cli, flag_types
 from common.commands import guarded
 from common.errors import EXIT_OK, UserError
 from common.results import largest_tables, records, summary, tables
@@ -182,8 +182,8 @@ def _wall_time(started: Optional[str], files: Sequence[Path]) -> float:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("log_dir", type=Path)
+    parser = cli.Parser(description=__doc__.splitlines()[0])
+    parser.add_argument("log_dir", type=flag_types.path)
     log_dir = parser.parse_args(arguments).log_dir
     if not log_dir.is_dir():
         raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")

@@ -6,13 +6,13 @@ network interface and decodes the whole trace before it starts; here its handler
 
 from __future__ import annotations
 
-import argparse
 import functools
 import http.server
 import sys
 from pathlib import Path
 from typing import Dict, List, Optional
 
+from common import cli, flag_types
 from common.commands import guarded
 from common.errors import EXIT_OK, UserError
 from common.results import records, summary
@@ -107,9 +107,9 @@ def serve(path: Path, port: int) -> None:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = cli.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("name")
-    parser.add_argument("--log-dir", type=Path, default=Path("log"))
+    parser.add_argument("--log-dir", type=flag_types.path, default=Path("log"))
     parser.add_argument("--window", type=int, default=1, help="which of the run's traces, from 1")
     parser.add_argument("--port", type=int, default=PORT, help="0: any free one")
     options = parser.parse_args(arguments)
