@@ -64,6 +64,23 @@ def test_hostile_names_are_harmless_text(tmp_path, format):
         assert "<script>alert(1)</script>[31m red|`x`" in text
 
 
+def test_the_heading_tells_the_batches_that_were_there(tmp_path):
+    write_run(tmp_path / "a", num_batches=80)
+    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=80)
+    assert summarize(tmp_path).startswith("batch size 30 (first 2 batches), ")
+    write_run(tmp_path / "b", name="k2", jobs=[[status("correctness", "missing", "no k2")]], num_batches=1)
+    assert summarize(tmp_path / "b").startswith("batch size 30 (first 1 batch), ")
+
+
+def test_what_cannot_be_read_has_a_table_of_its_own(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.jsonl").write_text("nonsense\n")
+    write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100])))
+    headings = [block.splitlines()[0] for block in summarize(tmp_path).split("\n\n")]
+    assert sorted(headings[:2]) == ["traces without records of this suite", "unreadable"]
+
+
 def test_table_is_grouped_sorted_and_fits(tmp_path):
     for name, ms in (("optimized_transducer", 1000.5), ("k2", 300.25), ("torchaudio", 12345.6)):
         jobs = [correctness(), timing("timing-1", [ms, ms * 1.3], [ms / 3]), memory(12345.6)]

@@ -76,6 +76,13 @@ def test_batches_are_made_of_the_lengths_asked_for(tiny_shapes):
     assert load_batches(tiny_shapes, sort_utterance=True, batches="first", frames=600, num_batches=1) == [[[600, 13]]]
 
 
+def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
+    chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "batch_size": 6}, "cpu")
+    for asked, said in ((2, []), (80, ["--num-batches 80: there are no more than 2, and all are measured"])):
+        wanted = replace(chosen, num_batches=asked)
+        assert measured_batches.warnings(*measured_batches.load(wanted), wanted) == said
+
+
 def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
     chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "num_batches": 2}, "cpu")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -46,6 +46,16 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
     if settings.sort_utterance:
         return batching.max_frames(utterances, settings.max_frames)
     return batching.fixed_size(utterances, settings.batch_size)
+
+
+def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> List[str]:
+    """A line for each thing about the batches of a run that its flags do not tell."""
+    found = [batches.warning()]
+    if len(selected) < settings.num_batches and not settings.find_largest:  # which has sizes of its own
+        found.append(
+            f"--num-batches {settings.num_batches}: there are no more than {len(selected)}, and all are measured"
+        )
+    return [line for line in found if line]
 
 
 def select(batches: Batches, settings: Settings) -> List[int]:

@@ -182,6 +182,7 @@ def _milliseconds(samples: List[Record], key: str) -> List[float]:
 def _batches(row: Row, environment: Record) -> None:
     batches = environment.get("batches")
     if batches:
+        row["measured_batches"] = len(batches)
         row["padded_cells"] = sum(batch["padded_cells"] for batch in batches)
         row["useful_cells"] = sum(batch["useful_cells"] for batch in batches)
         row["useful_fraction"] = row["useful_cells"] / row["padded_cells"] if row["padded_cells"] else None

@@ -60,6 +60,7 @@ EMPTY: Row = {
     "approximation_gap": None,
     "approximation_gaps": {},
     "memory": {},
+    "measured_batches": None,  # how many: fewer than asked for where there are no more
     "padded_cells": None,
     "useful_cells": None,
     "useful_fraction": None,

@@ -140,7 +140,8 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
         fitting = (
             group
             for group in result
-            if bool(group[0]["configuration"]) == bool(row["configuration"])
+            if group[0]["unreadable"] == row["unreadable"]
+            and bool(group[0]["configuration"]) == bool(row["configuration"])
             and bool(group[0]["largest"]) == bool(row["largest"])
             and same_configuration(_shared(group[0]), _shared(row))
         )
@@ -186,13 +187,19 @@ def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:
 def heading(group: Sequence[Row]) -> str:
     """One line that says what the rows of a group have in common."""
     known = known_configuration(group)
+    if group[0]["unreadable"]:
+        return "unreadable"
     if not known:
         return "traces without records of this suite"
+    measured = {row["measured_batches"] for row in group} - {None}
+    if len(measured) == 1 and not known.get("find_largest"):
+        known["num_batches"] = measured.pop()
+    batches = "batch" if known.get("num_batches") == 1 else "batches"
     size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
     if known.get("find_largest"):
         size = f"largest {known['find_largest']} that fits"
     parts = [
-        " ".join(filter(None, (_known(size, known), _known("({batches} {num_batches} batches)", known)))),
+        " ".join(filter(None, (_known(size, known), _known(f"({{batches}} {{num_batches}} {batches})", known)))),
         *workloads.described(known),
         _known("V {vocab_size}", known),
         _known("joiner {encoder_dim}", known),

@@ -114,7 +114,7 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
     """The ``environment`` record of a job of this pass."""
     import torch
 
-    from common.data import distribution, shapes
+    from common.data import distribution, measured_batches, shapes
 
     # The same for every job of the run, so one of them tells; a search changes the batches.
     whole = pass_name == "correctness" and not context.settings.find_largest
@@ -135,7 +135,7 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
         **({} if context.pool else {"shape_file_totals": context.all_batches.totals()}),
         **({"shape_distribution": distribution.of_run(context.all_batches, context.batches)} if whole else {}),
         "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
-        "warnings": [warning for warning in [context.all_batches.warning()] if warning],
+        "warnings": measured_batches.warnings(context.all_batches, context.batches, context.settings),
     }
 
 
