@@ -2,7 +2,7 @@
 """Benchmark torchaudio.functional.rnnt_loss.
 
 Takes padded logits and normalises them itself; computes the gradient already in its forward, so its backward alone says
-little.  CPU and CUDA; float16 on CUDA.  Variant log-probs: fused_log_softmax=False after a log_softmax of torch's.
+little.  CPU and CUDA; float32 and float16.  Variant log-probs: fused_log_softmax=False after a log_softmax of torch's.
 """
 
 from types import SimpleNamespace

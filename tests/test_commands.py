@@ -144,7 +144,7 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert "--resume" in errors and "Traceback" not in errors
+    assert f"what was measured is in {log}" in errors and "--resume" in errors and "Traceback" not in errors
     assert "torchaudio" in output and "interrupted" in output
     assert not os.path.exists(f"/proc/{worker}") and not list(scratch.iterdir())
     before = records.read(log / "torchaudio-2")

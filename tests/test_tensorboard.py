@@ -145,7 +145,8 @@ def test_broken_and_hostile_folders_cost_nobody_else(tmp_path):
     (log / "garbled" / "results.jsonl").write_text("no record\nof anything\n")
     done = scalars(log)
     assert done.returncode == 0 and "Traceback" not in done.stderr
-    assert "scalars of 5 written anew" in done.stderr
+    assert "5 run folders" in done.stderr and "scalars of 4 written anew" in done.stderr
+    assert f"{log / 'garbled'}: no scalars: " in done.stderr and not events(log / "garbled")
     missing = scalars(tmp_path / "nowhere")
     assert missing.returncode == 2 and missing.stderr.count("\n") == 1 and "no such folder" in missing.stderr
 

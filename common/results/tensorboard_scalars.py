@@ -144,13 +144,15 @@ def write(folder: Path, values: Sequence[Value], mark: str, wall_time: float) ->
 
 
 def write_run(folder: Path) -> bool:
-    """The event file of a run folder; False where it is up to date."""
+    """The event file of a run folder; False where it is up to date.  Raises UserError where nothing can be read."""
     files = sources(folder)
     mark = MARK + fingerprint(files)
     if is_written(folder, mark):
         return False
     rows = [row for row in summary.rows([folder], all_runs=True) if Path(row["log_dir"]) == folder]
     values = pictures(folder)
+    if not values and rows and all(row["unreadable"] for row in rows):
+        raise UserError(rows[0]["reason"])
     for row in rows:
         values += of_row(row, "" if len(rows) == 1 else f"{plain(row['name'])}/")
     write(folder, values, mark, _wall_time(rows[0]["started"] if rows else None, files))
@@ -193,7 +195,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         try:
             written += write_run(folder)
         except (OSError, UserError) as error:
-            print(f"{folder}: no scalars: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
+            print(f"{folder}: no scalars: {plain(getattr(error, 'strerror', None) or error)}", file=sys.stderr)
     try:
         write_top(log_dir, folders)
     except OSError as error:

@@ -13,6 +13,7 @@ import random
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common import cli, commands, settings, workloads
@@ -251,9 +252,17 @@ def measure(
     shown = show(run_of)
     writing.after_run(arguments.log_dir, arguments.quiet)
     if interrupted:
-        print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
+        say_interrupted(arguments.log_dir)
         return EXIT_INTERRUPTED
     return exit_code([run.status for run in run_of.values()]) if shown else EXIT_FAILED
+
+
+def say_interrupted(log_dir: Path) -> None:
+    print(
+        f"interrupted: what was measured is in {log_dir}, of the stopped job too, which no number above counts; "
+        "--resume continues, with that job anew",
+        file=sys.stderr,
+    )
 
 
 def show(run_of: Dict[str, Run]) -> bool:

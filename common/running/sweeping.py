@@ -82,7 +82,7 @@ def _fill(
     shown = _show(sweep)
     writing.after_run(arguments.log_dir, arguments.quiet)
     if not whole:
-        print("interrupted: the rows above are what was measured; --resume continues", file=sys.stderr)
+        runner.say_interrupted(arguments.log_dir)
         return EXIT_INTERRUPTED
     return runner.exit_code([run.status for run in sweep.runs.values()]) if shown and written else EXIT_FAILED
 
