@@ -85,7 +85,8 @@ def _interruptions() -> Iterator[List[int]]:
             raised.append(number)
             raise KeyboardInterrupt
 
-    wanted = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
+    numbers = signal.SIGINT, signal.SIGTERM
+    wanted = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, interrupt) for number in wanted}
     try:
         yield raised

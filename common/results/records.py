@@ -1,8 +1,9 @@
 """Results on disk: versioned JSON Lines, one folder per run of one implementation.
 
 A run of an implementation owns one folder, ``log/<name>-<suffix>/``: its records (``results.jsonl``), its traces and
-its key_averages text.  The folder can be moved, copied or deleted on its own.  Every record is one JSON object on one
-line with the key ``record``; times are nanoseconds, sizes are bytes.  No torch here.
+its key_averages text; and a lock file, as long as a process measures into it (see running/runs.py).  The folder can be
+moved, copied or deleted on its own.  Every record is one JSON object on one line with the key ``record``; times are
+nanoseconds, sizes are bytes.  No torch here.
 
 run          always the first line: schema (1), run_id (shared by the implementations of one run, and by the two sides
              of one ``compare.py --rev``: their rounds are paired), name ("k2", or "k2:modified" for a variant), suffix,
