@@ -120,3 +120,22 @@ def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
     changed = adapter.variants.get(implementation.variant, {})
     assert scripts.kind_of(adapter, changed) == implementation.kind
+
+
+@pytest.mark.parametrize(
+    "body, status, words",
+    [
+        (
+            "return logits.sum((1, 2, 3))",
+            "error",
+            "correctness: ValueError: the loss has the shape (4,): return the sum over the batch",
+        ),
+        ("import flash_rnnt", "missing", "flash needs flash_rnnt: pip install what your loss needs"),
+    ],
+)
+def test_an_author_is_told_what_is_wrong(tmp_path, tiny_shapes, body, status, words):
+    text = (ROOT / "benchmark_mine.py").read_text().replace("    import torch\n", f"    {body}\n", 1)
+    (tmp_path / "benchmark_flash.py").write_text(text)
+    flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--quiet", "--shape-file", tiny_shapes]
+    done = run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", "--log-dir", tmp_path / "log", *flags)
+    assert f"flash: {status}: {words}" in done.stdout, done.stdout + done.stderr

@@ -30,6 +30,8 @@ class Work:
         """Forward and backward; `after_forward` is called between them.  Returns the detached loss."""
         loss = self.forward()
         after_forward()
+        if loss.numel() != 1:  # some packages sum to (1,)
+            raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         with stage("backward"):
             loss.backward()
         return loss.detach()

@@ -8,7 +8,7 @@ from common.report import scales
 from common.report.collect import Entry, apart, is_positive, stage_medians
 from common.report.look import CLEAR, PATTERNS, Figure, Trace, axis, color, lanes, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
-from common.results.tables import number
+from common.results.wording import number
 
 LANE = 62  # pixels
 INK = "#777777"  # page.css draws it in the colour of the text

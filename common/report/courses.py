@@ -10,7 +10,7 @@ from common.report.collect import Entry, Sample, apart
 from common.report.look import DASHES, Figure, Trace, axis, color, lanes, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
 from common.results import statistics
-from common.results.tables import number
+from common.results.wording import number
 
 LANE = 130  # pixels
 MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn

@@ -8,9 +8,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from common import workloads
 from common.report.collect import Entry
 from common.report.markup import Cell, Column, Table
-from common.results import statistics, tables
+from common.results import remarks, statistics, tables
 from common.results.exports import plain
-from common.results.tables import number
+from common.results.wording import number
 
 GIB = 2**30
 
@@ -128,7 +128,7 @@ def versions(entries: Sequence[Entry]) -> Table:
         started = plain(entry.row["started"] or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)
         folder = Cell(name, name, entry.results if entry.header else entry.folder)
-        options = Cell(plain(tables.options_text(entry.row["options"])) or "-", mark="long")
+        options = Cell(plain(remarks.options_text(entry.row["options"])) or "-", mark="long")
         rows.append([Cell(entry.label, mark="name"), *cells, options, Cell(started, mark="whole"), folder])
     return Table("versions", "Versions", [Column(title, False) for title in columns], rows)
 

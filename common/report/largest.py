@@ -11,7 +11,7 @@ from common.report.verdicts import Verdict
 from common.results import largest_tables, statistics
 from common.results.exports import plain
 from common.results.statistics import Ratio
-from common.results.tables import number
+from common.results.wording import number
 
 #: Sizes closer than this are not told apart: the search ends at 5%.
 SIZE_MARGIN = 0.05

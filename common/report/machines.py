@@ -19,7 +19,7 @@ from common.report.plots import plot
 from common.results import ranking, tables
 from common.results.exports import plain
 from common.results.summary import same_configuration
-from common.results.tables import number
+from common.results.wording import number
 
 TITLE = "Machines side by side"
 #: Of a configuration, what is of the machine.

@@ -17,7 +17,7 @@ from common.report.bars import stages_of, times
 from common.report.collect import Entry, Group, apart, stage_medians
 from common.report.look import PALETTE, color
 from common.results.sweeps import Sweep
-from common.results.tables import number
+from common.results.wording import number
 
 MARKERS = ("o", "s", "D", "^", "P", "X", "*")
 HATCHES = ("", "//", "..", "xx", "--", "\\\\", "++")

@@ -15,7 +15,7 @@ from common.report.look import Figure, Trace, axis, color, layout
 from common.report.markup import Cell, Column, Table, text
 from common.report.plots import numbers_of, plot
 from common.results import statistics
-from common.results.tables import number
+from common.results.wording import number
 
 FEWEST = 10  # batches: a histogram of fewer shows less than their table
 ALONE, BOTH = 210, 270  # pixels: the height of one histogram, and of two above each other

@@ -15,7 +15,7 @@ from common.report.look import DASHES, Figure, Trace, axis, axis_of, color, layo
 from common.report.markup import Cell, Column, Table
 from common.results import sweep_tables, sweeps
 from common.results.sweeps import Sweep
-from common.results.tables import number
+from common.results.wording import number
 
 HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic

@@ -13,7 +13,7 @@ from common.report.bars import INK, legend_below, times
 from common.report.collect import Entry, pareto
 from common.report.look import Figure, Trace, axis_of, color, layout, shown, symbol
 from common.report.markup import Cell, Column, Table
-from common.results.tables import number
+from common.results.wording import number
 
 #: Pixels, about, within the axes on a phone: names that do not meet there do not meet where there is more room.
 PHONE = (310, 390)

@@ -13,7 +13,7 @@ from common.report.collect import Entry
 from common.report.markup import Link, Sentence
 from common.results import ranking
 from common.results.statistics import Ratio
-from common.results.tables import number
+from common.results.wording import number
 
 #: Peaks closer than this are not told apart: the two ways of measuring them agree no better.
 MEMORY_MARGIN = 0.02

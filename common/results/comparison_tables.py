@@ -9,7 +9,7 @@ from common.results.change_verdicts import percent
 from common.results.comparison import Row
 from common.results.exports import json_text, plain
 from common.results.run_pairs import Sides
-from common.results.tables import escaped as escaped
+from common.results.wording import escaped
 
 FORMATS = ("table", "markdown", "json")
 TITLES = ("implementation", "what", "verdict", "ratio", "interval", "baseline", "new", "rounds", "batches")

@@ -6,11 +6,12 @@ import math
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from common.implementations import KINDS
-from common.results import tables
+from common.results import remarks, tables
 from common.results.exports import plain
 from common.results.profiled import MB
 from common.results.summary import Row
-from common.results.tables import Column, number
+from common.results.tables import Column
+from common.results.wording import number
 
 GIB = 2**30
 
@@ -104,7 +105,7 @@ def heading(group: Sequence[Row]) -> str:
 def render(rows: Sequence[Row], format: str) -> str:
     """The rows as text of the "table" or "markdown" format, that ends with a newline."""
     blocks = [tables.block(heading(group), group, format, COLUMNS) for group in groups(rows)]
-    return "\n\n".join([*blocks, *tables.remarks(rows, format)]) + "\n"
+    return "\n\n".join([*blocks, *remarks.remarks(rows, format)]) + "\n"
 
 
 def said(row: Row) -> str:

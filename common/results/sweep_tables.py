@@ -6,11 +6,12 @@ import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from common import grid
-from common.results import sweeps, tables
+from common.results import sweeps, tables, wording
 from common.results.exports import plain
 from common.results.summary import Row
 from common.results.sweeps import Sweep
-from common.results.tables import Column, number
+from common.results.tables import Column
+from common.results.wording import number
 
 #: Of the ordinary table, what says nothing of how things scale.
 LEFT_OUT = ("version", "torch", "profiled step us", "profiled peak MB")
@@ -25,7 +26,7 @@ def render(found: Sequence[Sweep], format: str) -> str:
             blocks.append(tables.block(heading(sweep), sweep.rows, format, columns(sweep)))
         lines = [plain(line) for line in (*failures(sweep), *exponents(sweep), *notes(sweep))]
         if lines:
-            marked = [f"- {tables.escaped(line)}" for line in lines] if format == "markdown" else lines
+            marked = [f"- {wording.escaped(line)}" for line in lines] if format == "markdown" else lines
             blocks.append("\n".join(marked))
     return "\n\n".join(blocks) + "\n"
 

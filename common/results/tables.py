@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common import workloads
 from common.implementations import KINDS
-from common.results import ranking
+from common.results import ranking, remarks
 from common.results.exports import csv_text, json_text, plain
 from common.results.summary import Row, same_configuration
+from common.results.wording import error, escaped, number, short
 
 FORMATS = ("table", "markdown", "csv", "json")
 OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
-LONGEST_CELL = 26  # characters of a name or version in the terminal, of a label anywhere
 
 Cells = List[str]
 
@@ -30,34 +28,7 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
     if format == "csv":
         return csv_text(rows)
     blocks = [block(title, group, format) for title, group in grouped]
-    return "\n\n".join(blocks + remarks(rows, format)) + "\n"
-
-
-def remarks(rows: Sequence[Row], format: str) -> List[str]:
-    """What stands below the tables: reasons of failures, ratios, stages, options, notes."""
-    blocks = []
-    for part in (_reasons, _ratios, _at_size, _limits, _stages, _options, _notes):
-        shown = [plain(line) for line in part(rows)]
-        if shown:
-            blocks.append(
-                "\n".join(f"- {escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
-            )
-    return blocks
-
-
-def number(value: Optional[float], digits: int = 4) -> str:
-    """About `digits` significant digits, never an exponent for what people measure; "-" where nothing is known."""
-    if value is None or not math.isfinite(value):
-        return "-"
-    if value == 0:
-        return "0"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:.{min(max(decimals, 0), 6)}f}"
-
-
-def _error(value: Optional[float]) -> str:
-    """A relative error; what is not finite is stored as 1e300."""
-    return "-" if value is None else "inf" if value >= 1e300 else f"{value:.1e}"
+    return "\n\n".join(blocks + remarks.remarks(rows, format)) + "\n"
 
 
 def _spread(described: Optional[Dict[str, float]]) -> str:
@@ -125,8 +96,8 @@ COLUMNS = (
     Column("peak memory MB", lambda row: number(_peak(row))),
     Column("profiled step us", lambda row: number(row["average_step_time_us"])),
     Column("profiled peak MB", lambda row: number(row["peak_memory_mb"])),
-    Column("loss error", lambda row: _error(row["loss_error"])),
-    Column("grad error", lambda row: _error(row["grad_error"])),
+    Column("loss error", lambda row: error(row["loss_error"])),
+    Column("grad error", lambda row: error(row["grad_error"])),
 )
 
 
@@ -232,7 +203,7 @@ def block(title: str, group: Sequence[Row], format: str, columns: Sequence[Colum
 
 
 def _table(title: str, group: Sequence[Row], columns: Sequence[Column]) -> str:
-    body = [[_short(plain(column.text(row))) for column in columns] for row in group]
+    body = [[short(plain(column.text(row))) for column in columns] for row in group]
     widths = [
         max(max(map(len, column.title.split())), *(len(cells[place]) for cells in body))
         for place, column in enumerate(columns)
@@ -242,10 +213,6 @@ def _table(title: str, group: Sequence[Row], columns: Sequence[Column]) -> str:
     head = [[([""] * (height - len(lines)) + lines)[level] for lines in titles] for level in range(height)]
     lines = [title, *(_aligned(cells, widths, columns) for cells in head), "  ".join("-" * width for width in widths)]
     return "\n".join(lines + [_aligned(cells, widths, columns) for cells in body])
-
-
-def _short(cell: str) -> str:
-    return cell if len(cell) <= LONGEST_CELL else cell[: LONGEST_CELL - 3] + "..."
 
 
 def _wrapped(title: str, width: int) -> Cells:
@@ -275,106 +242,3 @@ def _markdown(title: str, group: Sequence[Row], columns: Sequence[Column]) -> st
     for row in group:
         lines.append("| " + " | ".join(escaped(plain(column.text(row))) for column in columns) + " |")
     return "\n".join(lines)
-
-
-def escaped(text: str) -> str:
-    """Markdown that shows `text` itself: no markup, no links."""
-    return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(text, quote=False))
-
-
-def _reasons(rows: Sequence[Row]) -> Cells:
-    return [f"{row['name']}: {row['status']}: {row['reason']}" for row in rows if row["reason"]]
-
-
-def _ratios(rows: Sequence[Row]) -> Cells:
-    """The intervals behind the column "over the fastest"."""
-    lines = []
-    for row in rows:
-        found = row["against_fastest"]
-        if not found or found["is_fastest"]:
-            continue
-        what = f"{row['name']} {found['scope']} over {found['fastest']}'s"
-        if found["ratio"] is None:
-            lines.append(f"{what}: no batch or round in common")
-            continue
-        batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
-        if found["low"] is None:
-            said = "one round gives no interval"
-        else:
-            low, high = (number(found[key], 3) for key in ("low", "high"))
-            said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
-        apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
-        lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}, {said}{apart}")
-    return lines
-
-
-def _at_size(rows: Sequence[Row]) -> Cells:
-    """The errors on a measured batch, a line for each size."""
-    found: Dict[str, List[str]] = {}
-    for row in rows:
-        errors = row["at_size"]
-        if errors:
-            size = " x ".join(str(errors[key]) for key in ("N", "T_max", "U_max"))
-            said = f"{row['name']} {_error(errors['loss_error'])} / {_error(errors['grad_error'])}"
-            found.setdefault(size, []).append(said)
-    return [f"loss / grad error on a measured batch, N x T x U {size}: {', '.join(of)}" for size, of in found.items()]
-
-
-def _limits(rows: Sequence[Row]) -> Cells:
-    """The peaks behind the column "% of limit", and what it would be if the padding were work to do."""
-    found: Dict[str, List[str]] = {}
-    for row in rows:
-        padded = [row["limit_percent"].get(scope, {}).get("padded") for scope in ("step", "loss")]
-        if any(padded):
-            copies, products = (
-                number(row[key] and row[key] / 1e9, 3) for key in ("copy_bytes_per_second", "flops_per_second")
-            )
-            peaks = f"copies {copies} GB/s, products {products} GFLOP/s"
-            found.setdefault(peaks, []).append(f"{row['name']} {' / '.join(number(value, 2) for value in padded)}")
-    return [
-        f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"
-        for peaks, of in found.items()
-    ]
-
-
-def _options(rows: Sequence[Row]) -> Cells:
-    return [f"{row['name']} options: {options_text(row['options'])}" for row in rows if row["options"]]
-
-
-def options_text(options: Dict[str, Dict[str, Any]]) -> str:
-    """ "blank=0 [default -1], reduction=sum [default mean], clamp=-1": the default where it is known to be another."""
-    parts = []
-    for name, values in options.items():
-        other = "default" in values and values["default"] not in ("-", values["ours"])
-        parts.append(f"{name}={values['ours']}" + (f" [default {values['default']}]" if other else ""))
-    return ", ".join(parts)
-
-
-def _stages(rows: Sequence[Row]) -> Cells:
-    """Where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
-    lines = []
-    for row in rows:
-        stages = {scope: (parts, "ms") for scope, parts in row["stages"].items() if parts}
-        if not stages and row["profiled_stages_us"]:
-            stages = {"profiled": (row["profiled_stages_us"], "us")}
-        for scope, (parts, unit) in stages.items():
-            split = ", ".join(f"{_short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items())
-            lines.append(f"{row['name']} {scope}: {split}")
-    return lines
-
-
-def _notes(rows: Sequence[Row]) -> Cells:
-    """Each note once, with the rows it is about."""
-    about: Dict[str, List[str]] = {}
-    for row in rows:
-        for note in row["notes"]:
-            about.setdefault(note, []).append(row["name"])
-    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items()]
-    inflated = [f"{row['name']} {number(row['profiler_inflation'], 3)}x" for row in rows if row["profiler_inflation"]]
-    if inflated:
-        lines.append(f"profiled steps over the same steps without the profiler: {', '.join(inflated)}")
-    earlier = sum(row["earlier_runs"] for row in rows)
-    if earlier:
-        runs = "1 earlier run" if earlier == 1 else f"{earlier} earlier runs"
-        lines.append(f"{runs} of the same configuration not shown (--all-runs shows them)")
-    return lines

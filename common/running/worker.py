@@ -179,7 +179,7 @@ def status_of(error: BaseException) -> str:
 
 def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
     """Run the job and return status and reason."""
-    settings = Settings.from_json(job["settings"])
+    settings, context = Settings.from_json(job["settings"]), None
     try:
         if job["pass"] == "limits":  # of the device alone: no loss, no batches
             device = set_up_torch(settings)
@@ -201,6 +201,10 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
         return {"status": error.status, "reason": str(error)}
     except UserError:
         raise
+    except ModuleNotFoundError as error:  # within the loss: its own is imported by now
+        if context is None:
+            raise
+        return {"status": "missing", "reason": f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"}
     except Exception as error:
         traceback.print_exc()
         return {"status": status_of(error), "reason": reason_of(error)}
