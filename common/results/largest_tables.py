@@ -54,7 +54,7 @@ def rate(row: Row, what: str) -> Optional[float]:
 
 
 COLUMNS = (
-    *(column for column in tables.COLUMNS if column.title in ("implementation", "version", "torch", "status")),
+    *(column for column in tables.COLUMNS if column.title in ("implementation", "status")),
     Column("within", lambda row: amount(row["largest"]["limit_bytes"])),
     Column("largest that fits", largest),
     Column("limited by", limited_by, False),
@@ -64,6 +64,7 @@ COLUMNS = (
     Column("ms median [p20-p80] n", lambda row: _spread(row)),
     Column("utterances /s", lambda row: number(rate(row, "utterances"))),
     Column("frames /s", lambda row: number(rate(row, "frames"))),
+    *(column for column in tables.COLUMNS if column.title in ("version", "torch")),
 )
 
 
