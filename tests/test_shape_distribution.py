@@ -13,6 +13,7 @@ from common.data import batching, distribution
 from common.report import shapes_section, writing
 from common.report.page import page
 from common.results import records
+from common.running import runs
 from common.running.sweep_runs import SweepFile, SweepRun
 
 
@@ -58,10 +59,12 @@ def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny
 
 
 def test_a_sweep_does_not_repeat_it_in_each_cell(tmp_path):
-    sweep = SweepFile(tmp_path / records.SWEEP_FILE_NAME, [{"record": "sweep"}])
+    claim = runs.claim_folder(tmp_path, "sweep")
+    sweep = SweepFile(claim.path.with_name(records.SWEEP_FILE_NAME), [{"record": "sweep"}], claim)
     records.append(sweep.path, [sweep.header])
     SweepRun(sweep, 0, "k2", []).add(correctness())
-    kept = [json.loads(line) for line in (tmp_path / records.SWEEP_FILE_NAME).read_text().splitlines()]
+    sweep.close()
+    kept = [json.loads(line) for line in sweep.path.read_text().splitlines()]
     assert [line["record"] for line in kept] == ["sweep", "environment", "correctness", "status"]
     assert "shape_distribution" not in kept[1] and kept[1]["batches"]
 
