@@ -58,8 +58,8 @@ PRESET_NOTES = {
     "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
     "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 1,000 frames when "
     "sorted); about a minute of measuring for each implementation on two cores.  --preset seed is the full size",
-    "quick": "a smoke run: small joiner and vocabulary, one round; a quarter of a minute for each implementation, most of "
-    "it start-up.  Its numbers compare nothing",
+    "quick": "a smoke run: small joiner and vocabulary, one round; a quarter of a minute for each implementation, most "
+    "of it start-up.  Its numbers compare nothing",
 }
 
 DEFAULTS: Dict[str, Any] = {

@@ -10,9 +10,11 @@ from common.report import bars, labels, scales, writing
 
 def test_an_axis_is_cut_below_what_is_far_beyond_the_others():
     assert scales.cut([800, 1300, 3600, 21500]) == pytest.approx(1.15 * 3600)
-    assert scales.cut([800, 1300, 3600]) is None and scales.cut([5]) is None and scales.cut([1, 18]) is None
+    assert scales.cut([800, 1300, 3600]) is None and scales.cut([5]) is None and scales.cut([1, 7]) is None
     assert scales.cut([1.5**power for power in range(12)]) is None  # wide, but without a gap
     assert scales.cut([1, 2, 30, 40, 900]) == pytest.approx(1.15 * 40)
+    assert scales.cut([13, 60, 65, 190]) is None  # three of four would be cut
+    assert scales.cut([1, 2, 3, 4, 40, 300]) == pytest.approx(1.15 * 4)
 
 
 def test_spans_from_zero_or_logarithmic():

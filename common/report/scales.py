@@ -8,8 +8,9 @@ from typing import List, Optional, Sequence
 
 #: More than this between the largest and the smallest, and the small ones are lost on an axis from zero.
 WIDE = 20.0
-#: An axis is cut where the next larger value is so many times the one before.
-GAP = 2.5
+#: An axis of bars is cut where it is so many times as long as the shortest, and the next longer one so many times as
+#: long as the one before.
+LONG, GAP = 8.0, 4.0
 
 
 def is_wide(values: Sequence[float]) -> bool:
@@ -18,13 +19,12 @@ def is_wide(values: Sequence[float]) -> bool:
 
 
 def cut(ends: Sequence[float]) -> Optional[float]:
-    """Where an axis of bars from zero ends when some of these ends are far beyond the others, just above those; None
-    when all of them can be shown."""
-    if not is_wide(ends):
-        return None
+    """Where an axis of bars from zero ends when few of these ends (one, or a third) are far beyond the others, just
+    above those; None when all of them can be shown."""
     ordered = sorted(ends)
-    below = [smaller for smaller, larger in zip(ordered, ordered[1:]) if larger > GAP * smaller]
-    return 1.15 * below[-1] if below else None
+    few = ordered[-1 - max(1, len(ordered) // 3) :]  # and the one before them
+    below = [smaller for smaller, larger in zip(few, few[1:]) if larger > GAP * smaller]
+    return 1.15 * below[0] if below and ordered[-1] > LONG * ordered[0] else None
 
 
 @dataclass(frozen=True)
