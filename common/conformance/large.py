@@ -110,10 +110,8 @@ def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Ten
         likelihood, d_blank, d_label = reference.lattice(blank, label, T, U, question.adapter.topology)
         total -= likelihood
         for t, log_probs in rows.items():
-            arcs = torch.tensor(d_blank[t]), torch.tensor([*d_label[t], 0.0])
-            right = log_probs.exp() * (arcs[0] + arcs[1]).double()[:, None]
-            right[:, 0] -= arcs[0].double()
-            right[torch.arange(U), targets[:U]] -= arcs[1][:U].double()
+            arcs = (torch.tensor(derivatives, dtype=torch.float64) for derivatives in (d_blank[t], [*d_label[t], 0.0]))
+            right = reference.cell_gradient(log_probs, *arcs, torch.nn.functional.pad(targets[:U], (0, 1)))
             worst = max(worst, (gradient[n, t].cpu().double() - right).abs().max().item(), key=_badness)
             largest = max(largest, right.abs().max().item())
     loss_error, grad_error = relative_error(answer.sum(), torch.tensor(total)), worst / largest

@@ -88,6 +88,19 @@ def lattice(blank: Scores, label: Scores, T: int, U: int, topology: str = "regul
     return total, d_blank, d_label
 
 
+def cell_gradient(
+    log_probs: torch.Tensor, of_blank: torch.Tensor, of_label: torch.Tensor, target: torch.Tensor, blank: int = 0
+) -> torch.Tensor:
+    """Gradient of -log Pr(y | x) with respect to the logits of some cells: (..., V) float64, as `log_probs` is.
+
+    of_blank, of_label: (...), the derivatives of `lattice` for the arcs of these cells; target: (...) int64, the symbol
+    of the second arc; any symbol, with a derivative of 0, where there is none.
+    """
+    gradient = log_probs.exp().mul_((of_blank + of_label).unsqueeze(-1))
+    gradient[..., blank] -= of_blank
+    return gradient.scatter_add_(-1, target.unsqueeze(-1), -of_label.unsqueeze(-1))
+
+
 class _Lattice(torch.autograd.Function):
     """-log-likelihood of each utterance from its arcs' log-probabilities, with the gradient of `lattice`."""
 

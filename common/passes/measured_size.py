@@ -141,9 +141,7 @@ def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float]
             log_probs, symbols, index = _frames(cells, n, begin, end)
             where = symbols.clamp(max=U + 1)
             of_blank, of_label = (values[begin:end].gather(1, where) for values in (d_blank, d_label))
-            right = log_probs.exp_().mul_((of_blank + of_label).unsqueeze(2))
-            right[..., blank] -= of_blank
-            right.scatter_add_(2, index.unsqueeze(2), -of_label.unsqueeze(2))
+            right = reference.cell_gradient(log_probs, of_blank, of_label, index, blank)
             for mine, theirs in cells.compare(n, begin, end, right):
                 worst, largest = max(worst, _largest(mine.double() - theirs)), max(largest, _largest(theirs))
         worst = max([worst, *cells.padding(n)])

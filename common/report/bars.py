@@ -12,6 +12,7 @@ from common.results.wording import number
 
 LANE = 62  # pixels
 INK = "#777777"  # page.css draws it in the colour of the text
+GOES_ON = "A bar with an arrow goes on beyond the right edge, to the number above it."
 NEUTRAL = "#7f8791"  # no stage's; black and white both show on it
 
 
@@ -90,7 +91,7 @@ def step_time(timed: Sequence[Entry], stages: Dict[str, int], key: str, whose: s
         f"Step time{whose}",
         "Bars: the median of each stage. Diamond and whiskers: the median of the whole, its 20th and 80th percentile "
         "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond."
-        + (" A bar with an arrow goes on beyond the right edge, to the number above it." if beyond else ""),
+        + (f" {GOES_ON}" if beyond else ""),
         f"Step time{whose}: "
         + "; ".join(
             f"{entry.label} {number(times(entry)['median'])} milliseconds, from {number(times(entry)['p20'])} to "

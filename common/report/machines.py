@@ -11,7 +11,7 @@ from string import ascii_uppercase
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.report import scales
-from common.report.bars import INK, arrows, legend_below, pattern, until
+from common.report.bars import GOES_ON, INK, arrows, legend_below, pattern, until
 from common.report.collect import Entry, Group
 from common.report.look import Figure, Trace, color, lanes, layout, shown
 from common.report.markup import Cell, Column, Table, table, text
@@ -195,7 +195,7 @@ def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
     caption = [
         "1 is the fastest exact loss of the machine"
         + ("." if all_exact else "; pruned ones, which approximate, may take less."),
-        *(["A bar with an arrow goes on beyond the right edge, to the number above it."] if beyond else []),
+        *([GOES_ON] if beyond else []),
         "; ".join(one.title for one in family) + ".",
     ]
     return Figure(

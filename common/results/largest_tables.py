@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
-from common.implementations import KINDS
 from common.results import remarks, tables
 from common.results.exports import plain
 from common.results.profiled import MB
@@ -84,8 +83,7 @@ VALUES: Dict[str, Callable[[Row], Optional[float]]] = {
 def rank(row: Row) -> Tuple[int, float, str]:
     """Kinds apart, then the highest throughput: what a loss of another kind computes is not the same."""
     speed = rate(row, "utterances")
-    kind = KINDS.index(row["kind"]) if row["kind"] in KINDS else 0
-    return kind, math.inf if speed is None else -speed, row["name"]
+    return tables.kind_rank(row), math.inf if speed is None else -speed, row["name"]
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:

@@ -15,8 +15,7 @@ import sys
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common import commands, flag_types
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from common.report import writing
+from common.errors import UserError
 from common.results import largest, largest_tables, records, summary
 from common.running import interpreters, machine, processes, runner, runs
 from common.running.progress import Progress
@@ -204,11 +203,8 @@ def measure(
         raise
     rows = summary.searches([run.folder for run in run_of.values()], all_runs=True)
     shown = commands.show(largest_tables.render(rows, "table") + "\n")
-    writing.after_run(arguments.log_dir, arguments.quiet)
-    if interrupted:
-        print("interrupted: the rows above are what is known; --resume continues", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return runner.exit_code([row["status"] for row in rows]) if shown else EXIT_FAILED
+    said = "the rows above are what is known; --resume continues" if interrupted else ""
+    return runner.ended(arguments, [row["status"] for row in rows], shown, said)
 
 
 def announce(names: Sequence[str], chosen: Settings, limit: Mapping[str, Any], quiet: bool) -> None:

@@ -13,7 +13,6 @@ import random
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 from common import cli, commands, settings, workloads
@@ -250,18 +249,24 @@ def measure(
             show(run_of)
         raise
     shown = show(run_of)
+    return ended(arguments, [run.status for run in run_of.values()], shown, kept_of(arguments) if interrupted else "")
+
+
+def ended(arguments: argparse.Namespace, statuses: Sequence[str], whole: bool, interrupted: str) -> int:
+    """After the table: the report, and the exit code.  whole: all was kept and shown; interrupted: what is said of an
+    interruption, "" where there was none."""
     writing.after_run(arguments.log_dir, arguments.quiet)
     if interrupted:
-        say_interrupted(arguments.log_dir)
+        print(f"interrupted: {interrupted}", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return exit_code([run.status for run in run_of.values()]) if shown else EXIT_FAILED
+    return exit_code(statuses) if whole else EXIT_FAILED
 
 
-def say_interrupted(log_dir: Path) -> None:
-    print(
-        f"interrupted: what was measured is in {log_dir}, of the stopped job too, which no number above counts; "
-        "--resume continues, with that job anew",
-        file=sys.stderr,
+def kept_of(arguments: argparse.Namespace) -> str:
+    """What an interruption of these jobs keeps."""
+    return (
+        f"what was measured is in {arguments.log_dir}, of the stopped job too, which no number above counts; "
+        "--resume continues, with that job anew"
     )
 
 

@@ -12,8 +12,7 @@ from contextlib import closing
 from typing import Any, Dict, List, Optional, Sequence
 
 from common import commands, grid, settings
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from common.report import writing
+from common.errors import UserError
 from common.results import records, sweep_tables, sweeps
 from common.results.records import Record, latest_jobs
 from common.running import interpreters, runner, sweep_runs
@@ -80,11 +79,8 @@ def _fill(
             _show(sweep)
         raise
     shown = _show(sweep)
-    writing.after_run(arguments.log_dir, arguments.quiet)
-    if not whole:
-        runner.say_interrupted(arguments.log_dir)
-        return EXIT_INTERRUPTED
-    return runner.exit_code([run.status for run in sweep.runs.values()]) if shown and written else EXIT_FAILED
+    statuses = [run.status for run in sweep.runs.values()]
+    return runner.ended(arguments, statuses, shown and written, "" if whole else runner.kept_of(arguments))
 
 
 def _check(axes: Sequence[grid.Axis], chosen: Sequence[Settings]) -> None:

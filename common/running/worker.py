@@ -190,23 +190,23 @@ def run_job(job: Dict[str, Any], output: Output) -> Dict[str, Any]:
             return {"status": "ok", "reason": ""}
         context = prepare(job, settings)
         output.write(environment(context, job["pass"]))
-        from common.passes import correctness
-
         for record in run_pass(context, job["pass"], job["round"], Path(job["folder"])):
             output.write(record)
             if record["record"] == "correctness" and not record["ok"]:
+                from common.passes import correctness
+
                 return {"status": "error", "reason": f"wrong result: {correctness.in_words(record)}"}
         return {"status": "ok", "reason": ""}
     except NotRunnable as error:
         return {"status": error.status, "reason": str(error)}
     except UserError:
         raise
-    except ModuleNotFoundError as error:  # within the loss: its own is imported by now
-        if context is None:
-            raise
-        return {"status": "missing", "reason": f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"}
     except Exception as error:
         traceback.print_exc()
+        if context is not None and isinstance(
+            error, ModuleNotFoundError
+        ):  # within the loss: its own is imported by now
+            return {"status": "missing", "reason": f"{context.adapter.name} needs {error.name}: {context.adapter.hint}"}
         return {"status": status_of(error), "reason": reason_of(error)}
 
 
