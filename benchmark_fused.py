@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Benchmark fused_transducer.transducer_loss, this repository's own: joiner and exact loss in one (docs/fused.md).
+
+Takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope "loss".  C++ on the CPU,
+compiled when it is first used; Triton on CUDA.  Variants: all-cells (negligible=0, no cell is left out of backward);
+torch (its plain PyTorch code, which needs no compiler).
+"""
+
+import os
+from types import SimpleNamespace
+
+from common.cli.script import script_main
+from common.core.errors import NotRunnable
+from common.core.paths import ROOT
+from common.losses.adapter import Adapter
+
+
+class Fused(Adapter):
+    name = "fused"
+    hint = "pip install ./fused_transducer, or run the script from the repository; it needs torch 2.4 or newer"
+    variants = {"all-cells": {"negligible": 0.0}, "torch": {"backend": "torch"}}
+    layout = "joint"
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    negligible = 1e-8
+    backend = ""
+
+    def load(self, device):
+        os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))
+        super().load(device)
+        import torch
+
+        wanted = self.backend or {"cpu": "native", "cuda": "triton"}[device]
+        try:
+            self.backend = self.module.backend_of(device, getattr(torch, self.settings.dtype), wanted)
+        except ValueError as error:
+            raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
+
+    def prepare(self, batch):
+        return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+
+    def function(self):
+        return self.module.transducer_loss
+
+    def options(self):
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "negligible": self.negligible,
+            "backend": self.backend,
+        }
+
+
+ADAPTER = Fused
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(__file__, __doc__))

@@ -1,0 +1,87 @@
+"""Compiles csrc/ into one shared library: by setup.py where the package is installed, or when it is first needed.
+
+On x86-64 it has the kernels for three instruction sets, and takes what the processor has when it runs, so a wheel may
+go to another machine.  It needs a C++17 compiler (GCC or Clang; CXX names another) and neither torch's headers nor
+Python's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import List, Sequence
+
+CSRC = Path(__file__).parent / "csrc"
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wno-psabi"]
+AVX2 = ["-mavx2", "-mfma"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mprefer-vector-width=512"]
+
+
+class BuildError(RuntimeError):
+    """The compiler is missing, or failed; the message has what it said."""
+
+
+def instruction_sets() -> List[List[str]]:
+    """The flags of each object file."""
+    return [[], AVX2, AVX512] if platform.machine().lower() in ("x86_64", "amd64") else [[]]
+
+
+def digest() -> str:
+    """Names what the library is made of, so that none of other sources is taken for it."""
+    found = hashlib.sha256(repr((FLAGS, instruction_sets(), platform.machine(), platform.system())).encode())
+    for path in sorted(CSRC.iterdir()):
+        found.update(path.name.encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def library_name() -> str:
+    return f"_native-{digest()}.so"
+
+
+def compiler() -> List[str]:
+    given = shlex.split(os.environ.get("CXX", ""))
+    for words in [given] if given else [["c++"], ["g++"], ["clang++"]]:
+        if shutil.which(words[0]):
+            return words
+    raise BuildError(f"there is no C++ compiler ({given[0] if given else 'c++, g++ or clang++'})")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    if done.returncode:
+        raise BuildError(f"{' '.join(command)} failed: {done.stdout.strip()[-2000:]}")
+
+
+def _has_openmp(words: Sequence[str], folder: Path) -> bool:
+    source = folder / "openmp.cpp"
+    source.write_text("#include <omp.h>\nint main() { return omp_get_max_threads() < 1; }\n")
+    try:
+        _run([*words, "-fopenmp", str(source), "-o", str(folder / "openmp")])
+    except BuildError:
+        return False
+    return True
+
+
+def build(target: Path) -> None:
+    """Writes the library to `target`, at once and whole.  Raises BuildError."""
+    words = compiler()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        flags = FLAGS + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
+        jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
+        jobs += [("kernels.cpp", folder / f"{i}.o", flags + more) for i, more in enumerate(instruction_sets())]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
+            list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
+        made = folder / "made.so"
+        _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
+        beside = target.with_name(f"{target.name}.{os.getpid()}")
+        shutil.copyfile(made, beside)
+        os.replace(beside, target)

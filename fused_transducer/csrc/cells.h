@@ -1,0 +1,70 @@
+// The order of the cells: utterance by utterance, in each by anti-diagonals t + u, on each by u.  The lattice then
+// reads and writes whole diagonals as vectors, and padding has no place in it.
+#pragma once
+
+#include "problem.h"
+#include "simd.h"
+
+namespace FT_ISA {
+
+FT_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+FT_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+FT_INLINE int64_t round_up(int64_t a, int64_t to) { return (a + to - 1) / to * to; }
+
+// The lattice of one utterance of T frames and U1 - 1 targets.
+struct Lattice {
+  int64_t T, U1;
+
+  int64_t diagonals() const { return T + U1 - 1; }
+  int64_t first_u(int64_t d) const { return most(0, d - T + 1); }
+  int64_t last_u(int64_t d) const { return least(d, U1 - 1); }
+
+  // Cells on the diagonals before d.
+  int64_t before(int64_t d) const {
+    int64_t shorter = least(T, U1), longer = most(T, U1);
+    if (d <= shorter) return d * (d + 1) / 2;
+    if (d <= longer) return shorter * (shorter + 1) / 2 + (d - shorter) * shorter;
+    int64_t left = T + U1 - 1 - d;
+    return T * U1 - left * (left + 1) / 2;
+  }
+};
+
+FT_INLINE Lattice lattice_of(const Problem& p, int64_t n) { return Lattice{p.T_lengths[n], p.U_lengths[n] + 1}; }
+
+// A walk over the cells from any of them on.
+struct Cursor {
+  const Problem& p;
+  int64_t n = 0, d = 0, u = 0;
+  Lattice lattice;
+
+  Cursor(const Problem& problem, int64_t cell) : p(problem), lattice{1, 1} {
+    int64_t high = p.N;  // the utterance: first_cells[n] <= cell < first_cells[high]
+    while (high - n > 1) {
+      int64_t middle = (n + high) / 2;
+      (p.first_cells[middle] <= cell ? n : high) = middle;
+    }
+    lattice = lattice_of(p, n);
+    int64_t within = cell - p.first_cells[n], end = lattice.diagonals();
+    while (end - d > 1) {
+      int64_t middle = (d + end) / 2;
+      (lattice.before(middle) <= within ? d : end) = middle;
+    }
+    u = lattice.first_u(d) + within - lattice.before(d);
+  }
+
+  int64_t t() const { return d - u; }
+
+  // The symbol of the label arc; -1 where all targets are emitted.
+  int64_t target() const { return u + 1 < lattice.U1 ? p.targets[n * (p.U1 - 1) + u] : -1; }
+
+  void next() {
+    if (++u <= lattice.last_u(d)) return;
+    if (++d == lattice.diagonals()) {
+      d = 0;
+      if (++n < p.N) lattice = lattice_of(p, n);
+    }
+    u = lattice.first_u(d);
+  }
+};
+
+}  // namespace FT_ISA

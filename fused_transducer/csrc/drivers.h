@@ -1,0 +1,424 @@
+// Forward and backward: every thread takes groups of cells through activation, product and softmax while they are in
+// its cache, so logits never reach memory in forward, and one tile of them does in backward.
+#pragma once
+
+#include "gemm.h"
+#include "lattice.h"
+
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
+
+namespace FT_ISA {
+
+FT_INLINE int thread_number() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+// Cells that a thread takes at once; logits of each that it has at once in forward; symbols whose weights it has at
+// once in backward; blocks of symbols whose gradients it has at once.
+enum { GROUP = FT_ROWS * (FT_ROWS < 10 ? 8 : 4), CHUNK = 1024, SYMBOLS = 512, BLOCKS = 8 };
+
+// Lengths of rows in the workspaces: whole blocks of columns, and a little more, since rows whose distance is a power
+// of two compete for the same places of a cache.
+template <class T> FT_INLINE int64_t stride(int64_t columns) {
+  return round_up(columns, Block<T>::COLUMNS) + 64 / (int64_t)sizeof(T);
+}
+
+// Takes pieces off the workspace, each on a cache line; with no workspace it only counts.
+struct Workspace {
+  char* base;
+  int64_t used = 0;
+  template <class T> T* take(int64_t count) {
+    T* piece = reinterpret_cast<T*>(base + used);
+    used += round_up(count * (int64_t)sizeof(T), 64);
+    return piece;
+  }
+};
+
+template <class T> struct ForwardSpace {
+  T *packed, *bias, *activations, *logits;
+  char* diagonals;
+  int64_t columns, bytes;  // logits of a cell that are there at once
+
+  explicit ForwardSpace(const Problem& p) {
+    Workspace space{static_cast<char*>(p.workspace)};
+    columns = least(CHUNK, round_up(p.V, Block<T>::COLUMNS));
+    packed = space.take<T>(round_up(p.V, Block<T>::COLUMNS) * p.H);
+    bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
+    activations = space.take<T>(p.threads * GROUP * stride<T>(p.H));
+    logits = space.take<T>(p.threads * GROUP * stride<T>(columns));
+    diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
+    bytes = space.used;
+  }
+};
+
+struct Cell {  // of a tile: where it is, and its number among all cells
+  int64_t n, t, u, target, number;
+};
+
+template <class T> struct BackwardSpace {
+  T *packed, *bias, *packed_back, *activations, *logits;
+  Cell* cells;
+  int64_t* counted;  // cells that count before each block
+  int64_t blocks, bytes;
+
+  explicit BackwardSpace(const Problem& p) {
+    Workspace space{static_cast<char*>(p.workspace)};
+    int64_t rows = round_up(p.tile_cells, GROUP) + GROUP;
+    packed = space.take<T>(p.kept_cells ? 0 : round_up(p.V, Block<T>::COLUMNS) * p.H);
+    bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
+    packed_back = space.take<T>(p.d_encoder || p.d_decoder ? round_up(p.H, Block<T>::COLUMNS) * p.V : 0);
+    activations = space.take<T>(rows * stride<T>(p.H));
+    logits = space.take<T>(rows * stride<T>(p.V));
+    cells = space.take<Cell>(rows);
+    blocks = round_up(p.first_cells[p.N], CELLS_A_BLOCK) / CELLS_A_BLOCK;
+    counted = space.take<int64_t>(blocks + 1);
+    bytes = space.used;
+  }
+};
+
+// The weight in panels of symbols, and the bias with -inf for symbols there are none of.  All threads call this.
+template <class T> void pack_for_logits(const Problem& p, T* packed, T* bias) {
+  const T* weight = static_cast<const T*>(p.weight);
+  const T* given = static_cast<const T*>(p.bias);
+#pragma omp for schedule(static) nowait
+  for (int64_t j = 0; j < panels<T>(p.V); ++j) pack_panel<T>(packed, weight, p.H, p.V, 1, p.H, j);
+#pragma omp for schedule(static)
+  for (int64_t v = 0; v < round_up(p.V, Block<T>::COLUMNS); ++v)
+    bias[v] = v >= p.V ? -INFINITY : given ? given[v] : (T)0;
+}
+
+template <class T> FT_INLINE Vector<T> activated(const Problem& p, Vector<T> x) {
+  return p.activation == 1 ? tanh_of<T>(x) : p.activation == 2 ? (x < (T)0 ? Vector<T>{} : x) : x;
+}
+
+// The gradient of what was activated, from that of the activation `a`.
+template <class T> FT_INLINE Vector<T> through_activation(const Problem& p, Vector<T> a, Vector<T> gradient) {
+  if (p.activation == 1) return gradient * ((T)1 - a * a);
+  return p.activation == 2 ? (a > (T)0 ? gradient : Vector<T>{}) : gradient;
+}
+
+// Activation of one cell: (H,) and zeros up to a whole vector.
+template <class T> void activate(const Problem& p, int64_t n, int64_t t, int64_t u, T* to) {
+  const T* encoder = static_cast<const T*>(p.encoder) + n * p.encoder_n + t * p.encoder_t;
+  const T* decoder = static_cast<const T*>(p.decoder) + n * p.decoder_n + u * p.decoder_u;
+  constexpr int W = Simd<T>::W;
+  int64_t h = 0;
+  for (; h + W <= p.H; h += W) store<T>(to + h, activated<T>(p, load<T>(encoder + h) + load<T>(decoder + h)));
+  if (h == p.H) return;
+  T last[W] = {};
+  for (int64_t i = h; i < p.H; ++i) last[i - h] = encoder[i] + decoder[i];
+  store<T>(to + h, activated<T>(p, load<T>(last)));
+}
+
+// Logits of `rows` cells for the symbols from `first` on, `columns` of them: whole blocks.  Rows are computed in whole
+// blocks too: what is beyond `rows` is rubbish that nobody reads.
+template <class T>
+void logits_of(const Problem& p, const T* activations, const T* packed, const T* bias, int64_t rows, int64_t first,
+               int64_t columns, T* logits, int64_t ldc) {
+  typedef Block<T> B;
+  int64_t lda = stride<T>(p.H);
+  for (int64_t c = 0; c < columns; c += B::COLUMNS)
+    for (int64_t r = 0; r < rows; r += B::ROWS) {
+      T* to = logits + r * ldc + c;
+      const T* from = bias + first + c;
+      multiply<T>(
+          p.H, activations + r * lda, lda, 1, packed + (first + c) * p.H, B::COLUMNS,
+          [&](int, int j) { return load<T>(from + j * B::W); },
+          [&](int i, int j, Vector<T> sum) { store<T>(to + i * ldc + j * B::W, sum); });
+    }
+}
+
+template <class T> FT_INLINE T largest_in(const T* logits, int64_t columns) {
+  constexpr int W = Simd<T>::W;
+  Vector<T> high = load<T>(logits);
+  for (int64_t c = W; c < columns; c += W) {
+    Vector<T> x = load<T>(logits + c);
+    high = x > high ? x : high;
+  }
+  return largest_of<T>(high);
+}
+
+// The sum of exp(logit - high) in float64: beside a 1, float32 would lose what the other symbols have.
+template <class T, bool KEEP> FT_INLINE double sum_of_exp(T* logits, int64_t columns, T high) {
+  constexpr int W = Simd<T>::W;
+  decltype(widened(Vector<T>{})) sum = {};
+  for (int64_t c = 0; c < columns; c += W) {
+    Vector<T> e = exp_of<T>(load<T>(logits + c) - high);
+    if (KEEP) store<T>(logits + c, e);
+    sum += widened(e);
+  }
+  return sum_of(sum);
+}
+
+// Of one cell while its logits come by in chunks.
+template <class T> struct Normaliser {
+  T high, blank, label;
+  double sum;
+};
+
+template <class T>
+FT_INLINE void add_chunk(const Problem& p, Normaliser<T>& cell, T* logits, int64_t first, int64_t columns,
+                         int64_t target) {
+  T high = largest_in<T>(logits, columns);
+  if (first == 0) cell.high = -INFINITY, cell.sum = 0;
+  if (!(high <= cell.high)) {  // a NaN comes in too
+    cell.sum *= exp((double)cell.high - (double)high);
+    cell.high = high;
+  }
+  if (cell.high != -INFINITY) cell.sum += sum_of_exp<T, false>(logits, columns, cell.high);
+  if (p.blank >= first && p.blank < first + columns) cell.blank = logits[p.blank - first];
+  if (target >= first && target < first + columns) cell.label = logits[target - first];
+}
+
+// Log-probabilities of the arcs of `count` cells from `begin` on.
+template <class T>
+void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t begin, int64_t count) {
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
+  T* activations = space.activations + thread_number() * GROUP * lda;
+  T* logits = space.logits + thread_number() * GROUP * ldc;
+  T *blank = static_cast<T*>(p.arcs), *label = blank + p.first_cells[p.N], *kept = static_cast<T*>(p.kept);
+  int64_t targets[GROUP];
+  Normaliser<T> cells[GROUP];
+  Cursor cursor(p, begin);
+  for (int64_t i = 0; i < count; ++i, cursor.next()) {
+    activate<T>(p, cursor.n, cursor.t(), cursor.u, activations + i * lda);
+    targets[i] = cursor.target();
+  }
+  for (int64_t first = 0; first < all; first += space.columns) {
+    int64_t columns = least(space.columns, all - first);
+    logits_of<T>(p, activations, space.packed, space.bias, count, first, columns, logits, ldc);
+    for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
+    if (p.kept_cells)
+      for (int64_t i = 0; i < count; ++i)
+        for (int64_t c = 0; c < least(columns, p.V - first); ++c)
+          kept[(begin + i) * p.V + first + c] = logits[i * ldc + c];
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    double normaliser = log(cells[i].sum), high = cells[i].high;
+    blank[begin + i] = (T)(cells[i].blank - high - normaliser);
+    label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser);
+  }
+}
+
+template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpace<T>& space, int64_t n) {
+  Lattice lattice = lattice_of(p, n);
+  T* blank = static_cast<T*>(p.arcs) + p.first_cells[n];
+  T* label = blank + p.first_cells[p.N];
+  Diagonals rows(space.diagonals + thread_number() * Diagonals::bytes(p.U1), p.U1);
+  double likelihood = alphas<T>(p, lattice, blank, label, rows);
+  p.losses[n] = -likelihood;
+  p.dropped[n] = 0;
+  if (!p.gradient) return;
+  if (likelihood == -INFINITY) {  // no path: no gradient either
+    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) blank[i] = label[i] = 0;
+    return;
+  }
+  p.dropped[n] = posteriors<T>(p, lattice, blank, label, rows) / (double)lattice.diagonals();
+}
+
+template <class T> void forward(const Problem& p) {
+  ForwardSpace<T> space(p);
+  int64_t cells = p.first_cells[p.N];
+#pragma omp parallel num_threads(p.threads)
+  {
+    FlushDenormals flush;
+    pack_for_logits<T>(p, space.packed, space.bias);
+#pragma omp for schedule(dynamic)
+    for (int64_t begin = 0; begin < cells; begin += GROUP)
+      log_probabilities<T>(p, space, begin, least(GROUP, cells - begin));
+#pragma omp for schedule(dynamic)
+    for (int64_t n = 0; n < p.N; ++n) lattice_of_utterance<T>(p, space, n);
+  }
+}
+
+template <class T> int64_t counted_in(const Problem& p, int64_t block) {
+  const T *blank = static_cast<const T*>(p.arcs), *label = blank + p.first_cells[p.N];
+  int64_t found = 0, end = least(p.first_cells[p.N], (block + 1) * CELLS_A_BLOCK);
+  for (int64_t cell = block * CELLS_A_BLOCK; cell < end; ++cell) found += counts<T>(p, blank[cell], label[cell]);
+  return found;
+}
+
+// Counts the cells that count, block by block.  All threads call this.
+template <class T> void count_cells(const Problem& p, const BackwardSpace<T>& space) {
+#pragma omp for schedule(static)
+  for (int64_t block = 0; block < space.blocks; ++block) space.counted[block + 1] = counted_in<T>(p, block);
+#pragma omp single
+  {
+    space.counted[0] = 0;
+    for (int64_t block = 0; block < space.blocks; ++block) space.counted[block + 1] += space.counted[block];
+  }
+}
+
+// The cells number `begin` to `begin + count` of those that count.
+template <class T>
+void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, int64_t count, Cell* cells) {
+  const T *blank = static_cast<const T*>(p.arcs), *label = blank + p.first_cells[p.N];
+  int64_t block = 0, high = space.blocks;
+  while (high - block > 1) {
+    int64_t middle = (block + high) / 2;
+    (space.counted[middle] <= begin ? block : high) = middle;
+  }
+  int64_t cell = block * CELLS_A_BLOCK, skip = begin - space.counted[block];
+  for (Cursor cursor(p, cell); count > 0; ++cell, cursor.next()) {
+    if (!counts<T>(p, blank[cell], label[cell]) || skip-- > 0) continue;
+    *cells++ = Cell{cursor.n, cursor.t(), cursor.u, cursor.target(), cell};
+    --count;
+  }
+}
+
+// Logits of one cell to their gradient, in place.
+template <class T> void softmax_gradient(const Problem& p, const Cell& cell, T* logits) {
+  constexpr int W = Simd<T>::W;
+  int64_t columns = round_up(p.V, Block<T>::COLUMNS);
+  double scale = static_cast<const T*>(p.grad_losses)[cell.n];
+  const T* arcs = static_cast<const T*>(p.arcs) + cell.number;
+  double of_blank = scale * arcs[0], of_label = scale * arcs[p.first_cells[p.N]];
+  double sum = sum_of_exp<T, true>(logits, columns, largest_in<T>(logits, columns));
+  double blank = logits[p.blank], label = cell.target < 0 ? 0 : logits[cell.target];
+  T factor = (T)((of_blank + of_label) / sum);
+  for (int64_t c = 0; c < columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor);
+  // (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
+  if (cell.target == p.blank) {
+    logits[p.blank] = (T)(-(of_blank + of_label) * (sum - blank) / sum);
+    return;
+  }
+  logits[p.blank] = (T)((of_label * blank - of_blank * (sum - blank)) / sum);
+  if (cell.target >= 0) logits[cell.target] = (T)((of_blank * label - of_label * (sum - label)) / sum);
+}
+
+// Activations of a group of cells, and the gradient of their logits.
+template <class T>
+void logit_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t tile, int64_t begin, int64_t count) {
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(p.V), columns = round_up(p.V, Block<T>::COLUMNS);
+  T *activations = space.activations + begin * lda, *logits = space.logits + begin * ldc;
+  Cell* cells = space.cells + begin;
+  find_cells<T>(p, space, tile + begin, count, cells);
+  for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
+  if (p.kept_cells) {
+    for (int64_t i = 0; i < count; ++i) {
+      const T* kept = static_cast<const T*>(p.kept) + cells[i].number * p.V;
+      for (int64_t c = 0; c < columns; ++c) logits[i * ldc + c] = c < p.V ? kept[c] : -(T)INFINITY;
+    }
+  } else {
+    logits_of<T>(p, activations, space.packed, space.bias, count, 0, columns, logits, ldc);
+  }
+  for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], logits + i * ldc);
+}
+
+template <class T>
+void add_bias_gradient(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t first) {
+  constexpr int W = Simd<T>::W;
+  int64_t ldc = stride<T>(p.V);
+  Vector<T> sum = {};
+  for (int64_t i = 0; i < rows; ++i) sum += load<T>(space.logits + i * ldc + first);
+  T* to = static_cast<T*>(p.d_bias);
+  for (int64_t i = 0; i < least(W, p.V - first); ++i) to[first + i] += sum[i];
+}
+
+// The gradient of FT_ROWS symbols' weights for one panel of columns: (symbols, cells) x (cells, columns).
+template <class T>
+void add_weight_gradient(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t symbol,
+                         int64_t column) {
+  typedef Block<T> B;
+  T sums[B::ROWS * B::COLUMNS];
+  multiply<T>(
+      rows, space.logits + symbol, 1, stride<T>(p.V), space.activations + column, stride<T>(p.H),
+      [](int, int) { return Vector<T>{}; },
+      [&](int i, int j, Vector<T> sum) { store<T>(sums + i * B::COLUMNS + j * B::W, sum); });
+  T* to = static_cast<T*>(p.d_weight) + symbol * p.H + column;
+  for (int64_t i = 0; i < least(B::ROWS, p.V - symbol); ++i)
+    for (int64_t c = 0; c < least(B::COLUMNS, p.H - column); ++c) to[i * p.H + c] += sums[i * B::COLUMNS + c];
+}
+
+// The gradient of encoder plus decoder takes the place of the activations: (cells, symbols) x (symbols, columns), times
+// the derivative of the activation.  Some symbols at a time, so that their part of the weight stays in the cache.
+template <class T> void input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t begin, int64_t count) {
+  typedef Block<T> B;
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(p.V);
+  T sums[GROUP * B::COLUMNS];
+  for (int64_t column = 0; column < p.H; column += B::COLUMNS)
+    for (int64_t symbol = 0; symbol < p.V; symbol += SYMBOLS)
+      for (int64_t r = 0; r < count; r += B::ROWS) {
+        T *to = space.activations + (begin + r) * lda + column, *sum_of = sums + r * B::COLUMNS;
+        bool first = symbol == 0, last = symbol + SYMBOLS >= p.V;
+        multiply<T>(
+            least(SYMBOLS, p.V - symbol), space.logits + (begin + r) * ldc + symbol, ldc, 1,
+            space.packed_back + column * p.V + symbol * B::COLUMNS, B::COLUMNS,
+            [&](int i, int j) { return first ? Vector<T>{} : load<T>(sum_of + i * B::COLUMNS + j * B::W); },
+            [&](int i, int j, Vector<T> sum) {
+              T* at = last ? to + i * lda + j * B::W : sum_of + i * B::COLUMNS + j * B::W;
+              store<T>(at, last ? through_activation<T>(p, load<T>(at), sum) : sum);
+            });
+      }
+}
+
+// Adds the columns from `first` on to the gradients of encoder and decoder: no two threads have the same columns, and
+// the cells come in order, so the sums are the same every time.
+template <class T>
+void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t first) {
+  int64_t lda = stride<T>(p.H), width = least(Block<T>::COLUMNS, p.H - first);
+  T *d_encoder = static_cast<T*>(p.d_encoder), *d_decoder = static_cast<T*>(p.d_decoder);
+  for (int64_t i = 0; i < rows; ++i) {
+    const Cell& cell = space.cells[i];
+    const T* from = space.activations + i * lda + first;
+    if (d_encoder) {
+      T* to = d_encoder + (cell.n * p.T + cell.t) * p.H + first;
+      for (int64_t c = 0; c < width; ++c) to[c] += from[c];
+    }
+    if (d_decoder) {
+      T* to = d_decoder + (cell.n * p.U1 + cell.u) * p.H + first;
+      for (int64_t c = 0; c < width; ++c) to[c] += from[c];
+    }
+  }
+}
+
+template <class T> void backward(const Problem& p) {
+  typedef Block<T> B;
+  BackwardSpace<T> space(p);
+  int64_t across = round_up(p.H, B::COLUMNS) / B::COLUMNS, down = round_up(p.V, B::ROWS) / B::ROWS;
+#pragma omp parallel num_threads(p.threads)
+  {
+    FlushDenormals flush;
+    count_cells<T>(p, space);
+    int64_t cells = space.counted[space.blocks];
+    if (!p.kept_cells) pack_for_logits<T>(p, space.packed, space.bias);
+    if (p.d_encoder || p.d_decoder) {
+#pragma omp for schedule(static)
+      for (int64_t j = 0; j < across; ++j)
+        pack_panel<T>(space.packed_back, static_cast<const T*>(p.weight), p.V, p.H, p.H, 1, j);
+    }
+    for (int64_t tile = 0; tile < cells; tile += p.tile_cells) {
+      int64_t rows = least(p.tile_cells, cells - tile);
+#pragma omp for schedule(dynamic)
+      for (int64_t begin = 0; begin < rows; begin += GROUP)
+        logit_gradients<T>(p, space, tile, begin, least(GROUP, rows - begin));
+      if (p.d_bias) {
+#pragma omp for schedule(static) nowait
+        for (int64_t first = 0; first < p.V; first += Simd<T>::W) add_bias_gradient<T>(p, space, rows, first);
+      }
+      if (p.d_weight) {
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
+          int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
+          if (symbol < p.V) add_weight_gradient<T>(p, space, rows, symbol, item / BLOCKS % across * B::COLUMNS);
+        }
+      }
+      if (p.d_encoder || p.d_decoder) {
+#pragma omp for schedule(dynamic)
+        for (int64_t begin = 0; begin < rows; begin += GROUP)
+          input_gradients<T>(p, space, begin, least(GROUP, rows - begin));
+#pragma omp for schedule(static)
+        for (int64_t j = 0; j < across; ++j) add_input_gradients<T>(p, space, rows, j * B::COLUMNS);
+      }
+#pragma omp barrier
+    }
+  }
+}
+
+}  // namespace FT_ISA

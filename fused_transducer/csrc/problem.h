@@ -1,0 +1,27 @@
+// One call, as Python hands it over (fused_transducer/native.py has the same fields in the same order).
+#pragma once
+
+#include <stdint.h>
+
+struct Problem {
+  // sizes
+  int64_t N, T, U1, H, V;  // U1 = longest U + 1
+  int64_t blank, activation;  // activation: 0 none, 1 tanh, 2 relu
+  int64_t is_double, gradient, threads, tile_cells, kept_cells;
+  int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
+  double negligible, fastemit_lambda;
+  // inputs, float or double
+  const void *encoder, *decoder, *weight, *bias, *grad_losses;
+  const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
+  const int64_t* first_cells;  // (N + 1,) cells before each utterance
+  // between forward and backward: of the blank's arcs and then of the labels', a number for each cell (log-probability,
+  // then posterior); the logits that were kept (kept_cells, V)
+  void *arcs, *kept;
+  // outputs
+  double *losses, *dropped;  // (N,)
+  void *d_encoder, *d_decoder, *d_weight, *d_bias;  // contiguous, zero on entry; null where not wanted
+  void* workspace;
+};
+
+// Cells whose number of those that count is known, so that any of these is found fast.
+enum { CELLS_A_BLOCK = 1024 };

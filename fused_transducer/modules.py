@@ -1,0 +1,62 @@
+"""`TransducerLoss`: a joiner that is trained without ever writing its logits."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor, nn
+
+from fused_transducer.functional import transducer_loss
+
+_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}
+
+
+class TransducerLoss(nn.Module):
+    """The joiner output_linear(activation(encoder_proj(encoder_out) + decoder_proj(decoder_out))) and its loss.
+
+    joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
+    joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
+    The other options are those of `transducer_loss`.
+    """
+
+    def __init__(
+        self,
+        joiner_dim: int,
+        vocab_size: int,
+        *,
+        encoder_dim: Optional[int] = None,
+        decoder_dim: Optional[int] = None,
+        bias: bool = True,
+        activation: str = "tanh",
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ):
+        super().__init__()
+        how = {"device": device, "dtype": dtype}
+        self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
+        self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
+        self.output_linear = nn.Linear(joiner_dim, vocab_size, bias=bias, **how)
+        self.options = {"activation": activation, **options}
+
+    def forward(self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor):
+        """The loss; encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), see `transducer_loss`."""
+        return transducer_loss(
+            self.encoder_proj(encoder_out),
+            self.decoder_proj(decoder_out),
+            self.output_linear.weight,
+            self.output_linear.bias,
+            targets,
+            T_lengths,
+            U_lengths,
+            **self.options,
+        )
+
+    def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
+        """(..., V) for decoding: of outputs (..., encoder_dim) and (..., decoder_dim) that broadcast together."""
+        activation = _ACTIVATIONS[self.options["activation"]]
+        return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())

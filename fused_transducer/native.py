@@ -1,0 +1,187 @@
+"""The C++ backend: csrc/ called through ctypes, on the CPU, with all of torch's threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from fused_transducer import compiling
+from fused_transducer.call import ACTIVATIONS, Call, accumulated
+
+#: Activations and logits of a tile take about so many bytes a thread, within these numbers of cells (whole groups).
+TILE_BYTES, FEWEST, MOST = 3 * 2**19, 112, 2240
+
+
+class Problem(ctypes.Structure):
+    """`Problem` of csrc/problem.h, field by field."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "N",
+                "T",
+                "U1",
+                "H",
+                "V",
+                "blank",
+                "activation",
+                "is_double",
+                "gradient",
+                "threads",
+                "tile_cells",
+                "kept_cells",
+                "encoder_n",
+                "encoder_t",
+                "decoder_n",
+                "decoder_u",
+            )  # fmt: skip
+        ),
+        ("negligible", ctypes.c_double),
+        ("fastemit_lambda", ctypes.c_double),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "encoder",
+                "decoder",
+                "weight",
+                "bias",
+                "grad_losses",
+                "targets",
+                "T_lengths",
+                "U_lengths",
+                "first_cells",
+                "arcs",
+                "kept",
+                "losses",
+                "dropped",
+                "d_encoder",
+                "d_decoder",
+                "d_weight",
+                "d_bias",
+                "workspace",
+            )  # fmt: skip
+        ),
+    ]
+
+
+def _cache() -> Path:
+    given = os.environ.get("FUSED_TRANSDUCER_CACHE")
+    return (
+        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "fused_transducer"
+    )
+
+
+@cache
+def _library() -> Tuple[Optional[ctypes.CDLL], str]:
+    """(library, "") or (None, why not): the one that was installed, else the one in the cache, which is made first."""
+    try:
+        name = compiling.library_name()
+        path = Path(__file__).parent / name
+        if not path.exists():
+            path = _cache() / name
+        if not path.exists():
+            compiling.build(path)
+        library = ctypes.CDLL(str(path))
+    except (compiling.BuildError, OSError) as error:
+        return None, f"the C++ code could not be compiled or loaded ({error})"
+    library.fused_transducer_isa.restype = ctypes.c_char_p
+    for function in ("forward_bytes", "backward_bytes"):
+        getattr(library, f"fused_transducer_{function}").restype = ctypes.c_int64
+    for function in ("forward", "backward"):
+        getattr(library, f"fused_transducer_{function}").restype = None
+    return library, ""
+
+
+def unavailable(device_type: str, dtype: torch.dtype) -> str:
+    """Why this backend cannot be used, or ""."""
+    return _library()[1] if device_type == "cpu" else f"it runs on the CPU, not on {device_type}"
+
+
+def instruction_set() -> str:
+    """ "avx512", "avx2" or "baseline": what the kernels use here."""
+    return _library()[0].fused_transducer_isa().decode()
+
+
+def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
+    """Cells of a tile: few enough for the caches, enough to keep every thread busy."""
+    cells = TILE_BYTES // ((H + V) * torch.finfo(dtype).bits // 8)
+    return torch.get_num_threads() * min(max(-(-cells // FEWEST) * FEWEST, FEWEST), MOST)
+
+
+class _Arguments:
+    """A Problem and the tensors whose memory it points to."""
+
+    def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
+        dtype = accumulated(call.encoder_out.dtype)
+        encoder, decoder = (self._rows(one.to(dtype)) for one in (call.encoder_out, call.decoder_out))
+        T_lengths, U_lengths = (one.long().contiguous() for one in (call.T_lengths, call.U_lengths))
+        first_cells = torch.zeros(call.N + 1, dtype=torch.int64)
+        torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
+        cells = int(first_cells[-1])
+        self.problem = Problem(
+            N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
+            activation=ACTIVATIONS.index(call.activation), is_double=dtype == torch.float64,
+            threads=torch.get_num_threads(), kept_cells=len(kept),
+            tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
+            encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
+            decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),
+            negligible=call.negligible, fastemit_lambda=call.fastemit_lambda,
+        )  # fmt: skip
+        self.tensors: List[Tensor] = []
+        self.point(
+            encoder=encoder,
+            decoder=decoder,
+            weight=call.weight.to(dtype).contiguous(),
+            bias=None if call.bias is None else call.bias.to(dtype).contiguous(),
+            targets=call.targets.long().contiguous(),
+            T_lengths=T_lengths,
+            U_lengths=U_lengths,
+            first_cells=first_cells,
+            arcs=arcs,
+            kept=kept,
+        )
+
+    @staticmethod
+    def _rows(tensor: Tensor) -> Tensor:
+        return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+
+    def point(self, **tensors: Optional[Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor is not None:
+                setattr(self.problem, name, tensor.data_ptr())
+                self.tensors.append(tensor)
+
+    def run(self, function: str) -> None:
+        library, at = _library()[0], ctypes.byref(self.problem)
+        workspace = torch.empty(getattr(library, f"fused_transducer_{function}_bytes")(at) + 63, dtype=torch.uint8)
+        self.problem.workspace = (workspace.data_ptr() + 63) // 64 * 64
+        getattr(library, f"fused_transducer_{function}")(at)
+
+
+def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
+    """As in `plain`."""
+    if not gradient:
+        arcs = arcs.new_empty(2, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
+    arguments = _Arguments(call, arcs, kept)
+    arguments.problem.gradient = gradient
+    arguments.point(losses=losses, dropped=dropped)
+    arguments.run("forward")
+
+
+def backward(
+    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+) -> None:
+    """As in `plain`."""
+    arguments = _Arguments(call, arcs, kept)
+    arguments.point(
+        grad_losses=grad_losses.to(arcs.dtype).contiguous(),
+        **dict(zip(("d_encoder", "d_decoder", "d_weight", "d_bias"), gradients)),
+    )
+    arguments.run("backward")

@@ -1,0 +1,194 @@
+"""The backend that needs PyTorch alone: any device, slower than the others, the same numbers.
+
+Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals over all utterances at
+once.  How posteriors follow from alpha without beta is told in csrc/lattice.h.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from fused_transducer.call import Call, accumulated
+
+#: Activations and logits of a tile take so many bytes.
+TILE_BYTES = 2**23
+
+
+def unavailable(device_type: str, dtype: torch.dtype) -> str:
+    """Why this backend cannot be used, or ""."""
+    return ""
+
+
+class _Tile(NamedTuple):
+    """Some cells: utterance, frame, targets before; target that follows (the blank where none does)."""
+
+    n: Tensor
+    t: Tensor
+    u: Tensor
+    target: Tensor
+    has_target: Tensor
+
+
+class _Joiner:
+    """The inputs in the dtype of sums, and what is computed of some cells."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.dtype = accumulated(call.encoder_out.dtype)
+        self.encoder, self.decoder, self.weight = (
+            one.to(self.dtype) for one in (call.encoder_out, call.decoder_out, call.weight)
+        )
+        self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
+        self.T_lengths, self.U_lengths = (one.to(call.device).long() for one in (call.T_lengths, call.U_lengths))
+
+    def tiles(self, cells: Tensor) -> Iterator[Tuple[Tensor, _Tile]]:
+        """The numbers of cells (n * T + t) * (U+1) + u, tile by tile, and where they are."""
+        call = self.call
+        size = call.tile_cells or max(64, TILE_BYTES // ((call.H + call.V) * torch.finfo(self.dtype).bits // 8))
+        for some in cells.split(size):
+            u, t = some % call.U1, some // call.U1 % call.T
+            n = some // (call.U1 * call.T)
+            has_target = u < self.U_lengths[n]
+            target = torch.full_like(u, call.blank)
+            if call.U1 > 1:
+                target = torch.where(has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target)
+            yield some, _Tile(n, t, u, target, has_target)
+
+    def activations(self, tile: _Tile) -> Tensor:
+        total = self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
+        return {"tanh": total.tanh_, "relu": total.relu_, "none": lambda: total}[self.call.activation]()
+
+    def logits(self, activations: Tensor) -> Tensor:
+        return torch.addmm(self.bias, activations, self.weight.t())
+
+    def derivative(self, activations: Tensor) -> Optional[Tensor]:
+        return {"tanh": lambda: 1 - activations.square(), "relu": lambda: activations > 0, "none": lambda: None}[
+            self.call.activation
+        ]()
+
+
+def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
+    """Fills losses and dropped (N,) float64 and, with `gradient`, arcs (2, N * T * (U+1)): the posteriors of each
+    cell's blank arc and label arc (times 1 + fastemit_lambda).  `kept` is for backends that keep logits."""
+    joiner = _Joiner(call)
+    shape = call.N, call.T, call.U1
+    t, u = (torch.arange(size, device=call.device) for size in shape[1:])
+    inside = (t[:, None] < joiner.T_lengths.view(-1, 1, 1)) & (u <= joiner.U_lengths.view(-1, 1, 1))
+    logs = torch.full((2, inside.numel()), -torch.inf, dtype=torch.float64, device=call.device)
+    for cells, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
+        logits = joiner.logits(joiner.activations(tile))
+        logits -= logits.amax(1, keepdim=True)
+        blank = logits[:, call.blank].to(torch.float64, copy=True)
+        label = logits.gather(1, tile.target.unsqueeze(1)).squeeze(1).double()
+        normaliser = logits.exp_().sum(1, dtype=torch.float64).log_()
+        logs[0, cells] = blank - normaliser
+        logs[1, cells] = torch.where(tile.has_target, label - normaliser, -torch.inf)
+    blank, label = (_skewed(one.view(shape)) for one in logs)
+    likelihood, by_blank, by_label = _alphas(blank, label, joiner)
+    losses.copy_(-likelihood)
+    dropped.zero_()
+    if not gradient:
+        return
+    of_blank, of_label = (_straight(one, call.T) for one in _posteriors(likelihood, by_blank, by_label, joiner))
+    of_label = of_label * (1 + call.fastemit_lambda)
+    arcs.copy_(torch.stack([of_blank, of_label]).view(2, -1))
+    posterior = torch.where(inside & ~_counts(call, arcs).view(shape), of_blank + of_label, 0)
+    dropped.copy_(posterior.sum((1, 2)) / (joiner.T_lengths + joiner.U_lengths))
+
+
+def _counts(call: Call, arcs: Tensor) -> Tensor:
+    """The cells whose gradient is computed; those that are NaN too."""
+    posterior = arcs[0] + arcs[1]
+    return ~(posterior < call.negligible) & (posterior != 0)
+
+
+def _skewed(cells: Tensor) -> Tensor:
+    """(N, T, U+1) -> (T+U, N, U+1): anti-diagonals; -inf where there is no cell."""
+    N, T, U1 = cells.shape
+    d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
+    t = d[:, None] - u
+    found = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
+    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), found, -torch.inf)
+
+
+def _straight(diagonals: Tensor, T: int) -> Tensor:
+    """(T+U, N, U+1) -> (N, T, U+1)."""
+    U1 = diagonals.shape[2]
+    t, u = (torch.arange(size, device=diagonals.device) for size in (T, U1))
+    return diagonals[t[:, None] + u, :, u].permute(2, 0, 1)
+
+
+def _alphas(blank: Tensor, label: Tensor, joiner: _Joiner) -> Tuple[Tensor, Tensor, Tensor]:
+    """(N,) log-likelihoods, and the probabilities (T+U, N, U+1) that a path through a cell came to it by a blank and by
+    a label."""
+    n = torch.arange(blank.shape[1], device=blank.device)
+    last = joiner.T_lengths + joiner.U_lengths - 1
+    alphas, by_blank, by_label = torch.full_like(blank, -torch.inf), torch.zeros_like(blank), torch.zeros_like(blank)
+    alphas[0, :, 0] = 0
+    for d in range(1, len(blank)):
+        x = alphas[d - 1] + blank[d - 1]
+        y = torch.full_like(x, -torch.inf)
+        y[:, 1:] = (alphas[d - 1] + label[d - 1])[:, :-1]
+        alphas[d] = torch.logaddexp(x, y)
+        impossible = alphas[d] == -torch.inf
+        by_blank[d] = (x - alphas[d]).exp_().masked_fill_(impossible, 0)
+        by_label[d] = (y - alphas[d]).exp_().masked_fill_(impossible, 0)
+    return alphas[last, n, joiner.U_lengths] + blank[last, n, joiner.U_lengths], by_blank, by_label
+
+
+def _posteriors(likelihood: Tensor, by_blank: Tensor, by_label: Tensor, joiner: _Joiner) -> Tuple[Tensor, Tensor]:
+    """(T+U, N, U+1) of the blank's arc of each cell and of the label's."""
+    n = torch.arange(by_blank.shape[1], device=by_blank.device)
+    last, possible = joiner.T_lengths + joiner.U_lengths - 1, (likelihood != -torch.inf).double()
+    of_blank, of_label = torch.zeros_like(by_blank), torch.zeros_like(by_blank)
+    of_blank[last, n, joiner.U_lengths] = possible
+    for d in range(len(by_blank) - 2, -1, -1):
+        after = of_blank[d + 1] + of_label[d + 1]
+        of_blank[d] += after * by_blank[d + 1]
+        of_label[d, :, :-1] = (after * by_label[d + 1])[:, 1:]
+    return of_blank, of_label
+
+
+def backward(
+    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+) -> None:
+    """Adds to those of `gradients` (of encoder_out, decoder_out, weight, bias; None: not wanted), which are contiguous
+    and of the dtype of sums."""
+    d_encoder, d_decoder, d_weight, d_bias = gradients
+    joiner = _Joiner(call)
+    for cells, tile in joiner.tiles(_counts(call, arcs).nonzero().squeeze(1)):
+        activations = joiner.activations(tile)
+        of_blank, of_label = (arcs[:, cells].double() * grad_losses[tile.n].double()).unsqueeze(2)
+        gradient = _logit_gradients(call, joiner.logits(activations), tile, of_blank, of_label)
+        if d_bias is not None:
+            d_bias += gradient.sum(0)
+        if d_weight is not None:
+            d_weight.addmm_(gradient.t(), activations)
+        if d_encoder is None and d_decoder is None:
+            continue
+        of_sum, derivative = gradient @ joiner.weight, joiner.derivative(activations)
+        of_sum = of_sum if derivative is None else of_sum * derivative
+        if d_encoder is not None:
+            d_encoder.view(-1, call.H).index_add_(0, tile.n * call.T + tile.t, of_sum)
+        if d_decoder is not None:
+            d_decoder.view(-1, call.H).index_add_(0, tile.n * call.U1 + tile.u, of_sum)
+
+
+def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, of_blank: Tensor, of_label: Tensor) -> Tensor:
+    """(cells, V); of_blank, of_label (cells, 1) float64: posteriors times the gradient of the loss."""
+    e = logits.sub_(logits.amax(1, keepdim=True)).exp_()
+    total = e.sum(1, keepdim=True, dtype=torch.float64)
+    blank, target = torch.full_like(tile.target, call.blank).unsqueeze(1), tile.target.unsqueeze(1)
+    e_blank, e_label = e.gather(1, blank).double(), e.gather(1, target).double()
+    # (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
+    at_blank = (of_label * e_blank - of_blank * (total - e_blank)) / total
+    at_label = (of_blank * e_label - of_label * (total - e_label)) / total
+    both = -(of_blank + of_label) * (total - e_blank) / total
+    is_blank = target == call.blank
+    at_blank = torch.where(is_blank, torch.where(tile.has_target.unsqueeze(1), both, at_blank), at_blank)
+    e *= ((of_blank + of_label) / total).to(e.dtype)
+    e.scatter_(1, target, at_label.to(e.dtype))
+    return e.scatter_(1, blank, at_blank.to(e.dtype))

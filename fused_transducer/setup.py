@@ -1,0 +1,40 @@
+"""Compiles csrc/ on the way, where there is a compiler; without one the package is installed all the same."""
+
+import importlib.util
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).parent
+spec = importlib.util.spec_from_file_location("compiling", HERE / "compiling.py")
+compiling = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(compiling)
+
+
+class BuildLibrary(build_ext):
+    """The extension is a plain shared library: no part of it depends on Python's or torch's version."""
+
+    def get_ext_filename(self, fullname):
+        return compiling.library_name()
+
+    def build_extension(self, extension):
+        try:
+            compiling.build(Path(self.get_ext_fullpath(extension.name)))
+        except compiling.BuildError as error:
+            self.warn(f"the C++ code was not compiled, plain PyTorch code will run instead: {error}")
+
+    def get_outputs(self):
+        return [path for path in super().get_outputs() if Path(path).exists()]
+
+
+class PackageOnly(build_py):
+    def find_package_modules(self, package, package_dir):
+        return [found for found in super().find_package_modules(package, package_dir) if found[1] != "setup"]
+
+
+setup(
+    ext_modules=[Extension("fused_transducer._native", sources=[])],
+    cmdclass={"build_ext": BuildLibrary, "build_py": PackageOnly},
+)

@@ -1,0 +1,227 @@
+"""The Triton backend: launches `kernels`, on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
+
+float32, bfloat16 and float16; sums in float32, the lattice in float64.  Products of float32 use TF32 where
+torch.backends.cuda.matmul.allow_tf32 says so; those of float16's backward always do, since gradients leave the range of
+float16.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from typing import Any, Dict, Optional, Sequence
+
+import torch
+from torch import Tensor
+
+from fused_transducer.call import ACTIVATIONS, Call
+
+#: Bytes of a tile's activations, gradients of logits and gradients of inputs.
+TILE_BYTES = 2**26
+#: Rows and columns of blocks that are activated or added, not multiplied.
+ADDED, COLUMNS = 16, 64
+#: Longest U + 1: a diagonal is one program's vector.
+LONGEST = 2**15
+
+
+@cache
+def _import_error() -> str:
+    try:
+        import fused_transducer.kernels  # noqa: F401
+    except ImportError as error:
+        return f"Triton does not import ({error})"
+    return ""
+
+
+def unavailable(device_type: str, dtype: torch.dtype) -> str:
+    """Why this backend cannot be used, or ""."""
+    if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"it runs on CUDA, not on {device_type}"
+    return "it has no float64" if dtype == torch.float64 else _import_error()
+
+
+def _blocks(dtype: torch.dtype) -> Dict[str, Any]:
+    """Sizes of the blocks of a product: what 64 to 128 kB of shared memory hold in three stages."""
+    if dtype == torch.float32:
+        return {"BM": 64, "BV": 64, "BH": 32, "num_warps": 4, "num_stages": 3}
+    return {"BM": 128, "BV": 128, "BH": 64, "num_warps": 8, "num_stages": 3}
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+class _Launch:
+    """What the kernels of one call share."""
+
+    def __init__(self, call: Call):
+        self.call = call
+        self.encoder, self.decoder = (
+            one if one.stride(2) == 1 else one.contiguous() for one in (call.encoder_out, call.decoder_out)
+        )
+        self.weight = call.weight.contiguous()
+        self.bias = self.weight if call.bias is None else call.bias.contiguous()
+        self.targets = call.targets.long().contiguous()
+        self.T_lengths, self.U_lengths = (
+            one.to(call.device, torch.int64).contiguous() for one in (call.T_lengths, call.U_lengths)
+        )
+        self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
+        self.cells = call.N * call.T * call.U1
+        self.sizes = {"H": call.H, "V": call.V}
+        self.kind = {"KIND": ACTIVATIONS.index(call.activation)}
+        self.flags = {**self.sizes, **self.products(call.weight.dtype), "HAS_BIAS": call.bias is not None}
+
+    def products(self, operands: torch.dtype) -> Dict[str, Any]:
+        """How operands of a dtype are multiplied."""
+        from triton import language as tl
+
+        names = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+        tf32 = torch.backends.cuda.matmul.allow_tf32 or self.call.weight.dtype == torch.float16
+        # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
+        operands = operands if self.call.device.type == "cuda" else torch.float32
+        return {"PRECISION": "tf32" if tf32 else "ieee", "OPERAND": names[operands]}
+
+    def rows(self, size: int) -> int:
+        """Cells of a tile; a power of two where the batch has fewer, since kernels are compiled for their numbers."""
+        call = self.call
+        tile = call.tile_cells or max(256, TILE_BYTES // (size * (call.H + call.V) + 4 * call.H))
+        return min(tile, 1 << (self.cells - 1).bit_length())
+
+    def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
+        from fused_transducer import kernels
+
+        numbers, positions = listed or (self.T_lengths, self.T_lengths)
+        kernels.activate[(_ceil(len(activations), BM), _ceil(self.call.H, COLUMNS))](
+            self.encoder, self.decoder, self.T_lengths, self.U_lengths, numbers, positions, activations, self.cells,
+            tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides,
+            H=self.call.H, **self.kind, LISTED=bool(listed), BM=BM, BH=COLUMNS,
+        )  # fmt: skip
+
+
+def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
+    """As in `plain`; arcs (4, N * T * (U+1)) also has each cell's largest logit and the log of the sum beside it."""
+    from fused_transducer import kernels
+
+    if call.U1 > LONGEST:
+        raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
+    launch = _Launch(call)
+    arcs = arcs.zero_() if gradient else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
+    blocks = _blocks(call.weight.dtype)
+    each = _ceil(call.T * call.U1, blocks["BM"])  # blocks of an utterance
+    at_once = min(call.N * each, _ceil(launch.rows(call.weight.element_size()), blocks["BM"]))
+    activations = call.weight.new_empty(at_once * blocks["BM"], call.H)
+    for block in range(0, call.N * each, at_once):
+        count = min(at_once, call.N * each - block)
+        launch.activate(activations[: count * blocks["BM"]], block, each, (), blocks["BM"])
+        kernels.log_probabilities[(count,)](
+            activations, launch.weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
+            launch.cells, block, each, call.T, call.U1, call.blank, **launch.flags, **blocks,
+        )  # fmt: skip
+    width = max(16, 1 << (call.U1 - 1).bit_length())
+    scratch = arcs.new_empty(call.N, 2, width, dtype=torch.float64)
+    dropped.zero_()
+    kernels.lattice[(call.N,)](
+        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, scratch, call.T, call.U1,
+        call.negligible, 1 + call.fastemit_lambda,
+        GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
+    )  # fmt: skip
+
+
+def _positions(call: Call, arcs: Tensor) -> Tensor:
+    """(cells,) how many cells up to each have a gradient."""
+    posterior = arcs[0] + arcs[1]
+    counts = ~(posterior < call.negligible) & (posterior != 0)
+    return counts.cumsum(0, dtype=torch.int64 if len(counts) >= 2**31 else torch.int32)
+
+
+def backward(
+    call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
+) -> None:
+    """As in `plain`."""
+    from fused_transducer import kernels
+
+    d_encoder, d_decoder, d_weight, d_bias = gradients
+    launch, cells = _Launch(call), arcs.shape[1]
+    positions = _positions(call, arcs)
+    capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    count = cells if capturing else int(positions[-1])  # a graph that is captured launches all; what is over returns
+    numbers = torch.empty(max(count, 1), dtype=torch.int64, device=call.device)
+    kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
+
+    dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
+    blocks = {**_blocks(dtype), **launch.products(dtype)}
+    rows = launch.rows(torch.finfo(dtype).bits // 8)
+    of_inputs = d_encoder is not None or d_decoder is not None
+    activations = torch.empty(rows, call.H, dtype=dtype, device=call.device)
+    of_logits = torch.empty(rows, call.V, dtype=dtype, device=call.device)
+    sums = torch.empty(rows if of_inputs else 0, call.H, dtype=torch.float32, device=call.device)
+    of_weight = None
+    if d_weight is not None or d_bias is not None:
+        of_weight = _WeightGradients(call, launch, blocks, rows, d_weight is not None, d_bias is not None)
+    across = _ceil(call.H, COLUMNS)
+    for tile in range(0, count, rows):
+        launch.activate(activations, tile, 1, (numbers, positions), ADDED)
+        kernels.logit_gradients[(_ceil(rows, blocks["BM"]),)](
+            activations, launch.weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
+            positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.flags,
+            **_blocks(call.weight.dtype),
+        )  # fmt: skip
+        if of_weight is not None:
+            of_weight.add(activations, of_logits, positions, tile)
+        if not of_inputs:
+            continue
+        kernels.input_gradients[(_ceil(rows, blocks["BM"]), _ceil(call.H, blocks["BH"]))](
+            launch.encoder, launch.decoder, launch.weight, numbers, positions, of_logits, sums, cells, tile, rows,
+            call.T, call.U1, *launch.strides, **launch.sizes, **launch.kind, **blocks,
+        )  # fmt: skip
+        how = {"BM": ADDED, "BH": COLUMNS}
+        if d_encoder is not None:
+            kernels.add_to_encoder[(call.N * call.T, across)](
+                sums, positions, d_encoder, cells, tile, rows, call.U1, call.H, **how
+            )
+        if d_decoder is not None:
+            kernels.add_to_decoder[(call.N * call.U1, across)](
+                sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, **how
+            )
+    if of_weight is not None:
+        of_weight.finish(d_weight, d_bias)
+
+
+class _WeightGradients:
+    """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows have sums of their
+    own, which are added at the end."""
+
+    def __init__(self, call: Call, launch: _Launch, blocks: Dict[str, Any], rows: int, weight: bool, bias: bool):
+        self.rows, self.cells = rows, launch.cells
+        self.blocks = {**blocks, "BM": 32, "BH": 64}
+        programs = _ceil(call.V, blocks["BV"]), _ceil(call.H, self.blocks["BH"]) if weight else 1
+        on_gpu = call.device.type == "cuda"
+        processors = torch.cuda.get_device_properties(call.device).multi_processor_count if on_gpu else 2
+        splits = min(16, max(1, 2 * processors // (programs[0] * programs[1])), _ceil(rows, 256))
+        self.grid = (*programs, splits)
+        share = _ceil(_ceil(rows, splits), 32) * 32
+        self.flags = {**launch.sizes, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
+        self.weight = torch.zeros(splits if weight else 0, call.V, call.H, dtype=torch.float32, device=call.device)
+        self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
+
+    def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
+        from fused_transducer import kernels
+
+        kernels.weight_gradients[self.grid](
+            activations,
+            of_logits,
+            positions,
+            self.weight,
+            self.bias,
+            self.cells,
+            tile,
+            self.rows,
+            **self.flags,
+            **self.blocks,
+        )
+
+    def finish(self, d_weight: Optional[Tensor], d_bias: Optional[Tensor]) -> None:
+        if d_weight is not None:
+            torch.sum(self.weight, 0, out=d_weight)
+        if d_bias is not None:
+            torch.sum(self.bias, 0, out=d_bias)

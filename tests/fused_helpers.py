@@ -1,0 +1,115 @@
+"""Problems for the tests of fused_transducer, and what is right for them: float64, with common.losses.oracle."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from commands import ROOT
+
+os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
+
+from fused_transducer import transducer_loss  # noqa: E402
+
+NAMES = ("encoder_out", "decoder_out", "weight", "bias")
+ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}
+
+
+@dataclass
+class Problem:
+    """tensors: encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None."""
+
+    tensors: List[Optional[torch.Tensor]]
+    targets: torch.Tensor
+    T_lengths: torch.Tensor
+    U_lengths: torch.Tensor
+    options: Dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> List[Tuple[int, int]]:
+        return list(zip(self.T_lengths.tolist(), self.U_lengths.tolist()))
+
+    def with_options(self, **options: Any) -> Problem:
+        return replace(self, options={**self.options, **options})
+
+    def leaves(self, dtype: Optional[torch.dtype] = None) -> List[Optional[torch.Tensor]]:
+        return [None if one is None else one.detach().to(dtype or one.dtype).requires_grad_() for one in self.tensors]
+
+    def loss(self, leaves: List[Optional[torch.Tensor]], **options: Any) -> torch.Tensor:
+        options = {"reduction": "none", **self.options, **options}
+        return transducer_loss(*leaves, self.targets, self.T_lengths, self.U_lengths, **options)
+
+
+def problem(lengths, H=12, V=11, dtype=torch.float64, bias=True, seed=0, scale=1.0, **options) -> Problem:
+    """Normal inputs for utterances of these (T, U); options are those of transducer_loss."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).mul(scale).to(dtype)
+
+    N, T, U = len(lengths), max(T for T, _ in lengths), max(U for _, U in lengths)
+    tensors = [normal(N, T, H), normal(N, U + 1, H), normal(V, H), normal(V) if bias else None]
+    T_lengths, U_lengths = torch.tensor(lengths).unbind(1)
+    return Problem(tensors, torch.randint(0, V, (N, U), generator=generator), T_lengths, U_lengths, options)
+
+
+def logits_of(tensors, activation: str = "tanh") -> torch.Tensor:
+    """(N, T, U+1, V)."""
+    encoder_out, decoder_out, weight, bias = tensors
+    joined = ACTIVATIONS[activation](encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
+    return torch.nn.functional.linear(joined, weight, bias)
+
+
+def vectorised(logits, targets, T_lengths, U_lengths, blank=0) -> torch.Tensor:
+    """(N,) losses of float64 logits, row by row with torch.logcumsumexp: for sizes too large for the oracle."""
+    N, T, U1, _ = logits.shape
+    log_probs = logits.log_softmax(-1)
+    blanks = log_probs[..., blank]
+    labels = log_probs[:, :, :-1].gather(3, targets.view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)).squeeze(3)
+    along = torch.nn.functional.pad(labels.cumsum(2), (1, 0))
+    alphas = [along[:, 0]]
+    for t in range(1, T):
+        alphas.append(along[:, t] + torch.logcumsumexp(alphas[-1] + blanks[:, t - 1] - along[:, t], dim=1))
+    last = torch.arange(N), T_lengths - 1, U_lengths
+    return -(torch.stack(alphas, 1)[last] + blanks[last])
+
+
+def right(one: Problem, large: bool = False):
+    """(losses, gradients of their sum by name): the oracle's, or `vectorised`'s."""
+    from common.losses import oracle
+
+    leaves = one.leaves(torch.float64)
+    logits, blank = logits_of(leaves, one.options.get("activation", "tanh")), one.options.get("blank", 0)
+    if large:
+        losses = vectorised(logits, one.targets, one.T_lengths, one.U_lengths, blank)
+    else:
+        losses = oracle.losses(logits, one.targets, one.lengths, blank)
+    losses.sum().backward()
+    return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
+
+
+def found(one: Problem, **options):
+    """Likewise, fused_transducer's."""
+    leaves = one.leaves()
+    losses = one.loss(leaves, **options)
+    losses.sum().backward()
+    return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest expected magnitude; inf where a value is not finite, 0 where both are 0."""
+    actual, expected = actual.double(), expected.double()
+    difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
+    if difference != difference:
+        return float("inf")
+    return difference / max(expected.abs().max().item(), 1e-30) if difference else 0.0
+
+
+def errors(one: Problem, expected=None, **options) -> Dict[str, float]:
+    """Of the losses ("loss") and of each gradient."""
+    right_losses, right_gradients = expected or right(one)
+    losses, gradients = found(one, **options)
+    result = {"loss": error(losses, right_losses)}
+    return {**result, **{name: error(gradients[name], gradient) for name, gradient in right_gradients.items()}}

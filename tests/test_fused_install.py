@@ -1,0 +1,88 @@
+"""`pip install ./fused_transducer` into an environment of its own, where the README's example runs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+import pytest
+from commands import ROOT
+
+pytest.importorskip("setuptools", reason="pip builds the package with setuptools")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A fresh environment that sees this one's torch and setuptools (so that nothing is downloaded)."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    packages = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+    with open(os.path.join(packages, "torch.pth"), "w") as file:
+        file.write(sysconfig.get_path("purelib") + "\n")
+    shutil.copytree(ROOT / "fused_transducer", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build"))
+    return folder
+
+
+def install(environment, **variables):
+    shutil.rmtree(environment / "source" / "build", ignore_errors=True)
+    pip = [
+        environment / "venv" / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--force-reinstall",
+    ]
+    done = subprocess.run(
+        [*pip, "--no-build-isolation", environment / "source"],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def example(environment):
+    """The README's example, and which code it ran; nothing can be compiled any more."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "fused_transducer" / "README.md").read_text(), re.DOTALL)
+    tail = """
+import fused_transducer
+print(fused_transducer.__file__)
+print(fused_transducer.backend_of("cpu", torch.float32))
+print(encoder_out.grad.abs().sum().item() > 0)
+"""
+    variables = {"CXX": "no-such-compiler", "FUSED_TRANSDUCER_CACHE": str(environment / "empty")}
+    done = subprocess.run(
+        [environment / "venv" / "bin" / "python", "-c", code + tail],
+        env={**os.environ, **variables},
+        cwd=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    path, backend, differentiated = done.stdout.split()
+    assert path.startswith(str(environment / "venv")) and differentiated == "True"
+    return backend
+
+
+def test_without_a_compiler_it_is_plain_pytorch(environment):
+    install(environment, CXX="no-such-compiler")
+    assert example(environment) == "torch"
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_with_a_compiler_it_is_native_code(environment):
+    install(environment)
+    assert example(environment) == "native"

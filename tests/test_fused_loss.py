@@ -1,0 +1,337 @@
+"""fused_transducer's loss and gradients, on the CPU: against the float64 oracle, finite differences, and in corners."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from commands import ROOT
+from fused_helpers import NAMES, Problem, error, errors, found, problem, right
+
+from fused_transducer import native
+
+BACKENDS = ["native", "torch"]
+RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
+EXACT = {"negligible": 0.0}
+
+
+@pytest.fixture(params=BACKENDS, autouse=True)
+def backend(request, monkeypatch):
+    if request.param == "native" and native.unavailable("cpu", torch.float32):
+        pytest.skip(native.unavailable("cpu", torch.float32))
+    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu", "none"])
+@pytest.mark.parametrize("lengths", [RAGGED, [(1, 0)], [(1, 1)], [(2, 9)], [(30, 1), (3, 20)]], ids=str)
+def test_float64_is_the_oracles(lengths, activation):
+    assert max(errors(problem(lengths, activation=activation, **EXACT)).values()) < 1e-12
+
+
+@pytest.mark.parametrize("H, V", [(1, 1), (1, 2), (31, 32), (33, 70), (16, 1500), (100, 129)])
+@pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
+def test_sizes_around_those_of_blocks(H, V, dtype, allowed):
+    assert max(errors(problem(RAGGED, H=H, V=V, dtype=dtype, scale=0.5, **EXACT)).values()) < allowed
+
+
+@pytest.mark.parametrize("dtype, allowed", [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_half_precision_loses_digits_of_the_gradients_only(dtype, allowed):
+    made = errors(problem(RAGGED, H=40, V=50, dtype=dtype, scale=0.5, **EXACT))
+    assert made["loss"] < 1e-6 and max(made.values()) < allowed
+
+
+def test_finite_differences():
+    one = problem([(4, 2), (2, 3), (3, 0)], H=3, V=4, **EXACT)
+    assert torch.autograd.gradcheck(lambda *leaves: one.loss(list(leaves)), one.leaves())
+
+
+def test_without_bias_and_with_another_blank():
+    assert max(errors(problem(RAGGED, bias=False, blank=10, **EXACT)).values()) < 1e-12
+
+
+def test_a_target_that_is_the_blank():
+    one = problem(RAGGED, **EXACT)
+    one.targets[:, 1:3] = 0
+    assert max(errors(one).values()) < 1e-12
+
+
+@pytest.mark.parametrize("tile_cells", [1, 7, 64, 1000])
+def test_any_tile(tile_cells):
+    """Of 1,000 cells, more than the batch has, the logits are kept for backward."""
+    assert max(errors(problem(RAGGED, tile_cells=tile_cells, **EXACT)).values()) < 1e-12
+
+
+def test_threads_do_not_matter():
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert max(errors(problem([(20, 9), (11, 12)], V=60, **EXACT)).values()) < 1e-12
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_reductions():
+    one = problem(RAGGED)
+    losses = one.loss(one.leaves())
+    assert losses.shape == (5,) and losses.dtype == torch.float64
+    assert one.loss(one.leaves(), reduction="sum").item() == pytest.approx(losses.sum().item())
+    leaves = one.leaves()
+    mean = one.loss(leaves, reduction="mean")
+    mean.backward()
+    assert mean.item() == pytest.approx(losses.mean().item())
+    _, gradients = right(one)
+    assert error(leaves[2].grad * 5, gradients["weight"]) < 1e-7
+
+
+def test_each_utterance_has_its_own_upstream_gradient():
+    one = problem(RAGGED, **EXACT)
+    scales = torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5], dtype=torch.float64)
+    leaves = one.leaves()
+    (one.loss(leaves) * scales).sum().backward()
+    _, gradients = right(one)
+    assert error(leaves[0].grad, gradients["encoder_out"] * scales.view(-1, 1, 1)) < 1e-12
+
+
+def test_strides_do_not_matter():
+    one = problem([(6, 3), (6, 2)], **EXACT)
+    expected = right(one)
+    apart = [
+        torch.stack([one.tensors[0], one.tensors[0]], 3)[..., 0],  # no column beside the next
+        one.tensors[1].transpose(0, 1).contiguous().transpose(0, 1),
+        one.tensors[2].t().contiguous().t(),
+        torch.stack([one.tensors[3]] * 2, 1)[:, 0],
+    ]
+    assert not any(tensor.is_contiguous() for tensor in apart)
+    spread = Problem(apart, one.targets.t().contiguous().t(), one.T_lengths, one.U_lengths, one.options)
+    assert max(errors(spread, expected).values()) < 1e-12
+
+
+def test_expanded_inputs():
+    """One frame for all, and one utterance's decoder outputs for both."""
+    one = problem([(6, 3), (6, 2)], **EXACT)
+    one.tensors[0] = one.tensors[0][:, :1].expand(2, 6, -1)
+    one.tensors[1] = one.tensors[1][:1].expand(2, -1, -1)
+    assert max(errors(one).values()) < 1e-12
+
+
+def test_padding_is_never_read():
+    one = problem(RAGGED, **EXACT)
+    expected = right(one)
+    for n, (T, U) in enumerate(RAGGED):
+        one.tensors[0][n, T:] = float("nan")
+        one.tensors[1][n, U + 1 :] = float("inf")
+        one.targets[n, U:] = -100
+    made, gradients = found(one)
+    assert error(made, expected[0]) < 1e-12
+    for n, (T, U) in enumerate(RAGGED):
+        assert not gradients["encoder_out"][n, T:].any() and not gradients["decoder_out"][n, U + 1 :].any()
+    assert error(gradients["weight"], expected[1]["weight"]) < 1e-12
+
+
+def test_an_impossible_target_costs_inf_and_leaves_a_finite_gradient():
+    one = problem([(5, 2), (4, 2)], V=6, dtype=torch.float32, **EXACT)
+    one.targets[:] = torch.tensor([[1, 2], [3, 4]])
+    one.tensors[3][3] = -float("inf")  # the second utterance's first target
+    losses, gradients = found(one)
+    alone = problem([(5, 2), (4, 2)], V=6, dtype=torch.float32)
+    alone = Problem(
+        [tensor[:1] if tensor.dim() == 3 else tensor for tensor in one.tensors],
+        one.targets[:1],
+        one.T_lengths[:1],
+        one.U_lengths[:1],
+        EXACT,
+    )
+    assert torch.isinf(losses[1]) and losses[1] > 0
+    assert all(torch.isfinite(gradient).all() for gradient in gradients.values())
+    losses_alone, gradients_alone = found(alone)
+    assert error(losses[:1], losses_alone) == 0 and error(gradients["weight"], gradients_alone["weight"]) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e4, -1e4])
+def test_logits_of_ten_thousand(scale):
+    """Adding as much to every logit changes nothing; an output layer of such weights gives logits as far apart."""
+    one = problem([(6, 3), (5, 2)], dtype=torch.float32, **EXACT)
+    expected = right(one)
+    shifted = Problem([*one.tensors[:3], one.tensors[3] + scale], one.targets, one.T_lengths, one.U_lengths, EXACT)
+    made, gradients = found(shifted)
+    assert error(made, expected[0]) < 2e-3 and error(gradients["weight"], expected[1]["weight"]) < 2e-2  # of 1e4 + x
+    one.tensors[2] *= scale / one.tensors[2].abs().max()
+    made = errors(one)
+    assert made.pop("bias") < 1e-3 and max(made.values()) < 1e-3
+
+
+def test_a_nan_shows():
+    one = problem([(5, 2), (4, 2)], **EXACT)
+    one.tensors[0][1, 2, 0] = float("nan")
+    losses, gradients = found(one)
+    assert torch.isfinite(losses[0]) and torch.isnan(losses[1]) and torch.isnan(gradients["encoder_out"][1]).any()
+    assert torch.isfinite(gradients["encoder_out"][0]).all()
+
+
+def test_fastemit_scales_the_label_arcs():
+    """Its gradient is that of the loss with each label's log-probability counted 1 + lambda times."""
+    from common.losses import oracle
+
+    one = problem(RAGGED, fastemit_lambda=0.3, **EXACT)
+    leaves = one.leaves()
+    from fused_helpers import logits_of
+
+    log_probs = logits_of(leaves).log_softmax(-1)
+    arcs = log_probs.detach().requires_grad_()
+    oracle.arc_losses(arcs, one.targets, one.lengths).sum().backward()
+    label = torch.zeros_like(arcs)
+    for n, (_, U) in enumerate(RAGGED):
+        for u in range(U):
+            label[n, :, u, one.targets[n, u]] = 1
+    both = one.targets.eq(0).any()
+    assert both  # a target that is the blank: that entry holds both arcs, and is left out below
+    keep = torch.ones_like(label)
+    clean = Problem(one.tensors, one.targets.clamp(min=1), one.T_lengths, one.U_lengths, one.options)
+    arcs = log_probs.detach().requires_grad_()
+    oracle.arc_losses(arcs, clean.targets, clean.lengths).sum().backward()
+    label.zero_()
+    for n, (_, U) in enumerate(RAGGED):
+        for u in range(U):
+            label[n, :, u, clean.targets[n, u]] = 1
+    log_probs.backward(arcs.grad * (keep + 0.3 * label))
+    losses, gradients = found(clean)
+    assert error(losses, right(clean)[0]) < 1e-12  # the value stays
+    assert max(error(gradients[name], leaf.grad) for name, leaf in zip(NAMES, leaves)) < 1e-12
+
+
+# -- accuracy and what is left out ---------------------------------------------------------------------------------
+
+
+def long_one(**options) -> Problem:
+    return problem([(370, 96)], H=24, V=200, dtype=torch.float32, scale=0.3, seed=1, **options)
+
+
+def test_a_log_likelihood_of_minus_two_thousand():
+    one = long_one()
+    expected = right(one, large=True)
+    assert 1500 < expected[0].item() < 3000
+    made = errors(one, expected)
+    assert made["loss"] < 1e-6 and max(made.values()) < 1e-5
+
+
+def test_peaky_logits_keep_the_digits_of_a_small_loss():
+    """One path has nearly all the probability, and the loss is what the other symbols have: 3e-7 of each cell.  The
+    logits are whole numbers, so no digit is lost before they are summed."""
+    T, U, V = 60, 20, 40
+    one = problem([(T, U)], H=V, V=V, dtype=torch.float32, activation="none", **EXACT)
+    codes = torch.eye(V)
+    one.targets = torch.randint(1, V, (1, U), generator=torch.Generator().manual_seed(2))
+    one.tensors[0], one.tensors[1] = torch.zeros(1, T, V), torch.zeros(1, U + 1, V)
+    one.tensors[0][0, torch.arange(U) * 3] = codes[one.targets[0]]
+    one.tensors[1][0, :U] = codes[one.targets[0]]
+    one.tensors[2], one.tensors[3] = 30 * codes, 45 * codes[0]
+    one.tensors[2][0] = 0
+    expected = right(one, large=True)
+    losses, gradients = found(one)
+    assert 1e-6 < expected[0].item() < 1e-4 and error(losses, expected[0]) < 1e-6
+    assert all((gradients[name] - expected[1][name]).abs().max() < 1e-9 for name in NAMES)  # of posteriors of 1
+
+
+def test_what_is_dropped_is_told_and_bounds_the_error():
+    one = long_one()
+    _, whole = found(one, negligible=0.0)
+    leaves = one.leaves()
+    losses, dropped = one.loss(leaves, negligible=1e-3, return_dropped=True)
+    losses.sum().backward()
+    assert 0 < dropped.item() < 0.2
+    L1 = (leaves[3].grad - whole["bias"]).abs().sum().item()
+    assert 0 < L1 <= 2 * dropped.item() * (370 + 96) * 1.001
+    none, _ = one.loss(one.leaves(), negligible=0.0, return_dropped=True)
+    assert none.item() == losses.item()
+    assert one.loss(one.leaves(), negligible=0.0, return_dropped=True)[1].item() == pytest.approx(0, abs=1e-30)
+
+
+def test_five_repeats_have_the_same_bits():
+    one = problem([(60, 20), (40, 25)], H=40, V=100, dtype=torch.float32)
+    first = found(one, tile_cells=200)
+    for _ in range(4):
+        losses, gradients = found(one, tile_cells=200)
+        assert torch.equal(losses, first[0])
+        assert all(torch.equal(gradients[name], first[1][name]) for name in NAMES)
+
+
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same():
+    one = problem(RAGGED, **EXACT)
+    _, expected = right(one)
+    for wanted in NAMES:
+        leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, one.tensors)]
+        one.loss(leaves).sum().backward()
+        assert [leaf.grad is not None for leaf in leaves] == [name == wanted for name in NAMES]
+        assert error(leaves[NAMES.index(wanted)].grad, expected[wanted]) < 1e-12
+
+
+def test_without_gradients_the_loss_is_the_same():
+    one = problem(RAGGED)
+    with torch.no_grad():
+        losses = one.loss(one.leaves())
+    assert not losses.requires_grad and torch.equal(losses, one.loss(one.leaves()).detach())
+
+
+def test_backward_twice_through_a_retained_graph():
+    one = problem(RAGGED, **EXACT)
+    leaves = one.leaves()
+    losses = one.loss(leaves)
+    losses.sum().backward(retain_graph=True)
+    once = leaves[2].grad.clone()
+    losses.sum().backward()
+    assert torch.equal(leaves[2].grad, 2 * once)
+
+
+# -- of the C++ alone ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instruction_set", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(backend, instruction_set):
+    """What this processor lacks falls to a lesser one, and says so."""
+    if backend != "native":
+        pytest.skip("the C++ code has instruction sets")
+    script = """
+import torch, fused_helpers as helpers
+from fused_transducer import native
+for dtype, allowed in ((torch.float32, 5e-6), (torch.float64, 1e-12)):
+    one = helpers.problem([(9, 4), (6, 5), (30, 20)], H=33, V=70, dtype=dtype, scale=0.5, negligible=0.0)
+    made = helpers.errors(one)
+    assert max(made.values()) < allowed, made
+print(native.instruction_set())
+"""
+    environment = {"FUSED_TRANSDUCER_ISA": instruction_set, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    if done.stdout.strip() != instruction_set:
+        pytest.skip(f"this processor has {done.stdout.strip()} at best")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_it_never_holds_the_logits(backend):
+    """Of 100 x 51 cells and V = 4,000 they take 78 MiB, and so does their gradient."""
+    script = """
+import gc, torch, fused_helpers as helpers
+def peak():
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) / 1024
+one = helpers.problem([(100, 50)], H=32, V=4000, dtype=torch.float32)
+helpers.found(helpers.problem([(9, 4)], H=32, V=40, dtype=torch.float32))
+gc.collect()
+before = peak()
+helpers.found(one)
+print(peak() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed at once
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < {"native": 25, "torch": 50}[backend]

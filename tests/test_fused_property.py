@@ -1,0 +1,66 @@
+"""fused_transducer against the oracle over drawn shapes, dtypes, strides, lengths and options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the examples: pip install hypothesis")
+
+from fused_helpers import Problem, errors, problem, right  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+ALLOWED = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+def spread(tensor: torch.Tensor, order: int, step: int) -> torch.Tensor:
+    """The same values, with dimensions laid out in another order and gaps between them."""
+    dims = list(range(tensor.dim()))
+    dims = dims[order % len(dims) :] + dims[: order % len(dims)]
+    back = [dims.index(d) for d in range(tensor.dim())]
+    return torch.stack([tensor.permute(dims)] * step, -1)[..., 0].permute(back)
+
+
+@st.composite
+def problems(draw) -> Problem:
+    lengths = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(0, 8)), min_size=1, max_size=4))
+    V = draw(st.integers(1, 70))
+    one = problem(
+        lengths,
+        H=draw(st.integers(1, 50)),
+        V=V,
+        dtype=draw(st.sampled_from(list(ALLOWED))),
+        bias=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**20)),
+        scale=draw(st.sampled_from([0.1, 0.5, 1.0])),
+        negligible=0.0,
+        activation=draw(st.sampled_from(["tanh", "relu", "none"])),
+        blank=draw(st.integers(0, V - 1)),
+        tile_cells=draw(st.sampled_from([None, 1, 5, 64, 10_000])),
+        backend=draw(st.sampled_from(["native", "torch"])),
+    )
+    order, step = draw(st.integers(0, 2)), draw(st.integers(1, 3))
+    one.tensors = [None if tensor is None else spread(tensor, order, step) for tensor in one.tensors]
+    integers = draw(st.sampled_from([torch.int32, torch.int64]))
+    one.targets, one.T_lengths, one.U_lengths = (
+        tensor.to(integers) for tensor in (one.targets, one.T_lengths, one.U_lengths)
+    )
+    return one
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.given(problems())
+def test_it_is_the_oracles(one):
+    from fused_transducer import native
+
+    if one.options["backend"] == "native" and native.unavailable("cpu", torch.float32):
+        one = one.with_options(backend="torch")
+    expected_losses, expected = right(one)
+    made = errors(one, (expected_losses, expected))
+    allowed = ALLOWED[one.tensors[0].dtype]
+    # where every path is the same, gradients are sums that cancel: what is left is rounding
+    scale = max(gradient.abs().max().item() for gradient in expected.values())
+    loss = made.pop("loss")
+    assert loss < (1e-11 if one.tensors[0].dtype == torch.float64 else 1e-5) or expected_losses.abs().max() < 1e-5
+    for name, value in made.items():
+        assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)

@@ -1,0 +1,236 @@
+"""fused_transducer as a part of PyTorch: registration, torch.compile, autocast, modules, refusals."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from fused_helpers import NAMES, Problem, error, errors, found, problem, right
+
+import fused_transducer
+from fused_transducer import TransducerLoss, backend_of, backends, native, transducer_loss
+
+RAGGED = [(9, 4), (6, 5), (8, 1)]
+
+
+def cells_of(one: Problem) -> int:
+    return int((one.T_lengths * (one.U_lengths + 1)).sum())
+
+
+def arguments(one: Problem, backend: str, cells: int):
+    values = (0, "tanh", 0.0, 1e-8, 0, backend, True, cells, 0)
+    return (*one.leaves(), one.targets, one.T_lengths, one.U_lengths, *values)
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_the_operators_registration(backend):
+    one = problem(RAGGED, dtype=torch.float32)
+    cells = cells_of(one) if backend == "native" else 3 * 9 * 6
+    torch.library.opcheck(
+        torch.ops.fused_transducer.losses.default,
+        arguments(one, backend, cells),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_compiled_as_one_graph(backend):
+    one = problem(RAGGED, negligible=0.0, backend=backend)
+    expected = right(one)
+
+    def loss(leaves):
+        return one.loss(leaves) * 2
+
+    leaves = one.leaves()
+    losses = torch.compile(loss, fullgraph=True, backend="aot_eager")(leaves)
+    losses.sum().backward()
+    assert error(losses.detach(), 2 * expected[0]) < 1e-12
+    assert all(error(leaf.grad, 2 * expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
+
+
+def test_compiled_with_other_lengths_and_bad_ones():
+    one = problem([(9, 4), (9, 4)], negligible=0.0)
+    compiled = torch.compile(
+        lambda leaves, T_lengths: transducer_loss(
+            *leaves, one.targets, T_lengths, one.U_lengths, reduction="none", negligible=0.0
+        ),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    for lengths in ([9, 9], [3, 1]):
+        one.T_lengths = torch.tensor(lengths)
+        assert error(compiled(one.leaves(), one.T_lengths).detach(), right(one)[0]) < 1e-12
+    with pytest.raises(ValueError, match="utterance 1"):
+        compiled(one.leaves(), torch.tensor([9, 10]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_computes_in_its_dtype_and_gives_gradients_in_theirs(dtype):
+    one = problem(RAGGED, H=40, dtype=torch.float32, scale=0.5)
+    cast = Problem([tensor.to(dtype) for tensor in one.tensors], one.targets, one.T_lengths, one.U_lengths)
+    leaves = one.leaves()
+    with torch.autocast("cpu", dtype):
+        losses = one.loss(leaves)
+    losses.sum().backward()
+    assert losses.dtype == torch.float32 and torch.equal(losses.detach(), found(cast)[0])
+    assert all(leaf.grad.dtype == torch.float32 for leaf in leaves)
+    assert max(error(leaf.grad, found(cast)[1][name].float()) for name, leaf in zip(NAMES, leaves)) < 1e-6
+
+
+def test_second_derivatives_are_refused():
+    one = problem(RAGGED)
+    leaves = one.leaves()
+    (gradient,) = torch.autograd.grad(one.loss(leaves).sum(), leaves[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivative"):
+        gradient.square().sum().backward()
+
+
+def test_the_dropped_share_needs_no_gradient():
+    one = problem(RAGGED)
+    losses, dropped = one.loss(one.leaves(), return_dropped=True)
+    assert losses.requires_grad and not dropped.requires_grad and dropped.shape == (3,)
+
+
+def test_hooks_and_accumulation():
+    one = problem(RAGGED)
+    leaves = one.leaves()
+    seen = []
+    leaves[2].register_post_accumulate_grad_hook(lambda leaf: seen.append(leaf.grad.clone()))
+    for _ in range(2):
+        one.loss(leaves).sum().backward()
+    assert len(seen) == 2 and error(seen[1], 2 * seen[0]) < 1e-12
+
+
+# -- the module ----------------------------------------------------------------------------------------------------
+
+
+def test_the_module_owns_the_output_layer():
+    torch.manual_seed(0)
+    one = problem(RAGGED, H=12, V=11, dtype=torch.float32)
+    module = TransducerLoss(12, 11, reduction="sum", negligible=0.0)
+    one.tensors[2:] = [module.output_linear.weight, module.output_linear.bias]
+    expected = right(one)
+    loss = module(*one.leaves()[:2], one.targets, one.T_lengths, one.U_lengths)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected[0].sum().item(), rel=1e-6)
+    assert error(module.output_linear.weight.grad, expected[1]["weight"]) < 1e-5
+    assert set(module.state_dict()) == {"output_linear.weight", "output_linear.bias"}
+
+
+def test_the_module_with_projections_is_icefalls_joiner():
+    torch.manual_seed(0)
+    module = TransducerLoss(8, 11, encoder_dim=6, decoder_dim=5, activation="relu", bias=False, blank=2)
+    assert set(module.state_dict()) == {
+        "encoder_proj.weight",
+        "encoder_proj.bias",
+        "decoder_proj.weight",
+        "decoder_proj.bias",
+        "output_linear.weight",
+    }
+    encoder_out, decoder_out = torch.randn(2, 7, 6), torch.randn(2, 4, 5)
+    targets, T_lengths, U_lengths = torch.randint(3, 11, (2, 3)), torch.tensor([7, 4]), torch.tensor([3, 2])
+    from common.losses import oracle
+
+    logits = module.logits(encoder_out.unsqueeze(2), decoder_out.unsqueeze(1))
+    expected = oracle.losses(logits, targets, [(7, 3), (4, 2)], 2).mean()
+    loss = module(encoder_out, decoder_out, targets, T_lengths, U_lengths)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert all(parameter.grad is not None for parameter in module.parameters())
+    assert "relu" in repr(module)
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"T_lengths": torch.tensor([9, 10, 8])}, ("utterance 1", "10", "9 frames")),
+        ({"T_lengths": torch.tensor([9, 6, 0])}, ("utterance 2", "T_lengths is 0")),
+        ({"U_lengths": torch.tensor([6, 5, 1])}, ("utterance 0", "U_lengths is 6")),
+        ({"U_lengths": torch.tensor([4, -1, 1])}, ("utterance 1", "-1")),
+        ({"targets": torch.full((3, 5), 11)}, ("utterance 0", "target 0", "11")),
+        ({"targets": torch.tensor([[1] * 5, [1, 1, -3, 1, 1], [1] * 5])}, ("utterance 1", "target 2", "-3")),
+        ({"targets": torch.ones(3, 4, dtype=torch.long)}, ("targets", "(3, 5)", "(3, 4)")),
+        ({"targets": torch.ones(3, 5)}, ("targets", "integers")),
+        ({"T_lengths": torch.tensor([9, 6])}, ("T_lengths", "(3,)")),
+        ({"U_lengths": torch.tensor([4.0, 5.0, 1.0])}, ("U_lengths", "integers")),
+        ({"weight": torch.zeros(11, 13)}, ("weight", "(11, 12)")),
+        ({"weight": torch.zeros(11, 12, dtype=torch.float32)}, ("weight", "float32", "float64")),
+        ({"bias": torch.zeros(10, dtype=torch.float64)}, ("bias", "(11,)")),
+        ({"encoder_out": torch.zeros(0, 9, 12), "T_lengths": torch.zeros(0, dtype=torch.long)}, ("empty",)),
+        ({"encoder_out": torch.zeros(3, 9, 12, dtype=torch.long)}, ("encoder_out", "int64")),
+        ({"encoder_out": torch.zeros(9, 12)}, ("encoder_out", "(N, T, H)")),
+        ({"decoder_out": torch.zeros(2, 6, 12)}, ("decoder_out", "(3, 6, 12)")),
+        ({"decoder_out": torch.zeros(3, 6, 12, device="meta", dtype=torch.float64)}, ("decoder_out", "meta", "cpu")),
+        ({"blank": 11}, ("blank", "11")),
+        ({"activation": "gelu"}, ("activation", "gelu")),
+        ({"reduction": "average"}, ("reduction", "average")),
+        ({"negligible": -1.0}, ("negligible",)),
+        ({"fastemit_lambda": float("nan")}, ("fastemit_lambda",)),
+        ({"tile_cells": -5}, ("tile_cells",)),
+        ({"backend": "opencl"}, ("backend", "opencl", "native")),
+        ({"backend": "triton"}, ("triton", "CUDA")),
+    ],
+)
+def test_every_bad_argument_is_one_clear_error(change, words):
+    one = problem(RAGGED)
+    given = dict(zip(NAMES, one.leaves()), targets=one.targets, T_lengths=one.T_lengths, U_lengths=one.U_lengths)
+    with pytest.raises(ValueError) as refused:
+        transducer_loss(**{**given, **change})
+    for word in words:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_targets_beyond_the_length_may_be_anything():
+    one = problem(RAGGED, negligible=0.0)
+    expected = right(one)
+    one.targets[2, 1:] = 10_000
+    assert max(errors(one, expected).values()) < 1e-12
+
+
+# -- without a compiler --------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_plain_code_runs_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path))
+    monkeypatch.delenv("FUSED_TRANSDUCER_BACKEND", raising=False)
+    for cached in (native._library, backends._warn_of_torch):
+        cached.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="no-such-compiler"):
+            assert backend_of("cpu", torch.float32) == "torch"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert backend_of("cpu", torch.float32) == "torch"  # once is enough
+        assert max(errors(problem(RAGGED, negligible=0.0)).values()) < 1e-12
+    finally:
+        native._library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    fails = tmp_path / "c++"
+    fails.write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
+    fails.chmod(0o755)
+    monkeypatch.setenv("CXX", str(fails))
+    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path / "cache"))
+    native._library.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="broken beyond words"):
+            backend_of("cpu", torch.float32, "native")
+    finally:
+        native._library.cache_clear()
+
+
+def test_it_imports_nothing_of_the_suite():
+    for path in (fused_transducer.__path__[0],):
+        from pathlib import Path
+
+        sources = [*Path(path).glob("*.py"), *Path(path).glob("csrc/*")]
+        assert len(sources) > 10
+        for source in sources:
+            assert "common" not in source.read_text(), source
