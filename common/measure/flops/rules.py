@@ -1,0 +1,197 @@
+"""The rule table: for each operator of torch's dispatcher its MACs and FLOPs, with the reason.
+
+One multiply-accumulate is one MAC and two FLOPs.  MACs are those of matrix products, convolutions and recursive
+filters; every other arithmetic is FLOPs alone.  Operators are keyed by their qualified names ("aten::addmm"), which is
+what an OpOverloadPacket stands for, so that a rule can exist before the library that defines the operator is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
+
+import torch
+
+
+class Count(NamedTuple):
+    """Multiply-accumulates and floating-point operations of one call."""
+
+    macs: int = 0
+    flops: int = 0
+
+
+NOTHING = Count()
+
+
+def products(macs: int, more: int = 0) -> Count:
+    """`macs` multiply-accumulates and `more` other operations."""
+    return Count(macs, 2 * macs + more)
+
+
+class Call:
+    """One call of an operator.
+
+    `call["weight"]` is the argument that the operator's schema calls so, given or default (None where the schema has
+    no such argument); `out` is what the call returned.
+    """
+
+    def __init__(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any):
+        self.args, self.kwargs, self.out = args, kwargs, out
+        self.name = name_of(operator)
+        self._places, self._defaults = _schema(operator)
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._places.get(name)
+        if place is not None and place < len(self.args):
+            return self.args[place]
+        return self.kwargs.get(name, self._defaults.get(name))
+
+
+class FunctionCall:
+    """One call of a custom autograd function: `call["x"]` is the argument that its `forward` calls so, else None."""
+
+    def __init__(self, name: str, arguments: Mapping[str, Any]):
+        self.name, self.arguments = name, arguments
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+
+@cache
+def _schema(operator: Any) -> Tuple[Dict[str, int], Dict[str, Any]]:
+    arguments = operator._schema.arguments
+    places = {argument.name: place for place, argument in enumerate(arguments) if not argument.kwarg_only}
+    return places, {argument.name: argument.default_value for argument in arguments}
+
+
+#: What a rule returns; a bare int is FLOPs.
+Counted = Union[Count, int]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of the table: `operators` share the function `count` of a Call (None where nothing is to be counted);
+    `macs`, `flops`: what it counts, in words; `reason`: why."""
+
+    operators: Tuple[str, ...]
+    count: Optional[Callable[[Any], Counted]]
+    flops: str
+    macs: str
+    reason: str
+
+
+#: Every rule, in the order of the documentation.
+RULES: List[Rule] = []
+_BY_NAME: Dict[str, Rule] = {}
+_REGISTERED: Dict[str, Rule] = {}  # these come first
+
+
+def add(operators: str, count: Optional[Callable[[Any], Counted]], *, flops: str, macs: str = "", reason: str) -> None:
+    """A row of the table, for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
+    names = tuple(name if "::" in name or "." in name else f"aten::{name}" for name in operators.split())
+    rule = Rule(names, count, flops, macs, reason)
+    twice = [name for name in names if name in _BY_NAME]
+    if twice:
+        raise ValueError(f"{twice[0]} has a rule already")
+    RULES.append(rule)
+    _BY_NAME.update(dict.fromkeys(names, rule))
+
+
+def rule(operators: str, *, flops: str, macs: str = "", reason: str) -> Callable[[Any], Any]:
+    """Decorator: the function counts these operators, see `add`."""
+
+    def decorate(count: Callable[[Call], Counted]) -> Callable[[Call], Counted]:
+        add(operators, count, flops=flops, macs=macs, reason=reason)
+        return count
+
+    return decorate
+
+
+def register(operator: Any, count: Optional[Callable[[Any], Counted]], reason: str = "registered") -> None:
+    """Count `operator` with `count`, in the place of any rule that is there.
+
+    operator: an OpOverloadPacket, an OpOverload or a name such as "mylib::op"; or a torch.autograd.Function or its name
+    such as "mylib.loss.LossFunction", whose kernels torch's dispatcher does not see; count: takes a Call or a
+    FunctionCall and returns a Count, or FLOPs as an int; None: a function all of whose work is torch's operators.
+
+        register(torch.ops.mylib.scale, lambda call: call.out.numel())
+    """
+    if isinstance(operator, type):
+        name = f"{operator.__module__}.{operator.__qualname__}"
+    else:
+        name = (
+            operator
+            if isinstance(operator, str)
+            else str(getattr(operator, "overloadpacket", operator)._qualified_op_name)
+        )
+    _REGISTERED[name] = Rule((name,), count, "", "", reason)
+
+
+def named(name: str) -> Optional[Rule]:
+    """The rule of this name, or none."""
+    return _REGISTERED.get(name) or _BY_NAME.get(name)
+
+
+def find(operator: Any) -> Optional[Rule]:
+    """The rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), or none."""
+    name = name_of(operator)
+    found = named(name)
+    if found is None and name.endswith("_"):
+        found = named(name[:-1])
+    if found is None and _moves_only(operator, name):
+        found = MOVES
+    return found
+
+
+def name_of(operator: Any) -> str:
+    """ "aten::addmm" of aten.addmm.default."""
+    schema = getattr(operator, "_schema", None)
+    return schema.name if schema is not None else f"higher_order::{operator.name()}"
+
+
+@cache
+def _moves_only(operator: Any, name: str) -> bool:
+    """Whether the schema tells that nothing is computed: it returns a view, or is the copying form of a view."""
+    schema = getattr(operator, "_schema", None)
+    views = [one.alias_info is not None and not one.alias_info.is_write for one in schema.returns] if schema else []
+    return any(views) or (name.startswith("aten::") and name.endswith("_copy"))
+
+
+def composite(operator: Any) -> bool:
+    """Whether the operator is defined by others, which are counted instead of it."""
+    try:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def size(tensor: Any) -> int:
+    """Elements of a tensor or of a list of tensors; 0 for None."""
+    if isinstance(tensor, torch.Tensor):
+        return tensor.numel()
+    return sum(map(size, tensor)) if isinstance(tensor, (list, tuple)) else 0
+
+
+def elements(tensor: Any, complex_factor: int = 2) -> int:
+    """Floating-point elements, those of complex numbers times `complex_factor`; integers and booleans are none."""
+    if isinstance(tensor, (list, tuple)):
+        return sum(elements(one, complex_factor) for one in tensor)
+    if not isinstance(tensor, torch.Tensor):
+        return 0
+    if tensor.is_complex():
+        return complex_factor * tensor.numel()
+    return tensor.numel() if tensor.is_floating_point() else 0
+
+
+def per_output(factor: int) -> Callable[[Call], int]:
+    """`factor` FLOPs for each element of what is returned."""
+    return lambda call: factor * elements(call.out)
+
+
+def per_input(factor: int, name: str = "self") -> Callable[[Call], int]:
+    """`factor` FLOPs for each element of the argument `name`."""
+    return lambda call: factor * elements(call[name])
+
+
+MOVES = Rule((), lambda call: NOTHING, "0", "", "its schema says that it returns a view, or the copy of one")

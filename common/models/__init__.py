@@ -1,0 +1,1 @@
+"""What is measured: whole models and encoders."""

@@ -1,0 +1,107 @@
+"""Counting a model's operations on given inputs, or on utterances of given lengths."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from common.core.errors import UserError
+from common.measure.flops.counter import FlopCounter
+from common.models import inputs
+from common.models.loading import Loaded
+
+
+@dataclass(frozen=True)
+class Counting:
+    """How a model is counted.
+
+    method: of the model, dotted; backward: from ones for every output; strict, timed, convention: as FlopCounter has
+    them; hop: samples of a frame.
+    """
+
+    loaded: Loaded
+    given: Sequence[inputs.Given]
+    device: str = "cpu"
+    method: str = "forward"
+    backward: bool = False
+    strict: bool = False
+    timed: bool = False
+    convention: str = "exact"
+    hop: int = 160
+
+    def counter(self) -> FlopCounter:
+        return FlopCounter(self.loaded.model, strict=self.strict, timed=self.timed, convention=self.convention)
+
+    def once(self) -> Dict[str, Any]:
+        """The document of one run on the inputs as they are given."""
+        counter = self.counter()
+        self._run(counter, *inputs.made(self.given, self.device))
+        return counter.document()
+
+    def utterances(self, lengths: Sequence[int], batch: int = 1) -> Tuple[Dict[str, Any], List[int]]:
+        """(the document of all, the MACs of each) of utterances of so many samples; `batch` equal ones at a time."""
+        counter = self.counter()
+        macs: List[int] = []
+        for samples in lengths:
+            before = counter.total().macs
+            self._run(counter, *self._utterance(samples, batch))
+            macs.append(counter.total().macs - before)
+        return counter.document(), macs
+
+    def _utterance(self, samples: int, batch: int) -> Tuple[List[Any], Dict[str, Any]]:
+        if self.loaded.listed and not self.given:
+            return [[torch.randn(samples, device=self.device) for _ in range(batch)]], {}
+        given = self.given or [inputs.parse(f"{batch}x{inputs.SAMPLES}")]
+        return inputs.made(given, self.device, {inputs.SAMPLES: samples, inputs.FRAMES: samples // self.hop})
+
+    def _run(self, counter: FlopCounter, positional: List[Any], keywords: Dict[str, Any]) -> None:
+        owner, function = self._function()
+        with torch.set_grad_enabled(self.backward), counter:
+            try:
+                with counter.modules.call(owner) if owner is not None else nullcontext():
+                    outputs = function(*positional, **keywords)
+                if self.backward:
+                    _backward(outputs)
+            except UserError:
+                raise
+            except Exception as error:  # whatever a model that is given something else raises
+                where = counter.modules.current()[0] or "the model"
+                words = (str(error).strip() or "no message").splitlines()[0]
+                given = _shapes(positional, keywords)
+                raise UserError(
+                    f"the model does not take {given} ({type(error).__name__} in {where}: {words}){self._hint()}"
+                ) from error
+
+    def _hint(self) -> str:
+        return (
+            "; if it looks at values, which the meta device has not, try --device cpu" if self.device == "meta" else ""
+        )
+
+    def _function(self) -> Tuple[Optional[torch.nn.Module], Callable[..., Any]]:
+        """(the module whose method is called beside its `forward`, the function)"""
+        if self.method == "forward":
+            return None, self.loaded.model
+        owner: Any = None
+        found: Any = self.loaded.model
+        for name in self.method.split("."):
+            owner, found = found, getattr(found, name, None)
+        if not callable(found):
+            raise UserError(f"--method {self.method}: {type(self.loaded.model).__name__} has no such method")
+        return owner if isinstance(owner, torch.nn.Module) else None, found
+
+
+def _backward(outputs: Any) -> None:
+    leaves = torch.utils._pytree.tree_flatten(outputs)[0]
+    wanted = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+    if not wanted:
+        raise UserError("--backward: no output of the model has a gradient")
+    torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+
+
+def _shapes(positional: Sequence[Any], keywords: Dict[str, Any]) -> str:
+    tensors = [*positional, *keywords.values()]
+    flat = [part for one in tensors for part in (one if isinstance(one, list) else [one])]
+    return ", ".join("x".join(map(str, one.shape)) or "a number" for one in flat) or "nothing"

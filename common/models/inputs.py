@@ -1,0 +1,121 @@
+"""What a model is given: tensors by their shapes, and the lengths of audio."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from common.core.errors import UserError
+
+#: Letters in a shape or value: samples of the utterance, and its frames.
+SAMPLES, FRAMES = "S", "F"
+AUDIO = (".wav", ".flac", ".ogg", ".mp3", ".opus")
+BUCKETS = ("short", "medium", "long", "longer")
+
+_SPEC = re.compile(r"(?:(?P<name>\w+)@)?(?P<shape>[^:=]+)(?::(?P<dtype>\w+))?(?:=(?P<value>[^=]+))?")
+_SIZE = re.compile(r"\d+|[SF]")
+
+
+class Given(NamedTuple):
+    """One input: `name` of a keyword ("" for the next positional one), sizes with letters, and what fills it: random
+    numbers, or `value`."""
+
+    name: str
+    sizes: Tuple[str, ...]
+    dtype: torch.dtype
+    value: Optional[str]
+
+    def tensor(self, letters: Dict[str, int], device: str) -> torch.Tensor:
+        shape = [_number(size, letters) for size in self.sizes]
+        if self.value is not None:
+            return torch.full(shape, _number(self.value, letters), dtype=self.dtype, device=device)
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            return torch.randn(shape, dtype=self.dtype, device=device)
+        return torch.ones(shape, dtype=self.dtype, device=device)
+
+
+def parse(text: str) -> Given:
+    """ "1x80x1000", "2:int64=1000", "lengths@2:int32=F", "1xS".  Raises UserError."""
+    found = _SPEC.fullmatch(text)
+    sizes = found["shape"].split("x") if found else []
+    dtype = getattr(torch, found["dtype"] or "float32", None) if found else None
+    if not found or not all(map(_SIZE.fullmatch, sizes)):
+        raise UserError(f"{text!r}: give a shape such as 1x80x1000, 2x1000:int64, 2:int64=1000 or name@1x80")
+    if not isinstance(dtype, torch.dtype):
+        raise UserError(f"{text!r}: torch has no dtype {found['dtype']}")
+    value = found["value"]
+    if value is not None and not re.fullmatch(r"-?\d+(\.\d+)?|[SF]", value):
+        raise UserError(f"{text!r}: give a number after '=', or {SAMPLES} or {FRAMES}")
+    return Given(found["name"] or "", tuple(sizes), dtype, value)
+
+
+def made(
+    given: Sequence[Given], device: str, letters: Optional[Dict[str, int]] = None
+) -> Tuple[List[Any], Dict[str, Any]]:
+    """(positional arguments, keyword arguments)."""
+    tensors = [(one.name, one.tensor(letters or {}, device)) for one in given]
+    return [tensor for name, tensor in tensors if not name], {name: tensor for name, tensor in tensors if name}
+
+
+def _number(text: str, letters: Dict[str, int]) -> Any:
+    if text in (SAMPLES, FRAMES):
+        if text not in letters:
+            raise UserError(f"the shape has {text}: that is a length of audio, which --audio or --pseudo-input gives")
+        return letters[text]
+    return float(text) if "." in text else int(text)
+
+
+# -- audio -----------------------------------------------------------------------------------------------------------
+
+
+def lengths(source: Path, sample_rate: int) -> List[int]:
+    """Samples of every file below a directory, by their headers; or of a text file with a number at the beginning of
+    each line ("#": a comment).  Sorted.  Raises UserError."""
+    if source.is_dir():
+        found = [_length(path, sample_rate) for path in sorted(source.rglob("*")) if path.suffix.lower() in AUDIO]
+    elif source.is_file():
+        found = _listed(source)
+    else:
+        raise UserError(f"{source}: no such directory or file")
+    if not found:
+        raise UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
+    return sorted(found)
+
+
+def _length(path: Path, sample_rate: int) -> int:
+    try:
+        import soundfile
+    except ImportError as error:
+        raise UserError("reading the length of audio needs soundfile: pip install soundfile") from error
+    try:
+        about = soundfile.info(str(path))
+    except RuntimeError as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    if about.samplerate != sample_rate:
+        raise UserError(f"{path} has {about.samplerate} samples a second: give --sample-rate {about.samplerate}")
+    return about.frames
+
+
+def _listed(path: Path) -> List[int]:
+    found = []
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            words = line.split("#")[0].split()
+            if words:
+                if not words[0].isdigit() or int(words[0]) < 1:
+                    raise UserError(f"{path}, line {number}: give a number of samples, not {words[0]!r}")
+                found.append(int(words[0]))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+    return found
+
+
+def bucketed(sorted_lengths: Sequence[int]) -> Dict[str, List[int]]:
+    """Four parts, of as many utterances each where that is possible, the shortest first; without the empty ones."""
+    count = len(sorted_lengths)
+    bounds = [count * place // len(BUCKETS) for place in range(len(BUCKETS) + 1)]
+    parts = {name: list(sorted_lengths[begin:end]) for name, begin, end in zip(BUCKETS, bounds, bounds[1:])}
+    return {name: part for name, part in parts.items() if part}

@@ -1,0 +1,181 @@
+"""A model by name: any importable class or function, one of a file, an upstream of s3prl, a model of Hugging Face."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Dict, Mapping, NamedTuple
+
+import torch
+
+from common.core.errors import UserError
+
+S3PRL, HUGGING_FACE = "s3prl", "hf"
+#: Weights have to be here already: whoever tries to fetch some is refused at once.
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
+}
+
+
+class Loaded(NamedTuple):
+    """listed: it takes a list of waveforms, not a batch of them."""
+
+    model: torch.nn.Module
+    listed: bool = False
+
+
+def load(name: str, arguments: Mapping[str, Any], device: str) -> Loaded:
+    """The model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream", "hf:model"), made with
+    `arguments`, on `device`.  Raises UserError for what cannot be imported or made."""
+    source, colon, attribute = name.rpartition(":")
+    if not colon or not source or not attribute:
+        raise UserError(f"{name}: give package.module:name, file.py:name, s3prl:upstream or hf:model")
+    if source == S3PRL:
+        return Loaded(_made(name, _upstream(attribute), arguments, device), listed=True)
+    if source == HUGGING_FACE:
+        return Loaded(_made(name, _pretrained(attribute), arguments, device))
+    return Loaded(_made(name, _attribute(_module(source), attribute, name), arguments, device))
+
+
+def read_arguments(path: Path) -> Dict[str, Any]:
+    """The mapping in a YAML or JSON file.  Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    found = parse_value(text, str(path))
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UserError(f"{path}: give a mapping of the constructor's arguments, such as `hidden_size: 256`")
+    return found
+
+
+def parse_value(text: str, where: str) -> Any:
+    """What YAML (or, where PyYAML is not installed, JSON) makes of `text`.  Raises UserError."""
+    try:
+        import yaml
+    except ImportError:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UserError(f"{where}: no JSON ({error}); for YAML, pip install PyYAML") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{where}: no YAML ({_line(error)})") from error
+
+
+def run_file(path: Path) -> None:
+    """Import a file for what it does.  Raises UserError."""
+    _module(f"{path}" if path.suffix == ".py" else f"{path}.py")
+
+
+def _module(source: str) -> ModuleType:
+    try:
+        return _file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserError(f"{source} does not import in {sys.executable}: {_line(error)}") from error
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    sys.path.insert(0, str(path.parent.resolve()))  # what lies beside it can be imported
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: Any, attribute: str, name: str) -> Any:
+    found = getattr(module, attribute, None)
+    if found is None:
+        near = difflib.get_close_matches(attribute, dir(module), n=3)
+        hint = f"; it has {', '.join(near)}" if near else ""
+        raise UserError(f"{name}: {module.__name__} has no {attribute}{hint}")
+    return found
+
+
+def _upstream(name: str) -> Callable[..., Any]:
+    os.environ.update(OFFLINE)
+    try:
+        hub = importlib.import_module("s3prl.hub")
+    except ImportError as error:
+        raise UserError(f"s3prl:{name}: {_line(error)}; pip install s3prl") from error
+    return _attribute(hub, name, f"s3prl:{name}")
+
+
+def _pretrained(name: str) -> Callable[..., Any]:
+    os.environ.update(OFFLINE)
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise UserError(f"hf:{name}: {_line(error)}; pip install transformers") from error
+
+    def make(**arguments: Any) -> Any:
+        return transformers.AutoModel.from_pretrained(name, local_files_only=True, **arguments)
+
+    return make
+
+
+def _made(name: str, maker: Any, arguments: Mapping[str, Any], device: str) -> torch.nn.Module:
+    if isinstance(maker, torch.nn.Module):
+        if arguments:
+            raise UserError(f"{name} is a model already: it takes no arguments")
+        return maker.to(device)
+    if not callable(maker):
+        raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
+    _check_names(name, maker, arguments)
+    try:
+        model = _call(maker, arguments, device)
+    except Exception as error:  # whatever a stranger's constructor raises
+        raise UserError(f"{name} cannot be made: {_line(error)}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
+    return model.to(device)
+
+
+def _call(maker: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> Any:
+    """On the meta device without weights, where the model's own initialisation allows that."""
+    if device == "meta":
+        try:
+            with torch.device("meta"):
+                return maker(**arguments)
+        except (NotImplementedError, RuntimeError):
+            pass
+    return maker(**arguments)
+
+
+def _check_names(name: str, maker: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    try:
+        parameters = inspect.signature(maker).parameters
+    except (TypeError, ValueError):
+        return
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return
+    unknown = [key for key in arguments if key not in parameters]
+    if unknown:
+        raise UserError(f"{name} takes no {', '.join(unknown)}; it takes {', '.join(parameters) or 'no arguments'}")
+    needed = [
+        key
+        for key, one in parameters.items()
+        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and key not in arguments
+    ]
+    if needed:
+        raise UserError(f"{name} needs {', '.join(needed)}: give --arg {needed[0]}=..., or --args with a file")
+
+
+def _line(error: BaseException) -> str:
+    words = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}: {words}"

@@ -1,0 +1,13 @@
+#!/usr/bin/env python3
+"""Count the FLOPs and MACs of a model: see ``count_flops.py --help`` and docs/flops.md."""
+
+from __future__ import annotations
+
+import sys
+
+from common.cli import flops
+from common.core.guard import guarded
+
+if __name__ == "__main__":
+    arguments = flops.parser().parse_args()
+    sys.exit(guarded("count_flops.py", lambda: flops.main(arguments)))

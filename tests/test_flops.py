@@ -1,0 +1,467 @@
+"""The counter's numbers: what the issue names, what follows by hand, and what is told of what has no rule."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from common.core.errors import UserError
+from common.measure.flops import rules
+from common.measure.flops.counter import FlopCounter, NotCounted
+from common.measure.flops.modules import OUTSIDE
+from common.measure.flops.rules import Count
+
+needs_nodes = pytest.mark.skipif(
+    not hasattr(torch._C, "_current_autograd_node"), reason="torch tells from 2.1 on which node is executed"
+)
+
+
+def counted(work, *inputs, **options):
+    """(FLOPs, MACs) of a forward, as the issue writes them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCounted)
+        with FlopCounter(work if isinstance(work, nn.Module) else None, **options) as counter:
+            work(*inputs)
+    return counter.total().flops, counter.total().macs
+
+
+def both(work, *inputs, grads=None):
+    """(FLOPs, MACs) of the forward and of the backward, from ones (made outside)."""
+    with FlopCounter() as counter:
+        out = work(*inputs)
+        forward = counter.total()
+    ones = torch.ones_like(out) if grads is None else grads
+    with counter:
+        out.backward(ones)
+    total = counter.total()
+    return (forward.flops, forward.macs), (total.flops - forward.flops, total.macs - forward.macs)
+
+
+def tensor(*shape, device="cpu", grad=False):
+    return torch.randn(*shape, device=device).requires_grad_(grad)
+
+
+MLP = lambda: nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))  # noqa: E731
+FORWARD = {
+    "linear": (lambda: nn.Linear(3, 5), [(2, 3)], 70, 30),
+    "linear without bias": (lambda: nn.Linear(3, 5, bias=False), [(2, 3)], 60, 30),
+    "mlp": (MLP, [(4, 3)], 248, 100),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1), [(1, 2, 10)], 520, 240),
+    "depthwise conv1d": (lambda: nn.Conv1d(4, 4, 3, padding=1, groups=4), [(1, 4, 10)], 280, 120),
+    "conv2d": (lambda: nn.Conv2d(1, 8, 3, stride=2), [(1, 1, 9, 9)], 2432, 1152),
+    "transposed conv1d": (lambda: nn.ConvTranspose1d(2, 3, 4), [(1, 2, 5)], 264, 120),
+    "transposed conv2d": (lambda: nn.ConvTranspose2d(2, 3, 3), [(1, 2, 4, 4)], 1836, 864),
+    "matrix by matrix": (lambda: torch.matmul, [(2, 3), (3, 4)], 48, 24),
+    "matrix by vector": (lambda: torch.matmul, [(3, 4), (4,)], 24, 12),
+    "matrix by batch": (lambda: torch.matmul, [(3, 4), (5, 4, 6)], 720, 360),
+    "bmm": (lambda: torch.bmm, [(5, 2, 3), (5, 3, 4)], 240, 120),
+    "addmm": (lambda: torch.addmm, [(2, 4), (2, 3), (3, 4)], 56, 24),
+    "einsum": (lambda: lambda a, b: torch.einsum("ij,jk", a, b), [(2, 3), (3, 4)], 48, 24),
+    "softmax": (lambda: nn.Softmax(-1), [(2, 5)], 30, 0),
+    "layer norm": (lambda: nn.LayerNorm(5), [(2, 5)], 50, 0),
+    "layer norm without weights": (lambda: nn.LayerNorm(5, elementwise_affine=False), [(2, 5)], 40, 0),
+    "broadcast sum": (lambda: torch.add, [(2, 3), (3,)], 6, 0),
+    "sum over a dimension": (lambda: lambda x: x.sum(-1), [(2, 3)], 4, 0),
+    "mean over a dimension": (lambda: lambda x: x.mean(-1), [(2, 3)], 6, 0),
+    "dropout in evaluation": (lambda: nn.Dropout(0.5).eval(), [(2, 3)], 0, 0),
+    "cat": (lambda: lambda a, b: torch.cat([a, b]), [(2, 3), (2, 3)], 0, 0),
+    "transpose": (lambda: lambda x: x.transpose(0, 1).contiguous(), [(2, 3)], 0, 0),
+    "gt": (lambda: lambda x: x > 0, [(2, 3)], 0, 0),
+    # beyond the issue's
+    "group norm": (lambda: nn.GroupNorm(2, 4), [(3, 4, 5)], 300, 0),
+    "log_softmax": (lambda: nn.LogSoftmax(-1), [(2, 5)], 30, 0),
+    "logsumexp": (lambda: lambda x: x.logsumexp(-1), [(2, 5)], 20, 0),
+    "cumsum": (lambda: lambda x: x.cumsum(-1), [(2, 5)], 8, 0),
+    "logcumsumexp": (lambda: lambda x: x.logcumsumexp(-1), [(2, 5)], 24, 0),
+    "variance": (lambda: lambda x: x.var(-1), [(2, 5)], 40, 0),
+    "standard deviation": (lambda: lambda x: x.std(-1), [(2, 5)], 42, 0),
+    "norm": (lambda: lambda x: x.norm(dim=-1), [(2, 5)], 20, 0),
+    "sort and topk": (lambda: lambda x: (x.sort(-1), x.topk(2, -1)), [(2, 5)], 0, 0),
+    "max pooling": (lambda: nn.MaxPool1d(2), [(1, 1, 6)], 0, 0),
+    "average pooling": (lambda: nn.AvgPool2d(2), [(1, 1, 4, 4)], 16, 0),
+    "adaptive average pooling": (lambda: nn.AdaptiveAvgPool2d(2), [(1, 1, 3, 3)], 16, 0),
+    "interpolation": (lambda: nn.Upsample(scale_factor=2, mode="linear"), [(1, 2, 5)], 60, 0),
+    "glu": (lambda: nn.GLU(-1), [(2, 6)], 12, 0),
+    "add with a factor": (lambda: lambda a, b: torch.add(a, b, alpha=2), [(2, 3), (2, 3)], 12, 0),
+    "in place": (lambda: lambda x: x.mul_(2).add_(1), [(2, 3)], 12, 0),
+    "complex product": (lambda: lambda a, b: torch.complex(a, b) * torch.complex(b, a), [(2, 3), (2, 3)], 36, 0),
+    "complex matrices": (lambda: lambda a, b: torch.complex(a, a) @ torch.complex(b, b), [(2, 3), (3, 4)], 192, 96),
+    "fft of 8": (lambda: lambda a, b: torch.fft.fft(torch.complex(a, b)), [(8,), (8,)], 120, 0),
+    "rfft of 8": (lambda: torch.fft.rfft, [(8,)], 60, 0),
+    "mse": (lambda: nn.MSELoss(), [(2, 3), (2, 3)], 18, 0),
+}
+
+
+@pytest.mark.environment_contract
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(name, device):
+    make, shapes, flops, macs = FORWARD[name]
+    work = make()
+    work = work.to(device) if isinstance(work, nn.Module) else work
+    inputs = [tensor(*shape, device=device) for shape in shapes]
+    try:
+        with torch.no_grad():
+            work(*inputs)
+    except NotImplementedError:
+        pytest.skip(f"torch {torch.__version__} has no such operator on {device}")
+    with torch.no_grad():
+        assert counted(work, *(one.clone() for one in inputs)) == (flops, macs)
+
+
+@pytest.mark.parametrize("name", ["linear", "conv1d", "layer norm", "einsum", "matrix by batch", "softmax"])
+def test_inference_mode_leaves_operators_whole_and_counts_the_same(name):
+    make, shapes, flops, macs = FORWARD[name]
+    with torch.inference_mode():
+        assert counted(make(), *(tensor(*shape) for shape in shapes)) == (flops, macs)
+
+
+def test_integers_count_nothing_and_embedding_is_indexing():
+    index = torch.tensor([[1, 2]])
+    assert counted(nn.Embedding(5, 3), index) == (0, 0)
+    assert counted(lambda: (index + 1, index.sum(), index * 2 > 1)) == (0, 0)
+
+
+#: name: (module, shape of the input, whether that wants a gradient, FLOPs and MACs of the backward)
+BACKWARD = {
+    # 2 x 2 x 3 x 5 for the input, as much for the weights, 5 sums of two numbers for the bias
+    "linear": (lambda: nn.Linear(3, 5), (2, 3), True, 60 + 60 + 5, 60),
+    "linear, input without gradient": (lambda: nn.Linear(3, 5), (2, 3), False, 60 + 5, 30),
+    # second layer: weights 80, bias 2 x 3, input 80; ReLU 20; first layer: weights 120, bias 5 x 3
+    "mlp": (MLP, (4, 3), False, 80 + 6 + 80 + 20 + 120 + 15, 140),
+    "conv1d": (lambda: nn.Conv1d(2, 4, 3, padding=1), (1, 2, 10), True, 2 * 480 + 4 * 9, 480),
+    "transposed conv1d": (lambda: nn.ConvTranspose1d(2, 3, 4), (1, 2, 5), True, 2 * 240 + 3 * 7, 240),
+    "layer norm": (lambda: nn.LayerNorm(5), (2, 5), True, 130, 0),
+    "layer norm, input without gradient": (lambda: nn.LayerNorm(5), (2, 5), False, 50, 0),
+    "softmax": (lambda: nn.Softmax(-1), (2, 5), True, 40, 0),
+    "log_softmax": (lambda: nn.LogSoftmax(-1), (2, 5), True, 40, 0),
+    "tanh": (lambda: nn.Tanh(), (2, 5), True, 30, 0),
+    "gelu": (lambda: nn.GELU(), (2, 5), True, 20, 0),
+    "sum": (lambda: lambda x: x.sum(), (2, 5), True, 0, 0),
+    "mean": (lambda: lambda x: x.mean(), (2, 5), True, 10, 0),
+    "average pooling": (lambda: nn.AvgPool2d(2), (1, 1, 4, 4), True, 4 * (1 + 4), 0),
+    "adaptive average pooling": (lambda: nn.AdaptiveAvgPool2d(2), (1, 1, 3, 3), True, 16 + 4, 0),
+    "interpolation": (lambda: nn.Upsample(scale_factor=2, mode="linear"), (1, 2, 5), True, 20 * 4, 0),
+    "square": (lambda: lambda x: x * x, (2, 5), True, 30, 0),  # two products and their sum
+}
+
+
+@pytest.mark.environment_contract
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward(name):
+    make, shape, grad, flops, macs = BACKWARD[name]
+    assert both(make(), tensor(*shape, grad=grad))[1] == (flops, macs)
+
+
+def test_embedding_and_gather_add_up_their_gradients():
+    assert both(nn.Embedding(5, 3), torch.tensor([1, 2, 2]))[1] == (9, 0)
+    index = torch.tensor([[0, 1, 1]])
+    assert both(lambda x: x.gather(1, index), tensor(1, 4, grad=True))[1] == (3, 0)
+
+
+# -- recurrent layers and attention ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # one kernel, or operator by operator
+@pytest.mark.parametrize(("layer", "gates", "cell"), [(nn.LSTM, 4, 13), (nn.GRU, 3, 10), (nn.RNN, 1, 2)])
+def test_recurrent_layers(layer, gates, cell, device):
+    steps, inputs, hidden = 2 * 5, 3, 4
+    work = layer(inputs, hidden, batch_first=True).to(device)
+    macs = steps * gates * hidden * (inputs + hidden)
+    biases = steps * 2 * gates * hidden
+    found = counted(work, tensor(2, 5, inputs, device=device))
+    assert found == (2 * macs + biases + steps * cell * hidden, macs)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"bias": False}])
+def test_lstm_in_one_kernel_as_operator_by_operator(options):
+    found = [counted(nn.LSTM(3, 4, **options).to(device), tensor(5, 2, 3, device=device)) for device in ("cpu", "meta")]
+    assert found[0] == found[1]
+
+
+def attention(*_):
+    return F.scaled_dot_product_attention(*(tensor(1, 2, 5, 4, grad=True) for _ in range(3)))
+
+
+def test_fused_attention():
+    """50 scores, 4 features: Q K^T and P V forward; backward five products, 6 per score and 2 per output."""
+    forward, backward = both(attention)
+    assert forward == (2 * 400 + 4 * 50, 400)
+    assert backward == (2 * 1000 + 6 * 50 + 2 * 40, 1000)
+
+
+def test_attention_operator_by_operator():
+    """Q and K are scaled instead of the scores, and backward computes no score again."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.MATH):
+        forward, backward = both(attention)
+    assert forward == (2 * 400 + 3 * 50 + 2 * 40, 400)
+    assert backward == (2 * 800 + 4 * 50 + 2 * 40, 800)
+
+
+def test_multi_head_attention_and_its_fast_path():
+    """T = 5, E = 8, two heads, N = 2: 4 T E^2 + 2 T^2 E MACs; biases 4 T E, scaling T E, softmax 3, mean of heads 1."""
+    layer, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), tensor(2, 5, 8)
+    macs = 2 * (4 * 5 * 64 + 2 * 25 * 8)
+    flops = 2 * macs + 5 * 80 + 4 * 100
+    assert counted(layer, x, x, x) == (flops, macs)
+    with torch.no_grad():
+        assert counted(layer, x, x, x) == (flops, macs)
+
+
+def test_encoder_layer_and_its_fast_path():
+    layer, x = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), tensor(2, 5, 8)
+    with torch.no_grad():
+        flops, macs = counted(layer, x)
+    assert macs == 2 * (4 * 5 * 64 + 2 * 25 * 8 + 2 * 5 * 8 * 16)
+    # the fast path scales 80 queries, the fused attention of the other one 100 scores
+    assert counted(layer, x) == (flops - 80 + 100, macs)
+
+
+def test_factorisations():
+    a = torch.eye(4)
+    # elimination: 14 MACs, 6 divisions; two substitutions of 4 columns: 24 MACs each, the second divides 16 times
+    assert counted(torch.linalg.solve, a, a) == (2 * (14 + 48) + 6 + 16, 62)
+    assert counted(torch.linalg.inv, a) == (2 * (14 + 48) + 6 + 16, 62)
+    assert counted(torch.linalg.cholesky, a) == (2 * 10 + 6 + 4, 10)
+    assert counted(torch.linalg.det, a) == (2 * 14 + 6 + 3, 14)
+    assert counted(lambda: torch.linalg.solve_triangular(a, a, upper=True)) == (2 * 24 + 16, 24)
+
+
+def test_an_optimizer_s_step_counts_the_same_for_lists_of_tensors():
+    """SGD with momentum: momentum times its buffer, plus the gradient; then the parameters plus a multiple of it."""
+    found = []
+    for foreach in (False, True):
+        model = nn.Linear(3, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
+        for _ in range(2):
+            model(tensor(2, 3)).sum().backward()
+            with FlopCounter() as counter:
+                optimizer.step()
+        found.append(counter.total().flops)
+    assert found == [20 * (1 + 1 + 2)] * 2
+
+
+# -- operators without a rule ----------------------------------------------------------------------------------------
+
+LIBRARY = torch.library.Library("flopstest", "DEF")
+for _name in ("half", "third", "fourth"):
+    LIBRARY.define(f"{_name}(Tensor x) -> Tensor")
+    LIBRARY.impl(_name, lambda x: x.clone(), "CompositeExplicitAutograd")
+
+
+class Custom(nn.Module):
+    """Calls an operator that no rule knows, twice."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.operator = getattr(torch.ops.flopstest, name)
+
+    def forward(self, x):
+        return self.operator(self.operator(x))
+
+
+def test_an_unknown_operator_is_named_once_in_every_run():
+    model = nn.Sequential(nn.Linear(3, 3), Custom("half"))
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught, torch.no_grad():
+            warnings.simplefilter("default")
+            with FlopCounter(model) as counter:
+                model(tensor(2, 3))
+        assert [one.category for one in caught] == [NotCounted]
+        assert "flopstest::half" in str(caught[0].message) and "in 1 " in str(caught[0].message)
+        (missing,) = counter.document()["not_counted"]
+        assert missing["operator"] == "flopstest::half" and missing["path"] == "1" and missing["calls"] == 2
+        assert counter.total() == Count(18, 2 * 18 + 6)
+
+
+def test_strict_makes_it_an_error():
+    with torch.no_grad(), FlopCounter(strict=True), pytest.raises(UserError, match="flopstest::half.*Custom"):
+        Custom("half")(tensor(2))
+
+
+def test_a_rule_in_one_line():
+    rules.register(torch.ops.flopstest.third, lambda call: call.out.numel())
+    rules.register("flopstest::fourth", lambda call: Count(macs=1, flops=call["x"].numel()))
+    with torch.no_grad():
+        assert counted(Custom("third"), tensor(2, 3)) == (12, 0)
+        assert counted(Custom("fourth"), tensor(2, 3)) == (12, 2)
+        rules.register("flopstest::fourth", lambda call: 1)
+        assert counted(Custom("fourth"), tensor(2, 3)) == (2, 0)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor=2):
+        return x * factor
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2, None
+
+
+@pytest.mark.environment_contract
+def test_a_custom_function_is_named_until_it_has_a_rule():
+    name = f"{Doubled.__module__}.Doubled"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotCounted)
+        with FlopCounter() as counter:
+            Doubled.apply(tensor(3, grad=True))
+    assert [one["operator"] for one in counter.document()["not_counted"]] == [name]
+    assert counter.total() == Count(0, 3)
+    rules.register(Doubled, lambda call: 100 * call["factor"] + call["x"].numel())
+    assert counted(lambda: Doubled.apply(tensor(3))) == (203 + 3, 0)
+    assert counted(lambda: (Doubled.apply(tensor(3)), Doubled.apply(tensor(3), 1))) == (203 + 103 + 6, 0)
+    rules.register(name, None)
+    assert counted(lambda: Doubled.apply(tensor(3))) == (3, 0)
+
+
+def test_nothing_stays_behind():
+    """Neither hooks nor a mode; also after an error inside."""
+    model = nn.Linear(3, 5)
+    with pytest.raises(RuntimeError), FlopCounter(model) as counter:
+        model(tensor(2, 4))
+    before = counter.total()
+    model(tensor(2, 3))
+    assert counter.total() == before
+    with counter:
+        model(tensor(2, 3))
+    assert counter.total() == Count(30, 70)
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """x + inner(x), then a ReLU of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = MLP()
+        self.out = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return F.relu(x + self.out(self.inner(x)))
+
+
+def by_path(counter, phase):
+    found = {}
+    for one in counter.document()["counts"]:
+        if one["phase"] == phase and one["flops"]:
+            found[one["path"]] = found.get(one["path"], 0) + one["flops"]
+    return found
+
+
+def test_forward_by_module():
+    model = Residual()
+    with FlopCounter(model) as counter:
+        model(tensor(4, 3))
+    assert by_path(counter, "forward") == {"inner.0": 140, "inner.1": 20, "inner.2": 88, "out": 60, "": 24}
+    assert sum(by_path(counter, "forward").values()) == counter.total().flops
+
+
+@needs_nodes
+def test_backward_by_module():
+    """Each operator belongs to the module whose forward made its node, gradients of parameters to the owner."""
+    model = Residual()
+    with FlopCounter(model) as counter:
+        out = model(tensor(4, 3))
+        out.backward(torch.ones_like(out))
+        with counter.label("again"):
+            model.out(tensor(4, 2)).sum().backward()
+    linear = {"inner.0": 120 + 15, "inner.1": 20, "inner.2": 80 + 80 + 6, "": 12}
+    out_twice = (48 + 48 + 9) + (48 + 9) + 9  # input, weights, bias; weights, bias; both added to the first ones
+    assert by_path(counter, "backward") == {**linear, "out": out_twice}
+    assert by_path(counter, "forward")["(again)"] == 11  # the sum
+
+
+@needs_nodes
+def test_a_label_has_its_backward():
+    x = tensor(2, 3, grad=True)
+    with FlopCounter() as counter:
+        with counter.label("first"):
+            y = x.tanh()
+        with counter.label("second"):
+            z = (y * 2).sum()
+        z.backward()
+    assert by_path(counter, "forward") == {"first": 6, "second": 6 + 5}
+    assert by_path(counter, "backward") == {"first": 18, "second": 6}
+
+
+@needs_nodes
+def test_a_checkpoint_computes_its_forward_again():
+    from torch.utils.checkpoint import checkpoint
+
+    model = MLP()
+    x = tensor(4, 3, grad=True)
+    with FlopCounter(model) as counter:
+        out = checkpoint(model, x, use_reentrant=False)
+        out.backward(torch.ones_like(out))
+    assert sum(by_path(counter, "forward").values()) == 248
+    # the last layer's output is not needed again, but torch computes it, or stops before
+    again = sum(by_path(counter, "backward").values()) - (321 + 120)
+    assert again in (248, 248 - 88)
+    assert set(by_path(counter, "backward")) == {"0", "1", "2"}
+
+
+def test_a_shared_module_is_counted_once_per_call_and_path():
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.ReLU(), shared)
+    with FlopCounter(model) as counter:
+        model(tensor(2, 3))
+    assert by_path(counter, "forward") == {"0": 42, "1": 6, "2": 42}
+    modules = {one["path"]: one for one in counter.document()["modules"]}
+    assert [modules[path]["calls"] for path in ("", "0", "1", "2")] == [1, 1, 1, 1]
+    assert sum(one["trainable"] for one in modules.values()) == 12
+
+
+def test_parameters_trainable_and_frozen():
+    model = MLP()
+    model[0].weight.requires_grad_(False)
+    with FlopCounter(model) as counter:
+        pass
+    modules = {one["path"]: one for one in counter.document()["modules"]}
+    assert modules["0"]["frozen"] == 15 and modules["0"]["trainable"] == 5 and modules["2"]["trainable"] == 12
+
+
+def test_outside_of_modules_and_models_that_were_not_named():
+    model = MLP()
+    with FlopCounter() as counter:
+        model(tensor(4, 3)).sum()
+    assert by_path(counter, "forward") == {"Sequential.0": 140, "Sequential.1": 20, "Sequential.2": 88, OUTSIDE: 7}
+    with FlopCounter({"encoder": model, "decoder": model[2]}) as counter:
+        model(tensor(4, 3))
+    assert set(by_path(counter, "forward")) == {"encoder.0", "encoder.1", "encoder.2"}
+
+
+def test_time_is_measured_when_asked():
+    model = MLP()
+    for timed in (False, True):
+        with FlopCounter(model, timed=timed) as counter:
+            model(tensor(4, 3))
+        spent = [one["ns"] for one in counter.document()["counts"]]
+        assert all(one > 0 for one in spent) if timed else set(spent) == {None}
+    assert math.isfinite(sum(spent))
+
+
+# -- SUPERB's convention ---------------------------------------------------------------------------------------------
+
+
+def test_superb_takes_what_is_no_product_of_an_attention_for_macs():
+    """Its formula of multi_head_attention_forward: biases 3 T E, scale T E, per score mask 1, softmax 2, dropout 1."""
+    x = tensor(5, 2, 8)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.1).eval()
+    macs = counted(layer, x, x, x)[1]
+    assert counted(layer, x, x, x, convention="superb")[1] == macs + 4 * 80 + 4 * 100
+    q = tensor(2, 2, 5, 4)
+    extra = 4 * 80 + 4 * 100
+    plain = counted(F.scaled_dot_product_attention, q, q, q)[1]
+    assert counted(F.scaled_dot_product_attention, q, q, q, convention="superb")[1] == plain + extra
+    with pytest.raises(UserError, match="superb"):
+        FlopCounter(convention="fvcore")
