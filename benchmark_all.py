@@ -8,15 +8,15 @@ what is measured.  Exit code: 0 when every row that could run did, 1 when some f
 import sys
 from pathlib import Path
 
-from common import cli, flags
-from common.commands import guarded
-from common.implementations import with_variants
-from common.running import runner
+from common.cli import benchmark, flags
+from common.cli.parser import Parser, add_choice, chosen
+from common.core.guard import guarded
+from common.core.implementations import with_variants
 
 
 def list_implementations() -> int:
     """Name, script and environment of each and of its variants, and where it would run."""
-    from common.running import interpreters
+    from common.setup import interpreters
 
     for implementation in with_variants():
         choice = interpreters.choose(implementation, in_place=False, prefer_here=False)
@@ -26,15 +26,15 @@ def list_implementations() -> int:
 
 
 def main() -> int:
-    parser = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
-    cli.add_choice(parser)
+    parser = Parser(prog=Path(sys.argv[0]).name, description=__doc__)
+    add_choice(parser)
     parser.add_argument("--list", action="store_true", help="list them, with the environment each runs in, and stop")
     flags.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
         return guarded(parser.prog, list_implementations)
-    names = cli.chosen(parser, arguments)
-    return guarded(parser.prog, lambda: runner.benchmark(names, arguments))
+    names = chosen(parser, arguments)
+    return guarded(parser.prog, lambda: benchmark.benchmark(names, arguments))
 
 
 if __name__ == "__main__":

@@ -8,21 +8,19 @@ index: used where it is installed.
 
 from types import SimpleNamespace
 
-from common.cli import script_main
-from common.losses.adapter import Adapter, import_package
+from common.cli.script import script_main
+from common.losses.adapter import Adapter
 
 
 class Apex(Adapter):
     name = "apex"
     hint = "install https://github.com/NVIDIA/apex as its README says, with APEX_TRANSDUCER=1"
+    imports = "apex.contrib.transducer"
     devices = ("cuda",)
     dtypes = ("float32", "float64", "float16")
     reductions = ("none",)
     is_module = True
     variants = {"packed": {"layout": "packed"}}
-
-    def import_module(self, device):
-        return import_package("apex.contrib.transducer", self.hint)
 
     def prepare(self, batch):
         prepared = SimpleNamespace(label=batch.targets, f_len=batch.T_lengths, y_len=batch.U_lengths)

@@ -3,21 +3,22 @@
 
 Takes emissions (N, T, V) and predictions (N, U+1, V), float32, contiguous and not normalised, int32 targets and
 lengths; holds (N, T, U+1) cells, never V of each.  Another model than the full losses train (see
-common/losses/additive.py), so it is never ranked with them.  Used where it is installed.
+common/losses/layouts/additive.py), so it is never ranked with them.  Used where it is installed.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
-from common.losses.additive import Additive
+from common.cli.script import script_main
+from common.losses.adapter import Adapter
 
 
-class Awni(Additive):
+class Awni(Adapter):
     name = "awni"
     hint = (
         "install https://github.com/awni/transducer as its README says; after Python 3.10 it needs a newer pybind11 "
         "than the one it pins"
     )
+    layout = "additive"
     reductions = ("none",)
     is_module = True
 
@@ -29,9 +30,6 @@ class Awni(Additive):
 
     def options(self):
         return {"blank": self.blank}
-
-    def scores_loss(self, am, lm, prepared):
-        return self.reduced(self.function()(**self.options())(am, lm, **vars(prepared)))
 
 
 ADAPTER = Awni

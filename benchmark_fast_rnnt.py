@@ -6,7 +6,7 @@ Variants: rnnt_type modified and constrained, where a target leads to the next f
 target.  Without an installed package it is built once from its own source package.
 """
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.k2_package import FastRnntPackage, FullLoss
 
 

@@ -2,16 +2,15 @@
 """Benchmark fast_rnnt's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
 An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact
-losses.  Its step is what icefall trains (see common/losses/pruned.py); with its range widened to all of U it must equal
-the exact loss.  Refuses an utterance without a target.
+losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py); with its range widened to all of U it
+must equal the exact loss.  Refuses an utterance without a target.
 """
 
-from common.cli import script_main
-from common.losses.k2_package import FastRnntPackage
-from common.losses.pruned import Pruned
+from common.cli.script import script_main
+from common.losses.k2_package import FastRnntPackage, PrunedLoss
 
 
-class FastRnntPruned(FastRnntPackage, Pruned):
+class FastRnntPruned(FastRnntPackage, PrunedLoss):
     name = "fast_rnnt-pruned"
 
 

@@ -5,7 +5,7 @@ Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol,
 Variants: rnnt_type modified and constrained, where a target leads to the next frame.
 """
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.k2_package import FullLoss, K2Package
 
 

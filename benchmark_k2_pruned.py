@@ -2,16 +2,15 @@
 """Benchmark k2's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
 An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact
-losses.  Its step is what icefall trains (see common/losses/pruned.py); with its range widened to all of U it must
-equal the exact loss.
+losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py); with its range widened to all of U it
+must equal the exact loss.
 """
 
-from common.cli import script_main
-from common.losses.k2_package import K2Package
-from common.losses.pruned import Pruned
+from common.cli.script import script_main
+from common.losses.k2_package import K2Package, PrunedLoss
 
 
-class K2Pruned(K2Package, Pruned):
+class K2Pruned(K2Package, PrunedLoss):
     name = "k2-pruned"
 
 

@@ -2,10 +2,10 @@
 """Benchmark k2.rnnt_loss_simple, the loss of an additive joiner: logits am + lm, without tanh.
 
 Takes am (N, T, V) and lm (N, U+1, V), not normalised, and never holds logits of all cells.  Another model than the
-full losses train (see common/losses/additive.py), so it is never ranked with them.
+full losses train (see common/losses/layouts/additive.py), so it is never ranked with them.
 """
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.k2_package import K2Package, SimpleLoss
 
 

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Benchmark a transducer loss of your own against every other: put yours into `transducer_loss` and run this script.
 
-It is checked against the float64 reference first, and only then timed, its memory measured and traced, like every
-other row.  What stands here is an example: the lattice row by row, with torch.logcumsumexp along u, T steps instead of
-T + U.  --only torchaudio,k2 chooses what it is measured beside; --preset quick tries it out in a minute.  A copy of
-this file is a row of its own: benchmark_flash.py, with its `name` or, where that is left, its file's: flash.
+It is checked against the float64 oracle first.  If it is right its time and memory are measured and it is traced, like
+every other row.  The loss in this file is an example: the lattice row by row, with torch.logcumsumexp along u, T steps
+instead of T + U.  --only torchaudio,k2 chooses the rows beside it; --preset quick tries it out in a minute.  A copy of
+this file is a row of its own, with the name in `name` or else of the file: benchmark_flash.py is flash.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
 
 

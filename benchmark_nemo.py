@@ -7,19 +7,17 @@ and Python itself loops over the cells: numba compiles the CUDA kernels only.
 
 from types import SimpleNamespace
 
-from common.cli import script_main
-from common.losses.adapter import Adapter, import_package
+from common.cli.script import script_main
+from common.losses.adapter import Adapter
 
 
 class Nemo(Adapter):
     name = "nemo"
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
+    imports = "nemo.collections.asr.parts.numba.rnnt_loss"
     dtypes = ("float32", "float16", "bfloat16")
     is_module = True
     python_loops = ("cpu",)
-
-    def import_module(self, device):
-        return import_package("nemo.collections.asr.parts.numba.rnnt_loss", self.hint)
 
     def prepare(self, batch):
         return SimpleNamespace(

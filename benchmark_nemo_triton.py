@@ -1,27 +1,25 @@
 #!/usr/bin/env python3
 """Benchmark NeMo's rnnt_logprobs_triton: blank's and the targets' log-probabilities of padded logits, in one kernel.
 
-Half a loss: NeMo has no lattice of its own on top of it that runs without k2's graphs, so this suite's stands there
-(common/losses/vectorised.py, a step of torch operations for each anti-diagonal), and is part of what is timed.  CUDA
-only; under TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
+This is half a loss: NeMo's own lattice on top of it needs k2's graphs, so the lattice of this suite is used
+(common/losses/vectorised.py, a step of torch operations for each anti-diagonal), and its time counts.  CUDA only; with
+TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
-from common.losses.adapter import Adapter, import_package
+from common.cli.script import script_main
+from common.losses.adapter import Adapter
 
 
 class NemoTriton(Adapter):
     name = "nemo-triton"
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' triton"
+    imports = "nemo.collections.asr.parts.k2.rnnt_logprobs_triton"
     devices = ("cuda",)
     dtypes = ("float32", "float16", "bfloat16")
     reductions = ("none",)
     simulator = {"TRITON_INTERPRET": "1"}
-
-    def import_module(self, device):
-        return import_package("nemo.collections.asr.parts.k2.rnnt_logprobs_triton", self.hint)
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, source_lengths=batch.T_lengths, target_lengths=batch.U_lengths)
@@ -35,7 +33,7 @@ class NemoTriton(Adapter):
     def loss(self, logits, prepared):
         from common.losses import vectorised
 
-        label_arcs, blank_arcs = super().loss(logits, prepared)
+        label_arcs, blank_arcs = self.call({"logits": logits}, prepared)
         losses = vectorised.arc_losses(blank_arcs, label_arcs, prepared.source_lengths, prepared.target_lengths)
         return self.reduced(losses)
 

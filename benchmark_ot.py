@@ -9,9 +9,8 @@ Without an installed package it is built once from its own source package.
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
-from common.setup import extensions
 
 
 class OptimizedTransducer(Adapter):
@@ -21,9 +20,6 @@ class OptimizedTransducer(Adapter):
     overwrites_logits = True
     reductions = ("sum", "mean")
     variants = {"log-probs": {"log_probs": True}, "modified": {"topology": "modified-last-blank"}}
-
-    def import_module(self, device):
-        return extensions.load(self.package, device)
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)

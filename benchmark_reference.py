@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Benchmark this suite's own loss in plain PyTorch, common/losses/vectorised.py: the row that always runs.
 
-Any device, any dtype, twice differentiable; a few readable lines, so what a kernel gains can be seen against it.  Not
-the float64 reference that every loss is judged by (common/losses/reference.py): it is judged by that one too.
+Any device, any dtype, twice differentiable, in a few readable lines: a baseline for the gain of a kernel.  It is not
+the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
 
 

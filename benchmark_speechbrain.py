@@ -2,31 +2,30 @@
 """Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block for each utterance.
 
 CUDA only, U+1 at most 1024.  Takes log-probabilities of padded logits, int32 targets and lengths; computes gradients in
-forward.  The value that it returns is divided by T, its gradient is not, and by its reduction "mean" (the default) not
-by N either: here the values are multiplied by T again, outside of the gradient, so that both are those of the summed
-loss; conformance.py asks its reductions without that.  What is called is Transducer.apply, all that
-TransducerLoss does after torch's log_softmax and a check that its tensors are on a GPU: so its kernels also run under
-NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
+forward.  The value that it returns is divided by T, but its gradient is not, and is not divided by N either for its
+reduction "mean" (the default).  Here the values are multiplied by T again, outside of the gradient, so that both are
+those of the summed loss; conformance.py asks for its reductions without this correction.  The function called is
+Transducer.apply, which is everything that TransducerLoss does after torch's log_softmax and a check that its tensors
+are on a GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes
+correctness.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
-from common.losses.adapter import Adapter, import_package
+from common.cli.script import script_main
+from common.losses.adapter import Adapter
 
 
 class SpeechBrain(Adapter):
     name = "speechbrain"
     hint = "pip install 'speechbrain>=1.1' numba"
+    imports = "speechbrain.integrations.numba.transducer_loss"
     devices = ("cuda",)
     dtypes = ("float32", "float64", "float16", "bfloat16")
     log_probs = True
     positional = True  # autograd's apply takes no keywords
     repairs = True
     simulator = {"NUMBA_ENABLE_CUDASIM": "1"}
-
-    def import_module(self, device):
-        return import_package("speechbrain.integrations.numba.transducer_loss", self.hint)
 
     def prepare(self, batch):
         return SimpleNamespace(labels=batch.targets, T=batch.T_lengths, U=batch.U_lengths)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Benchmark torchaudio.functional.rnnt_loss.
 
-Takes padded logits and normalises them itself; computes the gradient already in its forward, so its backward alone says
-little.  CPU and CUDA; float32 and float16.  Variant log-probs: fused_log_softmax=False after a log_softmax of torch's.
+Takes padded logits and normalises them itself; computes the gradient in its forward, so the time of its backward alone
+means little.  CPU and CUDA; float32 and float16.  Variant log-probs: fused_log_softmax=False after torch's log_softmax.
 """
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
 
 

@@ -8,9 +8,8 @@ targets.  Without an installed package it is built once from its own source pack
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
-from common.setup import extensions
 
 
 class WarpRnnt(Adapter):
@@ -20,9 +19,6 @@ class WarpRnnt(Adapter):
     log_probs = True
     gather = False
     variants = {"gather": {"gather": True}, "compact": {"layout": "packed"}}
-
-    def import_module(self, device):
-        return extensions.load(self.package, device)
 
     def prepare(self, batch):
         import torch

@@ -2,14 +2,14 @@
 """Benchmark warprnnt_pytorch.rnnt_loss of warp-transducer, the first loss of its kind: HawkAaron's or b-flo's.
 
 Takes padded logits, int32 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits,
-on CUDA its own kernels do.  No release is in a package index: used where it is installed.  b-flo's branches have
-FastEmit on by default (0.001), under which it is not the transducer loss: it is switched off here.
+on CUDA its own kernels do.  No package index has a release: it is used where it is installed.  b-flo's branches have
+FastEmit on by default (0.001), which changes the loss: it is switched off here.
 """
 
 import inspect
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
 
 

@@ -7,7 +7,7 @@ and Python itself loops over the cells: numba compiles the CUDA kernels only, fo
 
 from types import SimpleNamespace
 
-from common.cli import script_main
+from common.cli.script import script_main
 from common.losses.adapter import Adapter
 
 

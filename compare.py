@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what changed between two measurements: see ``compare.py --help`` and common/results/comparison.py."""
+"""Say what changed between two measurements: see ``compare.py --help`` and common/analysis/comparison.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,21 @@ import sys
 from pathlib import Path
 from typing import Sequence
 
-from common import cli, flag_types
-from common.commands import guarded
-from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.results import comparison, comparison_tables, run_pairs
-from common.results.exports import plain
-from common.results.run_pairs import Sides
-from common.results.statistics import TOLERANCE
+from common.analysis import comparison, pairs
+from common.analysis.pairs import Sides
+from common.cli import flag_types
+from common.cli.flags import add_flags
+from common.cli.parser import Parser, add_choice, chosen
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.guard import guarded
+from common.core.settings import with_correctness
+from common.core.statistics import TOLERANCE
+from common.core.text import plain
+from common.jobs import revisions
+from common.tables.comparison import FORMATS, on_one_side, render
+
+#: With --rev, where the flags do not say.
+REVISION_ROUNDS, REVISION_PASSES = 10, ("timing", "memory")
 
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
@@ -40,7 +48,7 @@ threads, denormals, seed or CPU); 130 after Ctrl-C, 143 after SIGTERM. "Unclear"
 
 
 def parser() -> argparse.ArgumentParser:
-    result = cli.Parser(
+    result = Parser(
         prog="compare.py",
         description=DESCRIPTION,
         epilog=EXIT_CODES,
@@ -90,9 +98,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="P%",
         help="exit with 1 when a time grew by more than P%%. Default: never",
     )
-    result.add_argument(
-        "--format", choices=comparison_tables.FORMATS, default="table", help="json is a list of objects. Default: table"
-    )
+    result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects. Default: table")
     return result
 
 
@@ -108,12 +114,36 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
         raise UserError(f"--only is for BASELINE and NEW; {instead}")
     if options.log:
-        return Sides(run_pairs.within(options.log, *options.sides))
+        return Sides(pairs.within(options.log, *options.sides))
     if not options.revisions:
-        return run_pairs.two_sides(*map(Path, options.sides), only=options.only)
-    from common.running import revisions
+        return pairs.two_sides(*map(Path, options.sides), only=options.only)
+    return pairs.two_sides(*revisions.measure(*options.revisions, benchmark_flags(flags), options.log_dir))
 
-    return run_pairs.two_sides(*revisions.measure(*options.revisions, flags, options.log_dir))
+
+def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
+    """The flags after ``--``, checked before anything is checked out."""
+    choice, all_flags = (Parser(prog="compare.py --rev A --rev B --", add_help=full) for full in (False, True))
+    add_choice(choice)
+    _, others = choice.parse_known_args(given)
+    add_choice(all_flags)
+    add_flags(all_flags)
+    parsed = all_flags.parse_args(given)
+    for flag in ("--resume", "--log-dir"):
+        if any(word == flag or word.startswith(f"{flag}=") for word in given):
+            raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
+    if parsed.find_largest:
+        raise UserError("--find-largest: not for --rev, which compares the times of the same batches")
+    if parsed.sweep:
+        raise UserError("--sweep: not for --rev, which compares one configuration; name it with the flags themselves")
+    passes = [name for name in with_correctness(parsed.passes or REVISION_PASSES) if name != "trace"]
+    return revisions.Flags(
+        given=tuple(given),
+        others=tuple(others),
+        names=tuple(chosen(all_flags, parsed)),
+        rounds=parsed.rounds or REVISION_ROUNDS,
+        passes=tuple(passes),
+        in_place=parsed.in_place,
+    )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -127,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
     failures = []
     if options.fail_on_slower is not None:
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
-    print(comparison_tables.render(rows, comparison_tables.on_one_side(sides), options.format), end="", flush=True)
+    print(render(rows, on_one_side(sides), options.format), end="", flush=True)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK

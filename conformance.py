@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Ask every implementation and variant the corner cases, and print who answers right, wrong, not at all, or dies.
 
-Loss and gradient are compared with the float64 reference; what may end a process has one of its own.  Differences are
+Loss and gradient are compared with the float64 oracle; what may end a process has one of its own.  Differences are
 data: the exit code is 0 when the matrix could be made, 1 when an implementation could not be judged for an error of
 this suite, 2 for bad usage.
 """
@@ -15,28 +15,31 @@ import sys
 from pathlib import Path
 from typing import List, Mapping, Sequence
 
-from common import cli, flag_types
-from common.commands import guarded
-from common.conformance import matrix, updating
+from common.analysis import conformance
+from common.cli import flag_types
+from common.cli.parser import Parser, implementations
 from common.conformance.cases import CASES, Case
-from common.conformance.isolated import Judged, examine
-from common.conformance.outcomes import ERROR
-from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.implementations import find, with_variants
-from common.running import interpreters, machine
-from common.running.progress import Progress
-from common.settings import ROOT
+from common.conformance.isolated import examine
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.guard import guarded
+from common.core.implementations import find, with_variants
+from common.core.paths import ROOT
+from common.jobs.progress import Progress
+from common.records.conformance import ERROR, Judged
+from common.setup import interpreters
+from common.system import machine
+from common.tables.conformance import block, markdown, table
 
 JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
 
-def parser() -> cli.Parser:
-    result = cli.Parser(prog=Path(sys.argv[0]).name, description=__doc__)
+def parser() -> Parser:
+    result = Parser(prog=Path(sys.argv[0]).name, description=__doc__)
     names = tuple(one.name for one in with_variants())
     standard = tuple(one.name for one in with_variants() if not one.template)
     result.add_argument(
         "--only",
-        type=cli.implementations(standard),
+        type=implementations(standard),
         default=standard,
         metavar="A,B",
         help=f"these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
@@ -54,7 +57,10 @@ def parser() -> cli.Parser:
         "--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto"
     )
     result.add_argument(
-        "--format", choices=("table", "markdown", "json"), default="table", help="of what is printed. Default: table"
+        "--format",
+        choices=("table", "markdown", "json", "readme"),
+        default="table",
+        help="of what is printed; readme: the small folded matrix of docs/corners.md. Default: table",
     )
     result.add_argument(
         "--output",
@@ -103,9 +109,9 @@ def main(arguments: argparse.Namespace) -> int:
     about = machine.describe()
     if arguments.update and len(cases) < len(CASES):
         raise UserError("--update: a row is judged as a whole; leave --cases out")
-    earlier = updating.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
+    earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
     judged = judge_all(choices, cases, device, arguments)
-    found = matrix.document(
+    found = conformance.document(
         judged,
         cases,
         device=device,
@@ -113,16 +119,18 @@ def main(arguments: argparse.Namespace) -> int:
         suite=suite,
         command=[Path(sys.argv[0]).name, *sys.argv[1:]],
     )
-    found = updating.updated(found, earlier)
+    found = conformance.updated(found, earlier)
     _write(folder / JSON_NAME, json.dumps(found, indent=1) + "\n")
     if arguments.output:
-        _write(folder / MARKDOWN_NAME, matrix.markdown(found))
+        _write(folder / MARKDOWN_NAME, markdown(found))
     if arguments.format == "json":
         print(json.dumps(found, indent=1))
     elif arguments.format == "markdown":
-        print(matrix.markdown(found), end="")
+        print(markdown(found), end="")
+    elif arguments.format == "readme":
+        print(block(found))
     else:
-        print(matrix.table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
+        print(table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
     failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
     return EXIT_FAILED if failed else EXIT_OK
 
@@ -132,7 +140,8 @@ def judge_all(
 ) -> List[Judged]:
     """Every implementation in turn; one that cannot run costs only its own column."""
     judged = []
-    with Progress(len(choices), arguments.quiet) as progress:
+    with Progress(arguments.quiet) as progress:
+        progress.expect(len(choices))
         for name, choice in choices.items():
             progress.start(name)
             if choice.python is None:
@@ -149,7 +158,7 @@ def judge_all(
                         note=progress.note,
                     )
                 )
-            progress.done(name, {"status": judged[-1].status, "reason": judged[-1].reason})
+            progress.done(name, judged[-1].status, judged[-1].reason)
     return judged
 
 

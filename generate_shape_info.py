@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from common.cli import Parser
-from common.commands import guarded
-from common.errors import EXIT_OK, UserError
-from common.flag_types import path, positive, whole
+from common.cli.flag_types import path, positive, whole
+from common.cli.parser import Parser
+from common.core.errors import EXIT_OK, UserError
+from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
@@ -93,9 +93,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 def generate(flags: argparse.Namespace) -> int:
     check(flags)
     require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
-    from common.data import shape_generation
+    from common.data.sources import generation
 
-    for line in shape_generation.generate(flags):
+    for line in generation.generate(flags):
         print(line)
     return EXIT_OK
 
@@ -125,7 +125,7 @@ def require(*packages: str) -> None:
         for package in packages:
             importlib.import_module(package)
     except ImportError as error:
-        from common.running import interpreters
+        from common.setup import interpreters
 
         interpreters.continue_in("main")
         raise UserError(

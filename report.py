@@ -6,12 +6,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from common import flag_types
-from common.cli import Parser
-from common.commands import guarded
-from common.errors import EXIT_FAILED, EXIT_OK
-from common.report import pngs, writing
-from common.running import interpreters
+from common.cli import flag_types
+from common.cli.parser import Parser
+from common.core.errors import EXIT_FAILED, EXIT_OK
+from common.core.guard import guarded
+from common.setup import interpreters
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
 samples over time, what was measured where, and which loss is right in which corner: the newest matrix of conformance.py
@@ -33,7 +32,7 @@ def parser() -> Parser:
         "--output",
         metavar="FILE",
         type=flag_types.path,
-        default=Path("log") / writing.FILE_NAME,
+        default=Path("log") / "report.html",
         help="the page (default: log/report.html)",
     )
     result.add_argument("--png", metavar="DIR", type=flag_types.path, help="also draw the main plots as PNGs into DIR")
@@ -42,16 +41,18 @@ def parser() -> Parser:
 
 def main() -> int:
     options = parser().parse_args()
-    if writing.lacks("plotly", *(["matplotlib"] if options.png is not None else [])):
-        interpreters.continue_in("main")  # returns only where there is no other that may have them
-    rows, groups, swept = writing.read(options.log)
-    written = [writing.write(groups, options.output, swept, options.log or [Path("log")])]
+    if interpreters.lacks("msgspec", "jinja2", *(["matplotlib"] if options.png is not None else [])):
+        interpreters.continue_in("main")  # returns where there is no such environment
+    from common.plots import png
+    from common.report import writing
+
+    log = writing.read(options.log)
+    written = [writing.write(log, options.output, options.log or [Path("log")])]
     if options.png is not None:
-        written += pngs.write(groups, options.png, swept)
+        written += png.write(log.groups, options.png, log.sweeps)
     for path in written:
         print(path)
-    readable = [not row["unreadable"] for row in rows] + [not sweep.reason for sweep in swept]
-    return EXIT_OK if any(readable) else EXIT_FAILED
+    return EXIT_OK if log.readable else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print one table from log folders: see ``summarize.py --help`` and common/results/summary.py."""
+"""Print one table from log folders: see ``summarize.py --help`` and common/analysis/logs.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import argparse
 import sys
 from typing import List, Optional
 
-from common import cli, flag_types
-from common.commands import guarded
-from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.results import largest_tables, summary, sweep_tables, sweeps, tables
-from common.results.tables import FORMATS
+from common.analysis import logs
+from common.analysis.logs import Log
+from common.cli import flag_types
+from common.cli.parser import Parser
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.guard import guarded
+from common.tables import results, search, sweep
+from common.tables.results import FORMATS
 
 DESCRIPTION = """\
 One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
@@ -21,7 +24,7 @@ traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
   peak memory MB     highest peak of a step above its baseline, from the memory pass (MB = 2^20 bytes)
   profiled step us   mean of the ProfilerStep# spans of the active windows: the profiler's own cost is in it
   profiled peak MB   highest Total Allocated of the [memory] events
-  loss, grad error   largest relative error against the float64 reference
+  loss, grad error   largest relative error against the float64 oracle
   useful %           cells of the lattice that are not padding
 
 Sweeps and what --find-largest found follow in tables of their own; in csv and json their rows carry sweep, its id, cell
@@ -31,7 +34,7 @@ EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for b
 
 
 def parser() -> argparse.ArgumentParser:
-    result = cli.Parser(
+    result = Parser(
         prog="summarize.py",
         description=DESCRIPTION,
         epilog=EXIT_CODES,
@@ -56,13 +59,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    rows = summary.rows(options.log, options.all_runs)
-    searches = summary.searches(options.log, options.all_runs)
-    swept = sweeps.find(options.log, options.all_runs)
-    if not rows and not searches and not swept:
+    log = logs.read(options.log, options.all_runs)
+    if not log:
         where = ", ".join(str(path) for path in options.log) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    text = _text(rows, searches, swept, options.format)
+    text = _text(log, options.format)
     if options.output is not None:
         try:
             options.output.write_text(text, encoding="utf-8")
@@ -73,16 +74,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     else:
         sys.stdout.reconfigure(errors="backslashreplace")
         print(text, end="")
-    readable = [not row["unreadable"] for row in [*rows, *searches]] + [not sweep.reason for sweep in swept]
-    return EXIT_OK if any(readable) else EXIT_FAILED
+    return EXIT_OK if log.readable else EXIT_FAILED
 
 
-def _text(rows: List[summary.Row], searches: List[summary.Row], swept: List[sweeps.Sweep], format: str) -> str:
+def _text(log: Log, format: str) -> str:
     if format in ("csv", "json"):
-        return tables.render([*rows, *searches, *(row for sweep in swept for row in sweep.rows)], format)
-    parts = [tables.render(rows, format)] if rows else []
-    parts += [largest_tables.render(searches, format)] if searches else []
-    parts += [sweep_tables.render(swept, format)] if swept else []
+        rows = [*log.rows, *log.searches, *(row for swept in log.sweeps for row in swept.rows)]
+        return results.render(rows, format)
+    parts = [results.render(log.rows, format)] if log.rows else []
+    parts += [search.render(log.searches, format)] if log.searches else []
+    parts += [sweep.render(log.sweeps, format)] if log.sweeps else []
     return "\n".join(parts)
 
 

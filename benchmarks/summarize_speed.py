@@ -37,7 +37,7 @@ Answer = Dict[str, Optional[float]]  # step_us, peak_bytes
 
 
 def ours(path: Path, fast: bool = True) -> Answer:
-    from common.results.trace_reader import read
+    from common.traces.reader import read
 
     found = read(path, fast)
     return {"step_us": found.average_step_us, "peak_bytes": max(found.peak_bytes.values())}
@@ -118,7 +118,7 @@ def run_reader(name: str, path: Path) -> Dict[str, Any]:
     """In this process: seconds, resident peak in bytes, and the answer."""
     reader = READERS[name]
     if name.startswith(("ours", "any")):
-        import common.results.trace_reader  # noqa: F401  imports are not what is timed
+        import common.traces.reader  # noqa: F401  imports are not what is timed
     elif name == "plugin":
         import torch_tb_profiler.profiler  # noqa: F401
     begin = time.perf_counter()
@@ -228,8 +228,8 @@ def chosen_readers(text: str) -> List[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    from common.cli import Parser
-    from common.flag_types import positive, whole
+    from common.cli.flag_types import positive, whole
+    from common.cli.parser import Parser
 
     result = Parser(description=__doc__.splitlines()[0])
     result.add_argument(
@@ -266,6 +266,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    from common.commands import guarded
+    from common.core.guard import guarded
 
     sys.exit(guarded("summarize_speed.py", main))

@@ -1,5 +1,4 @@
-"""What the benchmark scripts share.
+"""What the scripts share, in two wings on one ground: what measures ends in records, what reads begins there.
 
-One way for the data: shape_info.pt -> shapes -> batching -> inputs -> adapter.prepare -> a pass (correctness, timing,
-memory, trace) -> records on disk -> statistics -> table.  Nothing flows back.  README.md has the diagram.
+The folders and who may import whom: README.md, section Architecture.
 """

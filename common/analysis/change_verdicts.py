@@ -7,10 +7,11 @@ Time is "faster", "slower", "same" or "unclear", memory "less", "more", "same" o
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
-from common.results import statistics
-from common.results.statistics import Ratio
+from common.core import statistics
+from common.core.ratios import Ratio
+from common.records.schema import Correctness
 
 MINIMUM_ROUNDS = 3
 #: Share of samples beside other load from which on two separate runs cannot be told apart.
@@ -40,7 +41,10 @@ def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
         return ""
     if max(busy) > BUSY_LIMIT:
         return f"{load(busy)}: {CALM}, or measure both in alternation (--rev)"
-    drift = max(_drift(ratio.baseline), _drift(ratio.new))
+    if ratio.least is None:
+        drift = max(_drift(ratio.baseline), _drift(ratio.new))
+    else:  # rounds with batches of their own differ in length, so only their ratio can be seen to drift
+        drift = _drift([after / before for before, after in zip(ratio.baseline, ratio.new)])
     if drift >= abs(math.log(ratio.ratio)):
         return (
             f"from its first to its last half one of the runs drifts by {math.expm1(drift):.1%}, as much as the two "
@@ -125,7 +129,7 @@ def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> 
 def memory(ratio: float, counter: str, tolerance: float) -> Judgement:
     """Of one process on each side: allocators count exactly, the process's resident peak does not."""
     more = f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'} memory"
-    if counter == "process_bytes":
+    if counter == "process":
         tolerance = max(tolerance, PROCESS_TOLERANCE)
         source = "the resident peak of one process each"
     else:
@@ -136,19 +140,21 @@ def memory(ratio: float, counter: str, tolerance: float) -> Judgement:
     return word, f"{more} ({source})"
 
 
-def errors(baseline: Optional[Dict[str, Any]], new: Optional[Dict[str, Any]]) -> Judgement:
-    """Of two ``correctness`` records: errors against the float64 reference."""
+def errors(baseline: Optional[Correctness], new: Optional[Correctness]) -> Judgement:
+    """Of two ``correctness`` records: errors against the float64 oracle."""
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record is None:
-            return "unclear", f"{side} was not checked against the reference (the correctness pass)"
+            return "unclear", f"{side} was not checked against the oracle (the correctness pass)"
     assert baseline is not None and new is not None
-    if not new["ok"]:
-        return "wrong", f"the new side is further from the reference than {new['tolerance']:g}"
-    if not baseline["ok"]:
-        return "better", f"the baseline is further from the reference than {baseline['tolerance']:g}, the new is not"
+    if not new.ok:
+        return "wrong", f"the new side is further from the oracle than {new.tolerance}"
+    if not baseline.ok:
+        return "better", f"the baseline is further from the oracle than {baseline.tolerance}, the new is not"
     words = []
     for key, name in (("loss_error", "loss"), ("grad_error", "gradient")):
-        before, after = baseline[key], new[key]
+        before, after = getattr(baseline, key), getattr(new, key)
+        if before is None or after is None:
+            continue
         if max(before, after) > ERROR_FLOOR and max(before, after) > ERROR_FACTOR * min(before, after):
             words.append(("worse" if after > before else "better", f"{name} error {before:.1e}, now {after:.1e}"))
     if not words:

@@ -8,43 +8,121 @@ them, is guarded against by the tolerance, by the drift within each run and by t
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-from common.errors import UserError
-from common.results import change_verdicts, records, statistics
-from common.results.profiled import MB
-from common.results.run_pairs import MeasuredRun, Pair, Sides
-from common.results.statistics import TOLERANCE
-
-SCOPES = ("step", "loss")
-CONFIDENCE = 0.95  # of all intervals of a comparison together
-_COUNTERS = ("device_allocated_bytes", "torch_allocated_bytes", "process_bytes")  # the first that both sides have
-
-Row = Dict[str, Any]
+from common.analysis import change_verdicts
+from common.analysis.pairs import Pair, Sides
+from common.analysis.row import PEAKS, SCOPES, Row
+from common.core import ratios, statistics
+from common.core.statistics import TOLERANCE
 
 
-def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = TOLERANCE) -> List[Row]:
-    """A row for each pair; its keys are those of `_row`.  tolerance: the change that does not matter, 0.02 for 2%.
+@dataclass
+class Side:
+    """One of the two runs of a comparison.  measured: is there anything of it to compare?"""
 
-    Raises UserError for records that are not as this suite writes them.
-    """
+    file: str
+    name: str
+    run_id: Optional[str]
+    started: Optional[str]
+    git_revision: Optional[str]
+    git_dirty: Optional[bool]
+    kind: str
+    torch: Optional[str]
+    implementation_version: Optional[str]
+    python: Optional[str]
+    status: str
+    reason: str
+    measured: bool
+
+
+@dataclass
+class TimeChange:
+    """ratio: new / baseline, with its interval (low, high), None where there is none; doubt: why a difference is not to
+    be believed, else ""; busy: share of the samples that ran beside other load."""
+
+    verdict: str
+    reason: str
+    doubt: str = ""
+    paired: bool = False
+    ratio: Optional[float] = None
+    low: Optional[float] = None
+    high: Optional[float] = None
+    baseline_ms: Optional[float] = None
+    new_ms: Optional[float] = None
+    batches: int = 0
+    baseline_rounds: int = 0
+    new_rounds: int = 0
+    baseline_busy: float = 0.0
+    new_busy: float = 0.0
+
+
+@dataclass
+class MemoryChange:
+    """The highest peak over the batches that both sides have, in MB (2**20 bytes).  counter: of which count."""
+
+    verdict: str
+    reason: str
+    ratio: Optional[float] = None
+    baseline_mb: Optional[float] = None
+    new_mb: Optional[float] = None
+    counter: Optional[str] = None
+    batches: int = 0
+
+
+@dataclass
+class ErrorChange:
+    """Relative errors against the float64 oracle; None where they were not measured."""
+
+    ratio: ClassVar[None] = None
+    verdict: str
+    reason: str
+    baseline_loss_error: Optional[float] = None
+    baseline_grad_error: Optional[float] = None
+    baseline_approximation_gap: Optional[float] = None
+    new_loss_error: Optional[float] = None
+    new_grad_error: Optional[float] = None
+    new_approximation_gap: Optional[float] = None
+
+
+@dataclass
+class Change:
+    """What changed between the two runs of a pair.  time, memory: by scope; changed: of the code and around it."""
+
+    name: str
+    baseline: Side
+    new: Side
+    paired_rounds: bool
+    confidence: float
+    tolerance: float
+    time: Dict[str, TimeChange]
+    memory: Dict[str, MemoryChange]
+    errors: ErrorChange
+    changed: List[str]
+
+    def as_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = TOLERANCE) -> List[Change]:
+    """One for each pair.  tolerance: the change that does not matter, 0.02 for 2%."""
     rounds = {(pair, scope): _both(pair, scope) for pair in pairs for scope in scopes}
     judged = sum(all(both) for both in rounds.values())
-    confidence = 1 - (1 - CONFIDENCE) / max(judged, 1)
-    return [_row(pair, {scope: rounds[pair, scope] for scope in scopes}, tolerance, confidence) for pair in pairs]
+    confidence = statistics.confidence_of_each(judged)
+    return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, tolerance, confidence) for pair in pairs]
 
 
-def regressions(rows: Sequence[Row], limit: float) -> List[str]:
+def regressions(rows: Sequence[Change], limit: float) -> List[str]:
     """Why a change is to be refused: each row whose time grew by more than `limit` (0.02 for 2%) for sure, and each
     that could be measured at the baseline but not any more; see ``gone`` too."""
     found = []
     for row in rows:
-        if row["new"]["status"] != "ok" and row["baseline"]["status"] == "ok":
-            found.append(f"{row['name']}: was measured at the baseline, now {row['new']['status']}")
-        for scope, time in row["time"].items():
-            if time["low"] is not None and not time["doubt"] and time["low"] > 1 + limit:
-                found.append(f"{row['name']} {scope}: slower by at least {100 * (time['low'] - 1):.1f}%")
+        if row.new.status != "ok" and row.baseline.status == "ok":
+            found.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
+        for scope, time in row.time.items():
+            if time.low is not None and not time.doubt and time.low > 1 + limit:
+                found.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return found
 
 
@@ -72,77 +150,74 @@ Rounds = Dict[Any, Dict[Any, List[float]]]
 
 
 def _both(pair: Pair, scope: str) -> Tuple[Rounds, Rounds]:
-    with _reading(pair):
-        return _rounds(pair.baseline, scope), _rounds(pair.new, scope)
+    return _rounds(pair.baseline, scope), _rounds(pair.new, scope)
 
 
-@contextmanager
-def _reading(pair: Pair) -> Iterator[None]:
-    """UserError for records of its runs that are not as this suite writes them."""
-    try:
-        yield
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UserError(
-            f"{pair.baseline.path} or {pair.new.path}: a record is not as this suite writes it "
-            f"({type(error).__name__}: {error}); run again"
-        ) from error
-
-
-def _rounds(run: MeasuredRun, scope: str) -> Rounds:
-    """round -> batch -> milliseconds, of the timing jobs that ended well."""
+def _rounds(run: Row, scope: str) -> Rounds:
+    """round -> batch -> milliseconds."""
     found: Rounds = {}
-    for sample in _timed(run, scope):
-        found.setdefault(sample["round"], {}).setdefault(sample["batch"], []).append(sample["total_wall_ns"] / 1e6)
+    for sample in run.of_scope(scope):
+        found.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ms)
     return found
 
 
-def _timed(run: MeasuredRun, scope: str) -> List[Dict[str, Any]]:
-    return [line for line in run.lines("sample") if line["scope"] == scope and not line["warmup"]]
+def _change(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float, confidence: float) -> Change:
+    baseline, new = _side(pair.baseline), _side(pair.new)
+    return Change(
+        pair.name,
+        baseline,
+        new,
+        pair.together,
+        confidence,
+        tolerance,
+        {scope: _time(pair, scope, *both, tolerance, confidence) for scope, both in rounds.items()},
+        {scope: _memory(pair, scope, tolerance) for scope in rounds},
+        _errors(pair),
+        _changed(baseline, new, pair.one_loss),
+    )
 
 
-def _row(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float, confidence: float) -> Row:
-    with _reading(pair):
-        return {
-            "name": pair.name,
-            "baseline": _side(pair.baseline),
-            "new": _side(pair.new),
-            "paired_rounds": pair.together,
-            "confidence": confidence,
-            "tolerance": tolerance,
-            "time": {scope: _time(pair, scope, *both, tolerance, confidence) for scope, both in rounds.items()},
-            "memory": {scope: _memory(pair, scope, tolerance) for scope in rounds},
-            "errors": _errors(pair),
-            "changed": _changed(pair),
-        }
-
-
-def _side(run: MeasuredRun) -> Dict[str, Any]:
+def _side(run: Row) -> Side:
     status, reason = run.failure or ("ok", "")
-    about = {key: run.header.get(key) for key in ("name", "run_id", "started", "git_revision", "git_dirty")}
-    about["kind"] = records.kind_of(run.header)
-    environment = {key: run.environment.get(key) for key in ("torch", "implementation_version", "python")}
-    outcome = {"status": status, "reason": reason, "measured": run.measured}
-    return {"file": str(run.path), **about, **environment, **outcome}
+    return Side(
+        file=str(run.results),
+        name=run.name,
+        run_id=run.run_id,
+        started=run.started,
+        git_revision=run.header.git_revision,
+        git_dirty=run.header.git_dirty,
+        kind=str(run.kind),
+        torch=run.torch_version,
+        implementation_version=run.implementation_version,
+        python=run.environment.python,
+        status=status,
+        reason=reason,
+        measured=bool(run.timed or run.peaks_mb or run.correctness),
+    )
 
 
-def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: float, confidence: float) -> Row:
-    ratio, paired = statistics.ratio(before, after, pair.together, confidence)
+def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: float, confidence: float) -> TimeChange:
+    ratio, paired = ratios.ratio(before, after, pair.together, confidence, pair.new.padding)
     busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
-    found: Row = {
-        "verdict": "unclear",
-        "reason": _nothing_timed(pair, scope, before, after),
-        "doubt": "",
-        "paired": paired,
-        **{key: None for key in ("ratio", "low", "high", "baseline_ms", "new_ms")},
-        "batches": 0,
-        "baseline_rounds": len(before),
-        "new_rounds": len(after),
-        "baseline_busy": busy[0],
-        "new_busy": busy[1],
-    }
+    found = TimeChange(
+        "unclear",
+        "",
+        paired=paired,
+        baseline_rounds=len(before),
+        new_rounds=len(after),
+        baseline_busy=busy[0],
+        new_busy=busy[1],
+    )
     if ratio is None:
+        found.reason = _nothing_timed(pair, scope, before, after)
         return found
-    found.update(
+    doubt = change_verdicts.time_doubt(ratio, paired, busy)
+    verdict, reason = change_verdicts.time(ratio, paired, tolerance, confidence, doubt, busy)
+    return replace(
+        found,
+        verdict=verdict,
+        reason=reason,
+        doubt=doubt,
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
@@ -151,10 +226,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         new_ms=statistics.geometric_mean(ratio.new),
         baseline_rounds=len(ratio.baseline),
         new_rounds=len(ratio.new),
-        doubt=change_verdicts.time_doubt(ratio, paired, busy),
     )
-    found["verdict"], found["reason"] = change_verdicts.time(ratio, paired, tolerance, confidence, found["doubt"], busy)
-    return found
 
 
 def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str:
@@ -165,73 +237,46 @@ def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str
     return "no batch was timed on both sides in every round"
 
 
-def _busy(run: MeasuredRun, scope: str) -> float:
+def _busy(run: Row, scope: str) -> float:
     """Share of the samples that ran beside other load."""
-    samples = _timed(run, scope)
-    return sum("busy" in (sample.get("flags") or ()) for sample in samples) / max(len(samples), 1)
+    samples = run.of_scope(scope)
+    return sum(sample.flagged for sample in samples) / max(len(samples), 1)
 
 
-def _memory(pair: Pair, scope: str, tolerance: float) -> Row:
-    """The highest peak over the batches that both sides have, in MB (2**20 bytes), which decides what fits."""
-    sides = [_peaks(run, scope) for run in (pair.baseline, pair.new)]
-    for counter in _COUNTERS:
+def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
+    """By the highest peak over the batches, which decides what fits."""
+    sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
+    for counter in PEAKS:
         before, after = (side.get(counter, {}) for side in sides)
         batches = set(before) & set(after)
-        peaks = [max((side[batch] for batch in batches), default=0) / MB for side in (before, after)]
+        peaks = [max((side[batch] for batch in batches), default=0.0) for side in (before, after)]
         if min(peaks) > 0:
-            verdict, reason = change_verdicts.memory(peaks[1] / peaks[0], counter, tolerance)
-            ratio, baseline, new = peaks[1] / peaks[0], *peaks
-            break
-    else:
-        absent = [side for side, found in zip(("the baseline", "the new side"), sides) if not found]
-        verdict, reason = "unclear", f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-        ratio = baseline = new = counter = None
-        batches = set()
-    return {
-        "verdict": verdict,
-        "reason": reason,
-        "ratio": ratio,
-        "baseline_mb": baseline,
-        "new_mb": new,
-        "counter": counter,
-        "batches": len(batches),
-    }
+            ratio = peaks[1] / peaks[0]
+            verdict, reason = change_verdicts.memory(ratio, counter, tolerance)
+            return MemoryChange(verdict, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
+    absent = [side for side, found in zip(("the baseline", "the new side"), sides) if not any(found.values())]
+    return MemoryChange("unclear", f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}")
 
 
-def _peaks(run: MeasuredRun, scope: str) -> Dict[str, Dict[Any, float]]:
-    """counter -> batch -> bytes."""
-    found: Dict[str, Dict[Any, float]] = {}
-    for line in run.lines("memory"):
-        for counter in _COUNTERS:
-            if line["scope"] == scope and line.get(counter) is not None:
-                peaks = found.setdefault(counter, {})
-                peaks[line["batch"]] = max(peaks.get(line["batch"], 0), line[counter])
-    return found
-
-
-def _errors(pair: Pair) -> Row:
+def _errors(pair: Pair) -> ErrorChange:
     sides = [run.correctness for run in (pair.baseline, pair.new)]
     verdict, reason = change_verdicts.errors(*sides)
     values = {
-        f"{side}_{key}": record and record.get(key)
+        f"{side}_{key}": getattr(record, key, None)
         for side, record in zip(("baseline", "new"), sides)
         for key in ("loss_error", "grad_error", "approximation_gap")
     }
-    return {"verdict": verdict, "reason": reason, **values}
+    return ErrorChange(verdict, reason, **values)
 
 
-def _changed(pair: Pair) -> List[str]:
+def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
     """What is recorded of the code and its environment and differs, as "torch 2.10.0 -> 2.11.0"."""
-    one, other = _side(pair.baseline), _side(pair.new)
     labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
-    if not pair.one_loss:
+    if not one_loss:
         labels = {"torch": "torch"}
-    found = [
-        f"{label} {str(one[key])[:20]} -> {str(other[key])[:20]}"
-        for key, label in labels.items()
-        if one[key] != other[key]
-    ]
-    if pair.one_loss and (one["git_dirty"] or other["git_dirty"]):
-        dirty = [word for word, side in (("baseline", one), ("new side", other)) if side["git_dirty"]]
+    both = [(label, getattr(baseline, key), getattr(new, key)) for key, label in labels.items()]
+    found = [f"{label} {str(one)[:20]} -> {str(other)[:20]}" for label, one, other in both if one != other]
+    dirty = [word for word, side in (("baseline", baseline), ("new side", new)) if side.git_dirty]
+    if one_loss and dirty:
         found.append(f"uncommitted changes in the {' and the '.join(dirty)}")
     return found

@@ -11,11 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from common import workloads
-from common.errors import UserError
-from common.results import largest, records
-from common.results.exports import plain
-from common.results.records import Record
+from common.analysis import measured
+from common.analysis.measured import allocator_of
+from common.analysis.row import Row
+from common.analysis.search import is_search
+from common.core import workloads
+from common.core.errors import UserError
+from common.core.text import plain
+from common.records import schema, store
+from common.records.schema import Batch, Line
 
 #: Settings that decide what is measured, as tables call them; those of the batches and of the pruned losses see below.
 _SETTINGS = {
@@ -27,7 +31,7 @@ _SETTINGS = {
     "encoder_dim": "joiner dimension",
     "seed": "seed",
 }
-#: Likewise, of common.workloads.
+#: Likewise, of common.core.workloads.
 WORKLOAD = {
     "subsampling": "subsampling",
     "token_scale": "token scale",
@@ -40,88 +44,9 @@ WORKLOAD = {
 
 
 @dataclass(frozen=True, eq=False)
-class MeasuredRun:
-    """One results.jsonl.  jobs: the records of each job's last attempt."""
-
-    path: Path
-    header: Record
-    jobs: Dict[str, List[Record]]
-
-    @property
-    def name(self) -> str:
-        return str(self.header["name"])
-
-    @property
-    def run_id(self) -> str:
-        return str(self.header.get("run_id"))
-
-    @property
-    def started(self) -> str:
-        return str(self.header.get("started") or "")
-
-    @property
-    def environment(self) -> Record:
-        """The newest ``environment`` record; empty where no job got so far (a missing package)."""
-        found = [line for lines in self.jobs.values() for line in lines if line["record"] == "environment"]
-        return found[-1] if found else {}
-
-    @property
-    def failure(self) -> Optional[Tuple[str, str]]:
-        """(status, reason) of the first job that is not ok; None when all are."""
-        for job, lines in self.jobs.items():
-            status = lines[-1].get("status") if lines[-1]["record"] == "status" else "interrupted"
-            if status != "ok":
-                return str(status), f"{job}: {lines[-1].get('reason') or 'stopped before its end'}"
-        return None if self.jobs else ("interrupted", "stopped before its first pass")
-
-    @property
-    def measured(self) -> bool:
-        """Is there anything to compare?"""
-        return any(self.lines(kind) for kind in ("sample", "memory")) or self.correctness is not None
-
-    @property
-    def correctness(self) -> Optional[Record]:
-        """The ``correctness`` record, of a failed check too."""
-        found = [line for lines in self.jobs.values() for line in lines if line["record"] == "correctness"]
-        return found[-1] if found else None
-
-    def lines(self, kind: str) -> List[Record]:
-        """Records of a kind, of the jobs that ended well."""
-        ended = [lines for lines in self.jobs.values() if lines[-1].get("status") == "ok"]
-        return [line for lines in ended for line in lines if line["record"] == kind]
-
-    def what_it_measures(self) -> Dict[str, Any]:
-        """Everything that has to agree with a run it is compared with; None for what is not known or does not apply."""
-        settings, environment = self.header["settings"], self.environment
-        machine = self.header.get("machine") or {}
-        device = environment.get("device") or str(settings.get("device") or "").split(":")[0] or None
-        found = {label: settings.get(key) for key, label in _SETTINGS.items()}
-        workload = workloads.comparable(settings)
-        found.update({label: workload[key] for key, label in WORKLOAD.items()})
-        found["max frames" if settings.get("sort_utterance") else "batch size"] = settings.get(
-            "max_frames" if settings.get("sort_utterance") else "batch_size"
-        )
-        shapes = environment.get("shape_file_sha256")
-        found.update(
-            {
-                "shape file": shapes and f"sha256 {shapes[:12]}",
-                "batches": _batches(environment.get("batches")),
-                "device": device,
-                "device name": environment.get("device_name") if device != "cpu" else None,
-                "threads": environment.get("threads") or settings.get("threads"),
-                "denormals": environment.get("denormals") or settings.get("denormals"),
-                "machine": machine.get("cpu") and f"{machine['cpu']}, {machine.get('cores')} cores",
-            }
-        )
-        if records.kind_of(self.header) == "pruned":
-            found.update({"pruned recipe": settings.get("pruned_recipe"), "prune range": settings.get("prune_range")})
-        return found
-
-
-@dataclass(frozen=True, eq=False)
 class Pair:
-    baseline: MeasuredRun
-    new: MeasuredRun
+    baseline: Row
+    new: Row
 
     @property
     def name(self) -> str:
@@ -144,27 +69,51 @@ class Sides:
     for (gone), runs of the new side alone (added)."""
 
     pairs: List[Pair]
-    gone: Sequence[MeasuredRun] = ()
-    added: Sequence[MeasuredRun] = ()
+    gone: Sequence[Row] = ()
+    added: Sequence[Row] = ()
 
-    def label(self, run: MeasuredRun) -> str:
+    def label(self, run: Row) -> str:
         """An implementation's name, or its folder's where the implementation was compared with other settings."""
         compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
-        return run.path.parent.name if compared else run.name
+        return run.folder.name if compared else run.name
 
 
-def _batches(described: Optional[List[Dict[str, int]]]) -> Optional[str]:
-    """In so many words that other batches read otherwise."""
-    if not described:
+def conditions(run: Row) -> Dict[str, Any]:
+    """Everything that has to agree with a run it is compared with; None for what is not known or does not apply."""
+    settings, environment, machine = run.header.settings, run.environment, run.header.machine
+    workload = workloads.comparable(settings)
+    by_frames = settings.get("sort_utterance")
+    shapes = environment.shape_file_sha256
+    found = {
+        **{label: settings.get(key) for key, label in _SETTINGS.items()},
+        **{label: workload[key] for key, label in WORKLOAD.items()},
+        "max frames" if by_frames else "batch size": settings.get("max_frames" if by_frames else "batch_size"),
+        "shape file": shapes and f"sha256 {shapes[:12]}",
+        "batches": _batches(run.batches),
+        "device": run.device,
+        "device name": environment.device_name if run.device != "cpu" else None,
+        "threads": environment.threads or settings.get("threads"),
+        "denormals": environment.denormals or settings.get("denormals"),
+        "allocator": allocator_of(run.header, environment),
+        "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
+    }
+    if run.kind == "pruned":
+        found.update({"pruned recipe": settings.get("pruned_recipe"), "prune range": settings.get("prune_range")})
+    return found
+
+
+def _batches(batches: Sequence[Batch]) -> Optional[str]:
+    """The same words only for the same batches."""
+    if not batches:
         return None
-    cells = [sum(batch[key] for batch in described) for key in ("useful_cells", "padded_cells")]
-    return f"{len(described)} from {described[0]['index']} on of {cells[0]} cells ({cells[1]} padded)"
+    useful, padded = sum(one.useful_cells for one in batches), sum(one.padded_cells for one in batches)
+    return f"{len(batches)} from {batches[0].index} on of {useful} cells ({padded} padded)"
 
 
-def differences(one: MeasuredRun, other: MeasuredRun) -> List[str]:
+def differences(one: Row, other: Row) -> List[str]:
     """What two runs cannot be compared for, as "dtype float32 / float64"; what one of them does not know is no
     difference."""
-    mine, theirs = one.what_it_measures(), other.what_it_measures()
+    mine, theirs = conditions(one), conditions(other)
     return [
         f"{label} {mine[label]} / {theirs[label]}"
         for label in mine
@@ -172,46 +121,37 @@ def differences(one: MeasuredRun, other: MeasuredRun) -> List[str]:
     ]
 
 
-def read_runs(path: Path) -> List[MeasuredRun]:
+def read_runs(path: Path) -> List[Row]:
     """The runs at or under `path`: a results.jsonl, a run folder or a log folder.  Raises UserError where there is none
     or one cannot be read."""
     if path.is_dir():
         found = sorted(
-            Path(folder) / records.FILE_NAME for folder, _, names in os.walk(path) if records.FILE_NAME in names
+            Path(folder) / schema.FILE_NAME for folder, _, names in os.walk(path) if schema.FILE_NAME in names
         )
     elif path.is_file():
         found = [path]
     else:
-        raise UserError(f"{path}: no such file or folder; name a log folder, a run folder or a {records.FILE_NAME}")
+        raise UserError(f"{path}: no such file or folder; name a log folder, a run folder or a {schema.FILE_NAME}")
     if not found:
-        raise UserError(f"{path}: no {records.FILE_NAME} in it; name a folder that a benchmark wrote")
-    runs = [run for run in map(_read, found) if not largest.is_search(run.header)]
+        raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
+    runs = [measured.row(records, file.parent, file.name, traces=False) for file, records in map(_read, found)]
+    runs = [run for run in runs if not is_search(run.header)]
     if not runs:
         raise UserError(f"{path}: holds only what --find-largest wrote; name a folder with runs that were timed")
     return runs
 
 
-def _read(path: Path) -> MeasuredRun:
-    lines = records.read(path)
-    header = records.run_header(lines)
-    try:
-        run = MeasuredRun(path, header, records.latest_jobs(lines))
-        _ = run.name, run.failure, run.what_it_measures()  # raise here what would be raised later
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not as this suite writes its results ({type(error).__name__}: {error}); "
-            f"name a {records.FILE_NAME} that a benchmark wrote"
-        ) from error
-    return run
+def _read(path: Path) -> Tuple[Path, List[Line]]:
+    return path, store.read_run(path)[1]
 
 
-def _newest_of_each(runs: Sequence[MeasuredRun]) -> List[MeasuredRun]:
+def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
     """Of several runs of one implementation that measured the same, the newest."""
-    kept: List[MeasuredRun] = []
-    for run in sorted(runs, key=lambda run: run.started, reverse=True):
+    kept: List[Row] = []
+    for run in sorted(runs, key=_age, reverse=True):
         if not any(run.name == newer.name and not differences(run, newer) for newer in kept):
             kept.append(run)
-    return sorted(kept, key=lambda run: run.path)
+    return sorted(kept, key=lambda run: run.results)
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
@@ -259,21 +199,25 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
     pairs = [Pair(one, other) for one in sides[0] for other in sides[1]]
     together = [pair for pair in pairs if pair.together and not differences(pair.baseline, pair.new)]
     if together:
-        return [max(together, key=lambda pair: pair.baseline.started)]
+        return [max(together, key=lambda pair: _age(pair.baseline))]
     return [checked(_newest(sides[0]), _newest(sides[1]))]
 
 
-def checked(one: MeasuredRun, other: MeasuredRun) -> Pair:
+def checked(one: Row, other: Row) -> Pair:
     """The pair, or UserError with what differs."""
     different = differences(one, other)
     if different:
         raise UserError(
-            f"{one.path.parent} and {other.path.parent} are not comparable: "
+            f"{one.folder} and {other.folder} are not comparable: "
             f"{'; '.join(map(plain, different))}; "
             "run both with the same flags on the same machine"
         )
     return Pair(one, other)
 
 
-def _newest(runs: Sequence[MeasuredRun]) -> MeasuredRun:
-    return max(runs, key=lambda run: run.started)
+def _newest(runs: Sequence[Row]) -> Row:
+    return max(runs, key=_age)
+
+
+def _age(run: Row) -> str:
+    return run.started or ""

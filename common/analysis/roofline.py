@@ -20,14 +20,15 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
 
-from common.results import statistics
+from common.core import statistics
+from common.records.schema import Batch, Limits, Sample
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 READS, WRITES = 2, 1  # of each logit by a loss that is given them
 PRODUCTS = 3  # forward, gradient of the input, gradient of the weight
 LAYOUTS = ("packed", "padded")
-
-Batch = Mapping[str, Any]  # as the ``environment`` record describes it
+#: Settings that the work depends on.
+NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
 
 
 class Work(NamedTuple):
@@ -54,23 +55,23 @@ class Sizes(NamedTuple):
     rows: int
 
 
-def peaks(limits: Sequence[Mapping[str, Any]]) -> Peaks:
+def peaks(limits: Sequence[Limits]) -> Peaks:
     """The best of all ``limits`` records of a run: what stood beside a measurement can only have slowed it."""
-    copied = [2e9 * line["buffer_bytes"] / min(line["ns"]) for record in limits for line in record["copies"]]
-    multiplied = [2e9 * line["n"] ** 3 / min(line["ns"]) for record in limits for line in record["products"]]
+    copied = [2e9 * line.buffer_bytes / min(line.ns) for record in limits for line in record.copies]
+    multiplied = [2e9 * line.n**3 / min(line.ns) for record in limits for line in record.products]
     return Peaks(max(copied, default=None), max(multiplied, default=None))
 
 
 def sizes(batch: Batch, layout: str, prune_range: int) -> Optional[Sizes]:
     """None for the batches of older records, which tell too little."""
-    if "pruned_cells" not in batch:
+    if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
     if layout == "packed":
-        rows = batch["frames"] + batch["tokens"] + batch["N"]
-        return Sizes(batch["useful_cells"], batch["one_symbol_cells"], batch["pruned_cells"], rows)
-    frames, tokens = batch["N"] * batch["T_max"], batch["U_max"] + 1
+        rows = batch.frames + batch.tokens + batch.N
+        return Sizes(batch.useful_cells, batch.one_symbol_cells, batch.pruned_cells, rows)
+    frames, tokens = batch.N * batch.T_max, batch.U_max + 1
     pruned = frames * min(prune_range, tokens)
-    return Sizes(batch["padded_cells"], batch["padded_cells"], pruned, frames + batch["N"] * tokens)
+    return Sizes(batch.padded_cells, batch.padded_cells, pruned, frames + batch.N * tokens)
 
 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Work:
@@ -126,8 +127,8 @@ def of_layout(
     least: Dict[Any, Work] = {}
     for batch in batches:
         size = sizes(batch, layout, settings["prune_range"])
-        if size is not None and batch["index"] in measured:
-            least[batch["index"]] = work(scope, kind, size, settings)
+        if size is not None and batch.index in measured:
+            least[batch.index] = work(scope, kind, size, settings)
     if not least:
         return None
     times = {index: seconds(one, best) for index, one in least.items()}
@@ -140,34 +141,39 @@ def of_layout(
     }
 
 
-def fill(
-    row: Dict[str, Any],
-    limits: Sequence[Mapping[str, Any]],
-    environment: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    samples: Sequence[Mapping[str, Any]],
-) -> None:
-    """Add to a row what its run's ``limits`` records say; nothing where there are none.  samples: those of the medians.
+class Least(NamedTuple):
+    """What a row tells of it: fields of the row, and lines for the reader."""
 
-    KeyError, TypeError or ValueError when a record is not as records.py says.
-    """
+    numbers: Dict[str, Any]
+    notes: List[str]
+
+
+def of_run(
+    limits: Sequence[Limits],
+    kind: str,
+    batches: Sequence[Batch],
+    settings: Mapping[str, Any],
+    samples: Sequence[Sample],
+) -> Least:
+    """By the ``limits`` records of a run; nothing where there are none.  samples: those of the medians."""
     if not limits:
-        return
+        return Least({}, [])
     best = peaks(limits)
-    row.update(best._asdict())
-    batches = environment.get("batches") or ()
-    for scope in ("step", "loss"):
-        measured: Dict[Any, List[float]] = {}
+    found: Dict[str, Any] = {**best._asdict(), "floor": {}, "limit_percent": {}}
+    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE
+    for scope in ("step", "loss") if known else ():
+        measured: Dict[int, List[float]] = {}
         for sample in samples:
-            if sample["scope"] == scope and sample["total_wall_ns"] > 0:
-                measured.setdefault(sample["batch"], []).append(sample["total_wall_ns"] / 1e9)
+            if sample.scope == scope:
+                measured.setdefault(sample.batch, []).append(sample.total_wall_ns / 1e9)
         for layout in LAYOUTS:
-            found = of_layout(layout, scope, row["kind"], batches, settings, best, measured)
-            if found:
-                row["limit_percent"].setdefault(scope, {})[layout] = found.pop("percent")
-                row["floor"].setdefault(scope, {})[layout] = found
-    reasons = [str(line["reason"]) for line in limits if line.get("reason")]
+            least = of_layout(layout, scope, kind, batches, settings, best, measured)
+            if least:
+                found["limit_percent"].setdefault(scope, {})[layout] = least.pop("percent")
+                found["floor"].setdefault(scope, {})[layout] = least
+    reasons = [line.reason for line in limits if line.reason]
     if None in best and reasons:
-        row["notes"].append(f"the device's limits were not measured: {reasons[-1]}")
-    elif all(line.get("flags") for line in limits):
-        row["notes"].append("the device's limits were measured beside other load: % of limit may be too high")
+        return Least(found, [f"the device's limits were not measured: {reasons[-1]}"])
+    if all(line.flags for line in limits):
+        return Least(found, ["the device's limits were measured beside other load: % of limit may be too high"])
+    return Least(found, [])

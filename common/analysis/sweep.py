@@ -5,42 +5,40 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.errors import UserError
-from common.results import ranking, records
-from common.results.measured import fill
-from common.results.statistics import mean
-from common.results.summary import Row, new_row
-from common.results.tables import rank
+from common.analysis import measured, ranking
+from common.analysis.groups import rank, short_label
+from common.analysis.row import SCOPES, Row
+from common.core import grid
+from common.core.errors import UserError
+from common.core.statistics import mean
+from common.core.text import number, plain
+from common.records import schema, store
+from common.records.schema import SweepHeader
 
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-SCOPES = ("step", "loss")
 FEWEST_POINTS = 3  # of a scaling exponent: two points say nothing of whether it is one
 
 
 class SweptRun(NamedTuple):
-    """One implementation in one cell: its row and the records that the row is of.  values: of the swept settings."""
+    """The row of one implementation in one cell.  values: of the swept settings."""
 
     cell: int
     values: Dict[str, Any]
     row: Row
-    records: List[records.Record]
 
 
 @dataclass
 class Sweep:
-    """grid: the values of each swept setting; runs: by cell, then as tables rank them; reason: why it could not be
-    read, else empty; earlier: sweeps of the same that it stands for."""
+    """runs: by cell, then as tables rank them; reason: why it could not be read, else empty; earlier: sweeps of the
+    same that it stands for."""
 
     path: Path
-    header: Dict[str, Any] = field(default_factory=dict)
-    grid: Dict[str, List[Any]] = field(default_factory=dict)
+    header: Optional[SweepHeader] = None
     runs: List[SweptRun] = field(default_factory=list)
     reason: str = ""
     earlier: int = 0
@@ -50,10 +48,15 @@ class Sweep:
         return self.path.resolve().parent.name
 
     @property
+    def grid(self) -> Dict[str, List[Any]]:
+        """The values of each swept setting."""
+        return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
+
+    @property
     def absent(self) -> int:
         """Pairs of a cell and an implementation that were not begun."""
         cells = math.prod(len(values) for values in self.grid.values())
-        names = {*(self.header.get("names") or ()), *(run.row["name"] for run in self.runs)}
+        names = {*(self.header.names if self.header else ()), *(run.row.name for run in self.runs)}
         return cells * len(names) - len(self.runs)
 
     @property
@@ -74,64 +77,49 @@ class Exponent(NamedTuple):
     points: int
 
 
-def find(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Sweep]:
-    """The sweeps in, at or under `paths` (default: ``log``), of several of the same grid, settings, machine and
-    implementations only the newest, unless `all_runs`."""
-    found: Dict[Path, Sweep] = {}
-    for path in [Path(path) for path in paths] or [Path("log")]:
-        for file in _files(path):
-            found[file] = read(file)
-    return list(found.values()) if all_runs else _newest(found.values())
+def find(paths: Sequence[Any] = ()) -> List[Sweep]:
+    """The sweeps in, at or under `paths` (default: ``log``)."""
+    files = [file for path in paths or ["log"] for file in _files(Path(path))]
+    return [read(file) for file in dict.fromkeys(files)]
 
 
 def _files(path: Path) -> Iterator[Path]:
-    if path.is_file() and path.name == records.SWEEP_FILE_NAME:
+    if path.is_file() and path.name == schema.SWEEP_FILE_NAME:
         yield path
     for folder, below, names in os.walk(path):
         below.sort()
-        if records.SWEEP_FILE_NAME in names:
-            yield Path(folder) / records.SWEEP_FILE_NAME
+        if schema.SWEEP_FILE_NAME in names:
+            yield Path(folder) / schema.SWEEP_FILE_NAME
 
 
 def read(path: Path) -> Sweep:
     try:
-        return _read(path)
+        header, records = store.read_sweep(path)
     except UserError as error:
         return Sweep(path, reason=str(error))
-    except MALFORMED as error:
-        said = f"{type(error).__name__}: {error}"
-        return Sweep(path, reason=f"{path}: a record is not as this suite writes it ({said}); delete the folder")
-
-
-def _read(path: Path) -> Sweep:
-    found = records.read(path)
-    if not found or found[0]["record"] != "sweep":
-        raise UserError(f"{path}: does not begin with a sweep record; delete the folder and run again")
-    grid = {str(key): list(values) for key, values in found[0]["grid"].items()}
-    by_run: Dict[Tuple[int, str], List[records.Record]] = {}
-    for record in found[1:]:
-        by_run.setdefault((record["cell"], record["implementation"]), []).append(record)
     runs = []
-    for (cell, _), lines in by_run.items():
-        row = new_row(path.parent, path.parent.resolve().name)
-        fill(row, lines, path.parent)
-        values = {key: lines[0]["values"][key] for key in grid}
-        row["sweep"] = {"id": str(found[0]["sweep_id"]), "cell": cell, **values}
-        runs.append(SweptRun(cell, values, row, lines))
+    for (cell, _), lines in records.items():
+        row = measured.row(lines, path.parent, path.name, traces=False)
+        row.label = short_label(plain(row.name) or "(no name)")
+        values = {key: row.header.values[key] for key in header.grid}
+        row.sweep = {"id": header.sweep_id, "cell": cell, **values}
+        runs.append(SweptRun(cell, values, row))
     for cell in {run.cell for run in runs}:
         ranking.fill([run.row for run in runs if run.cell == cell])
-    return Sweep(path, found[0], grid, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
+    return Sweep(path, header, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
 
 
-def _newest(found: Iterable[Sweep]) -> List[Sweep]:
-    newest: Dict[str, Sweep] = {}
-    for sweep in sorted(found, key=lambda one: str(one.header.get("started") or "")):
-        keys = ("grid", "settings", "names", "machine")
-        same = json.dumps([sweep.header.get(key) for key in keys] if sweep.header else str(sweep.path), default=str)
-        if same in newest:
-            sweep.earlier = newest.pop(same).earlier + 1
-        newest[same] = sweep
-    return sorted(newest.values(), key=lambda sweep: str(sweep.path))
+def newest(found: Iterable[Sweep]) -> List[Sweep]:
+    """Of several sweeps of the same grid, settings, machine and implementations the newest."""
+    kept: Dict[str, Sweep] = {}
+    for sweep in sorted(found, key=lambda one: one.header.started if one.header else ""):
+        same = str(sweep.path)
+        if sweep.header:
+            about = (sweep.header.grid, sweep.header.settings, sweep.header.names, sweep.header.machine)
+            same = repr(about)
+        sweep.earlier = kept.pop(same).earlier + 1 if same in kept else 0
+        kept[same] = sweep
+    return sorted(kept.values(), key=lambda sweep: str(sweep.path))
 
 
 def is_number(value: Any) -> bool:
@@ -151,12 +139,9 @@ def along(sweep: Sweep, key: str) -> List[SweptRun]:
 
 def median_ms(row: Row) -> Optional[Tuple[str, Dict[str, float]]]:
     """(scope, times) of a run that ended well: the step's where it was measured."""
-    if row["status"] != "ok":
+    if row.status != "ok":
         return None
-    return next(
-        ((scope, row[f"{scope}_ms"]) for scope in SCOPES if (row[f"{scope}_ms"] or {}).get("median", 0) > 0),
-        None,
-    )
+    return next(((scope, times) for scope in SCOPES if (times := row.ms(scope))), None)
 
 
 def exponents(sweep: Sweep) -> List[Exponent]:
@@ -168,9 +153,9 @@ def exponents(sweep: Sweep) -> List[Exponent]:
         points: Dict[Tuple[str, str], List[Tuple[float, float]]] = {}
         for scope in SCOPES:
             for run in along(sweep, key):
-                median = (run.row[f"{scope}_ms"] or {}).get("median", 0)
-                if run.row["status"] == "ok" and median > 0:
-                    points.setdefault((run.row["name"], scope), []).append((run.values[key], median))
+                median = (run.row.ms(scope) or {}).get("median", 0)
+                if run.row.status == "ok" and median > 0:
+                    points.setdefault((run.row.name, scope), []).append((run.values[key], median))
         for (name, scope), pairs in points.items():
             if len(pairs) >= FEWEST_POINTS:
                 ends = [x for x, _ in pairs]
@@ -183,3 +168,24 @@ def _slope(pairs: Sequence[Tuple[float, float]]) -> float:
     pairs = [(math.log(x), math.log(y)) for x, y in pairs]
     x_mean, y_mean = mean([x for x, _ in pairs]), mean([y for _, y in pairs])
     return sum((x - x_mean) * (y - y_mean) for x, y in pairs) / sum((x - x_mean) ** 2 for x, _ in pairs)
+
+
+def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
+    """How time grows with each numeric setting, or `of_key`, one line for each scope."""
+    by_scope: Dict[Tuple[str, str], List[Exponent]] = {}
+    for one in exponents(sweep):
+        if of_key in (None, one.key):
+            by_scope.setdefault((one.key, one.scope), []).append(one)
+    lines = []
+    for (key, scope), found in by_scope.items():
+        others = {other: values[0] for other, values in sweep.grid.items() if other != key}
+        where = f" (at {grid.words(others)})" if others else ""
+        slopes = ", ".join(f"{one.name} {one.slope:.2f}{_where_less(one, sweep)}" for one in found)
+        lines.append(f"{scope} time grows as {grid.flag(key)} to the power of{where}: {slopes}")
+    return lines
+
+
+def _where_less(one: Exponent, sweep: Sweep) -> str:
+    """The range of an exponent that is not of all values."""
+    whole = one.points == len(sweep.grid[one.key])
+    return "" if whole else f" ({number(one.low)} to {number(one.high)})"

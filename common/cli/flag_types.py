@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import math
-import string
+from argparse import ArgumentTypeError
+from dataclasses import fields
 from pathlib import Path
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from common import settings
-from common.errors import UserError
-from common.running import machine
+from common.core import settings
+from common.core.errors import UserError
+from common.core.grid import FIXED, Axis, flag
+from common.core.units import bytes_of
+from common.system import machine
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4
@@ -23,7 +26,7 @@ def str2bool(text: str) -> bool:
         return True
     if word in ("no", "false", "f", "n", "0"):
         return False
-    raise argparse.ArgumentTypeError(f"give true or false, not {text!r}")
+    raise ArgumentTypeError(f"give true or false, not {text!r}")
 
 
 def whole(low: int) -> Callable[[str], int]:
@@ -33,9 +36,9 @@ def whole(low: int) -> Callable[[str], int]:
         try:
             value = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"give a whole number, not {text!r}") from None
+            raise ArgumentTypeError(f"give a whole number, not {text!r}") from None
         if value < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low}, not {value}")
+            raise ArgumentTypeError(f"must be at least {low}, not {value}")
         return value
 
     return parse
@@ -45,14 +48,14 @@ def threads(text: str) -> int:
     """At most MOST_THREADS for each CPU that this process may use: thousands bring the machine to a standstill."""
     value, most = whole(1)(text), MOST_THREADS * machine.cpu_count()
     if value > most:
-        raise argparse.ArgumentTypeError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
+        raise ArgumentTypeError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
     return value
 
 
 def named(text: str) -> str:
-    """Anything but nothing: an empty variable in a shell would else name the current folder."""
+    """Not empty: an empty variable in a shell would name the current folder."""
     if not text:
-        raise argparse.ArgumentTypeError("must not be empty: give a name, or leave it out")
+        raise ArgumentTypeError("must not be empty: give a name, or leave it out")
     return text
 
 
@@ -64,75 +67,55 @@ def positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"give a number, not {text!r}") from None
+        raise ArgumentTypeError(f"give a number, not {text!r}") from None
     if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text}")
+        raise ArgumentTypeError(f"must be above 0, not {text}")
     return value
 
 
 def percentage(text: str) -> float:
-    """A fraction from "2%".  The sign has to be there: 0.02 could be meant as either."""
+    """A fraction from "2%".  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):
-        raise argparse.ArgumentTypeError(f"give a percentage such as 2%, with the sign, not {text!r}")
+        raise ArgumentTypeError(f"give a percentage such as 2%, with the sign, not {text!r}")
     return positive(text[:-1]) / 100
 
 
 def preset(text: str) -> str:
-    """A size preset, a workload, or both: see common.settings.preset_parts."""
-    try:
-        settings.preset_parts(text)
-    except UserError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-#: Bytes of each unit that a size may have.
-SIZE_UNITS = {
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+    """A size preset, a workload, or both: see common.core.settings.preset_parts."""
+    return _checked(text, settings.preset_parts)
 
 
 def memory_size(text: str) -> str:
-    """A size such as "4GiB", "500MB" or "80%" (of the device), as it was given, once it is known to be one."""
-    bytes_of(text, 2**40)
+    """A size such as "4GiB", "500MB" or "80%" (of the device), as it was given."""
+    return _checked(text, lambda text: bytes_of(text, 2**40))
+
+
+def _checked(text: str, read: Callable[[str], Any]) -> str:
+    """`text`, once `read` has raised no UserError for it."""
+    try:
+        read(text)
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
     return text
-
-
-def bytes_of(text: str, device_bytes: int) -> int:
-    """The bytes of "4GiB", "500MB" or "80%", the last of `device_bytes`."""
-    number = text.rstrip("%" + string.ascii_letters + " ")
-    unit = text[len(number) :].strip().lower()
-    if unit not in SIZE_UNITS and unit != "%":
-        raise argparse.ArgumentTypeError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
-    value = positive(number)
-    if unit == "%" and value > 100:
-        raise argparse.ArgumentTypeError(f"must be at most 100%, not {text}")
-    size = int(device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit])
-    if size < 1:
-        raise argparse.ArgumentTypeError(f"must be at least a byte, not {text}")
-    return size
 
 
 def device(text: str) -> str:
     kind, _, index = text.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise argparse.ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {text!r}")
+        raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {text!r}")
     return text
+
+
+def _parts(text: str) -> List[str]:
+    """The words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def words(text: str) -> Tuple[str, ...]:
     """A comma-separated list of anything."""
-    found = tuple(word.strip() for word in text.split(",") if word.strip())
-    if not found:
-        raise argparse.ArgumentTypeError(f"give names with commas between them, not {text!r}")
-    return found
+    if not _parts(text):
+        raise ArgumentTypeError(f"give names with commas between them, not {text!r}")
+    return tuple(_parts(text))
 
 
 def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
@@ -140,12 +123,11 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
     them."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        given = [word.strip() for word in text.split(",") if word.strip()]
+        given = _parts(text)
         if given in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
-        unknown = [word for word in given if word not in choices]
-        if unknown or not given:
-            raise argparse.ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
+        if not given or not set(given) <= set(choices):
+            raise ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
         return tuple(choice for choice in choices if choice in given)
 
     return parse
@@ -159,9 +141,53 @@ def schedule(text: str) -> Dict[str, int]:
         key, _, value = part.partition("=")
         key = key.strip()
         if key not in lows:
-            raise argparse.ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
+            raise ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
         values[key] = whole(lows[key])(value)
     missing = [key for key in lows if key not in values]
     if missing:
-        raise argparse.ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
+        raise ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
     return values
+
+
+def sweepable(parser: argparse.ArgumentParser) -> Dict[str, argparse.Action]:
+    """The flags of `parser` that --sweep takes, by their names without dashes: those of one value that say what is
+    measured."""
+    known = {field.name for field in fields(settings.Settings)} - set(FIXED)
+    actions = [action for action in parser._actions if action.dest in known and action.nargs in (None, "?")]
+    return {flag(action.dest): action for action in actions if action.option_strings}
+
+
+def axis_of(parser: argparse.ArgumentParser) -> Callable[[str], Axis]:
+    """The type of --sweep: "vocab-size=500,1000" with values as --vocab-size takes them."""
+
+    def parse(text: str) -> Axis:
+        name, _, listed = text.partition("=")
+        name = name.strip()
+        there = sweepable(parser)
+        action = there.get(flag(name))
+        if action is None:
+            raise ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {', '.join(there)}")
+        if not _parts(listed):
+            raise ArgumentTypeError(f"{text!r}: give at least one value, as in {name}=A,B")
+        try:
+            values = tuple(_value(action, word) for word in _parts(listed))
+        except ArgumentTypeError as error:
+            raise ArgumentTypeError(f"{name}: {error}") from None
+        twice = [str(value) for place, value in enumerate(values) if value in values[:place]]
+        if twice:
+            raise ArgumentTypeError(f"{name}: {twice[0]} is given twice")
+        return Axis(action.dest, values)
+
+    return parse
+
+
+def _value(action: argparse.Action, word: str) -> Any:
+    """A value as the flag itself would take it.  Raises ArgumentTypeError."""
+    convert: Callable[[str], Any] = action.type if callable(action.type) else str
+    try:
+        value = convert(word)
+    except (TypeError, ValueError):
+        raise ArgumentTypeError(f"not a value of --{flag(action.dest)}: {word!r}") from None
+    if action.choices is not None and value not in action.choices:
+        raise ArgumentTypeError(f"{word!r} is none of {', '.join(map(str, action.choices))}")
+    return value

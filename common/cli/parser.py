@@ -1,4 +1,4 @@
-"""The one command line of every benchmark script: from flags (common.flags) to names, settings and an exit code.
+"""The one command line of every benchmark script: from flags (common.cli.flags) to names, settings and an exit code.
 
 No torch here: ``--help`` and a wrong flag answer at once.
 """
@@ -6,14 +6,14 @@ No torch here: ``--help`` and a wrong flag answer at once.
 from __future__ import annotations
 
 import argparse
-import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common import flag_types, flags, scripts, settings
-from common.commands import guarded
-from common.errors import EXIT_USAGE, UserError
-from common.implementations import IMPLEMENTATIONS, with_variants
+from common.cli import flag_types
+from common.core import paths, scripts, settings
+from common.core.errors import EXIT_USAGE, UserError
+from common.core.implementations import IMPLEMENTATIONS, with_variants
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,12 +24,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """The flags that are settings of the run (see common.settings), those not given as None.
+    """The flags that are settings of the run (see common.core.settings), those not given as None.
 
     Raises UserError for a shape file that is not there, before anything is started.
     """
     values = vars(arguments)
-    known = [field.name for field in settings.fields(settings.Settings)]
+    known = [field.name for field in fields(settings.Settings)]
     given = {key: values.get(key) for key in known if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
@@ -38,8 +38,8 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
                 f"--shape-file {shape_file}: no such file; make one with generate_shape_info.py or leave the flag out"
             )
         path = shape_file.resolve()
-        inside = settings.ROOT in path.parents
-        given["shape_file"] = str(path.relative_to(settings.ROOT) if inside else path)
+        inside = paths.ROOT in path.parents
+        given["shape_file"] = str(path.relative_to(paths.ROOT) if inside else path)
     return given
 
 
@@ -85,37 +85,3 @@ def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Li
     if not names:
         parser.error("argument --skip: nothing is left of --only")
     return names
-
-
-def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
-    """The benchmark script `file` of one implementation, from flags to exit code.
-
-    A template, or a copy of one, measures every other implementation too: it is there to be compared with them.
-    """
-    from common.running import runner
-
-    parser = Parser(
-        prog=f"{Path(sys.argv[0]).name}",
-        description=description,
-        epilog="Results: README.md tells how to read them; summarize.py prints the table of any log folder again.",
-    )
-    try:
-        implementation = scripts.of_file(file)
-    except UserError as error:
-        parser.error(str(error))
-    name, variants = implementation.name, implementation.variants
-    if variants:
-        parser.add_argument(
-            "--variant",
-            type=flag_types.some_of(("default", *variants)),
-            metavar="A,B",
-            default=("default",),
-            help=f"the way of calling it: default, {', '.join(variants)}, or several. Default: default",
-        )
-    if implementation.template:
-        add_choice(parser)
-    flags.add_flags(parser)
-    arguments = parser.parse_args(argv)
-    own = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
-    others = [other for other in chosen(parser, arguments) if other not in own] if implementation.template else []
-    return guarded(parser.prog, lambda: runner.benchmark([*own, *others], arguments, own=own))

@@ -1,6 +1,6 @@
-"""The cases: what is asked of every implementation, in words and as data.  No torch; the judging is in checks.py.
+"""The cases: what is asked of every implementation, in words and as data.  No torch.
 
-Adding one = one entry here, and a function there where none fits.
+A new case is one entry here, and a new function in checks.py where none fits.
 """
 
 from __future__ import annotations
@@ -8,23 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Tuple
 
+from common.records.conformance import Asked
+
 
 @dataclass(frozen=True)
-class Case:
-    """name: for --cases; title: the matrix's row; asks: what is asked and what is right; check: a function of
-    common.conformance.checks, given `values`; alone: it may corrupt memory or lose a CUDA context, so it has a process
-    of its own; wrong: what an implementation that differs does, as a user should know it ("a, b: <wrong>"); refusal:
-    likewise where an error is no answer that a user expects, else ""; shown: a key of
-    common.conformance.reproductions.TAILS."""
+class Case(Asked):
+    """check: a function of common.conformance.checks, given `values`; alone: it may corrupt memory or lose a CUDA
+    context, so it has a process of its own; shown: a key of common.conformance.reproductions.TAILS."""
 
-    name: str
-    title: str
-    asks: str
-    check: str
+    check: str = "agrees"
     values: Mapping[str, Any] = field(default_factory=dict)
     alone: bool = False
-    wrong: str = "the answer is not the transducer loss"
-    refusal: str = ""
     shown: str = "loss or gradient"
 
     def allowing(self, large: bool) -> Case:
@@ -32,284 +26,271 @@ class Case:
         return replace(self, values={**self.values, "allowed": large}) if "allowed" in self.values else self
 
 
-def _shapes(
-    name: str, title: str, asks: str, shapes: list, refusal: str = "", wrong: str = Case.wrong, **more: Any
-) -> Case:
-    return Case(name, title, asks, "agrees", {"shapes": shapes, **more}, wrong=wrong, refusal=refusal)
+def _agrees(name: str, title: str, asks: str, wrong: str = Asked.wrong, refusal: str = "", **values: Any) -> Case:
+    """Loss and gradient must be right."""
+    return Case(name, title, asks, wrong, refusal, "agrees", values)
 
 
-def _refused(name: str, title: str, asks: str, wrong: str) -> Case:
-    return Case(name, title, asks, "must_refuse", {"what": name}, alone=True, wrong=wrong, shown="answer")
+def _refuses(name: str, title: str, asks: str, instead: str) -> Case:
+    """An error is right, any answer is wrong."""
+    wrong = f"an answer for {instead}, instead of an error"
+    return Case(name, title, asks, wrong, "", "must_refuse", {"what": name}, alone=True, shown="answer")
+
+
+def _dtype(name: str, asks: str, wrong: str) -> Case:
+    return Case(name, name, asks, wrong, "", "on_a_dtype", {"dtype": name})
+
+
+def _integers(name: str, asks: str) -> Case:
+    wrong = f"{name} targets and lengths give another result, without an error"
+    return Case(name, f"{name} targets and lengths", asks, wrong, "", "on_integers", {"dtype": name}, alone=True)
 
 
 CASES: Tuple[Case, ...] = (
-    Case("ragged", "ragged batch", "three utterances of other T and U: loss and gradient of each cell", "agrees"),
-    _shapes(
+    _agrees("ragged", "ragged batch", "three utterances of different T and U: loss and gradient of every cell"),
+    _agrees(
         "one-frame",
         "T = 1 in a batch",
         "an utterance of one frame and one target beside a longer one",
-        [(7, 3), (1, 1)],
-        "an utterance of one frame is refused",
+        refusal="an utterance of one frame is refused",
+        shapes=[(7, 3), (1, 1)],
     ),
-    _shapes(
+    _agrees(
         "one-frame-targets",
         "T = 1 with U = 3",
         "all targets on the only frame; with one symbol per frame there is no path, and the loss must be infinite or "
         "refused",
-        [(1, 3)],
-        "an utterance with more targets than frames is refused, though its loss is finite",
+        refusal="an utterance with more targets than frames is refused, though its loss is finite",
+        shapes=[(1, 3)],
     ),
-    _shapes(
+    _agrees(
         "no-target",
         "U = 0",
         "a batch without any target: blanks only",
-        [(6, 0), (4, 0)],
-        "U = 0 is refused",
         wrong="another loss for a batch without targets",
+        refusal="U = 0 is refused",
+        shapes=[(6, 0), (4, 0)],
     ),
-    _shapes(
+    _agrees(
         "no-target-in-batch",
         "U = 0 in a batch",
         "one utterance without a target beside one with three",
-        [(7, 3), (4, 0)],
-        "a batch is refused when one of its utterances has no target",
+        refusal="a batch is refused when one of its utterances has no target",
+        shapes=[(7, 3), (4, 0)],
     ),
-    _shapes("one-cell", "T = 1, U = 0", "a single blank", [(1, 0)]),
+    _agrees("one-cell", "T = 1, U = 0", "a single blank", shapes=[(1, 0)]),
     Case(
         "more-targets-than-frames",
         "no path (T < U)",
         "one symbol per frame at most, and more targets than frames: must be infinite or refused",
-        "no_path",
         wrong="a finite loss for an utterance that has no path",
+        check="no_path",
     ),
     Case(
         "many-targets",
         "U = 1100 on CUDA",
         "more targets than a CUDA block has threads",
-        "more_targets_than_threads",
-        alone=True,
         refusal="an utterance of 1100 targets is refused",
+        check="more_targets_than_threads",
+        alone=True,
         shown="",
     ),
-    Case(
+    _agrees(
         "slack",
         "tensor longer than its utterances",
         "two frames and one target more than the longest utterance has: must not matter",
-        "agrees",
-        {"slack": (2, 1)},
         wrong="frames or targets beyond the longest utterance change the result",
         refusal="a tensor longer than its longest utterance is refused: cut it first",
+        slack=(2, 1),
     ),
     Case(
         "nan-padding",
         "NaN in the padding",
         "cells outside an utterance hold NaN: the loss must be the same, their gradient 0",
-        "with_padding_of",
-        {"fill": float("nan")},
-        wrong="NaN in the padding of the logits comes through to the loss or the gradient: mask what you pad with",
+        wrong="NaN in the padding of the logits reaches the loss or the gradient: pad with finite numbers",
+        check="with_padding_of",
+        values={"fill": float("nan")},
         shown="padding",
     ),
     Case(
         "padding-gradient",
         "gradient 0 in the padding",
         "the gradient of cells outside an utterance is exactly 0",
-        "zero_in_the_padding",
         wrong="the gradient of padded cells is not 0, so padding trains the model",
+        check="zero_in_the_padding",
         shown="padding",
     ),
-    Case(
+    _agrees(
         "logits-50",
         "logits of +-50",
         "confident logits (am and lm of +-50 each, for an additive loss)",
-        "agrees",
-        {"scale": 50.0},
         wrong="confident logits give another loss: a sum of exponentials underflows",
+        scale=50.0,
     ),
-    Case(
+    _agrees(
         "logits-1e4",
         "logits of +-1e4",
         "logits whose exponentials overflow",
-        "agrees",
-        {"scale": 1e4},
         wrong="large logits give another loss",
+        scale=1e4,
     ),
     Case(
         "minus-inf",
         "-inf on an unused symbol",
         "one symbol that no utterance has is masked with -inf, as for a forbidden symbol",
-        "masked_symbol",
-        wrong="a symbol masked with -inf spoils the loss or its gradient",
+        wrong="a symbol masked with -inf makes the loss or its gradient wrong",
+        check="masked_symbol",
     ),
-    _shapes("V-2", "V = 2", "blank and one symbol", [(9, 4), (6, 5), (8, 1)], V=2),
-    _shapes("V-5000", "V = 5000", "a large vocabulary", [(5, 3), (4, 2)], V=5000),
-    Case("blank-first", "blank = 0", "the first symbol is the blank", "agrees", {"blank": 0}),
-    Case("blank-middle", "blank = 3 of 7", "one in the middle", "agrees", {"blank": 3}),
-    Case("blank-last", "blank = V - 1", "the last, as torchaudio's default is", "agrees", {"blank": 6}),
+    _agrees("V-2", "V = 2", "blank and one symbol", shapes=[(9, 4), (6, 5), (8, 1)], V=2),
+    _agrees("V-5000", "V = 5000", "a large vocabulary", shapes=[(5, 3), (4, 2)], V=5000),
+    _agrees("blank-first", "blank = 0", "the first symbol is the blank", blank=0),
+    _agrees("blank-middle", "blank = 3 of 7", "a symbol in the middle is the blank", blank=3),
+    _agrees("blank-last", "blank = V - 1", "the last symbol is the blank, as is torchaudio's default", blank=6),
     Case(
-        "repeated-labels", "repeated labels", "every target is the same symbol (no CTC rule applies)", "repeated_labels"
+        "repeated-labels",
+        "repeated labels",
+        "every target is the same symbol (no CTC rule applies)",
+        check="repeated_labels",
     ),
-    _refused(
+    _refuses(
         "target-too-large",
         "target = V",
         "a target that the vocabulary does not have must be refused",
-        "an answer for a target out of range (target = V), instead of an error",
+        "a target out of range (target = V)",
     ),
-    _refused(
+    _refuses(
         "target-negative",
         "target = -1",
         "a negative target within an utterance must be refused",
-        "an answer for a negative target, instead of an error",
+        "a negative target",
     ),
-    _refused(
+    _refuses(
         "frames-over",
         "T length over the tensor",
         "a length of 9 frames in a tensor of 6 must be refused",
-        "an answer for more frames than the tensor has, instead of an error",
+        "more frames than the tensor has",
     ),
-    _refused(
+    _refuses(
         "targets-over",
         "U length over the tensor",
         "a length of 5 targets in a tensor of 3 must be refused",
-        "an answer for more targets than the tensor has, instead of an error",
+        "more targets than the tensor has",
     ),
     Case(
         "not-contiguous",
         "non-contiguous logits",
         "the same numbers with other strides",
-        "not_contiguous",
         wrong="logits that are not contiguous give another result: call .contiguous() first",
         refusal="logits that are not contiguous are refused: call .contiguous() first",
+        check="not_contiguous",
     ),
     Case(
         "upstream",
         "loss * 3",
-        "a loss scaled before its backward, as AMP and accumulation do",
-        "scaled_upstream",
-        wrong="the factor on the loss does not come through to the gradient",
+        "a loss scaled before its backward, as AMP and gradient accumulation do",
+        wrong="the factor on the loss does not reach the gradient",
+        check="scaled_upstream",
         shown="upstream",
     ),
     Case(
         "upstream-weights",
         "weights per utterance",
         "reduction none, and the sum of the losses weighted by 2 and -1",
-        "weighted_upstream",
-        wrong="weights of utterances do not come through to the gradient",
+        wrong="weights of utterances do not reach the gradient",
+        check="weighted_upstream",
         shown="upstream",
     ),
     Case(
         "reduction-none",
         "reduction none",
         "one loss per utterance",
-        "reduction_none",
-        wrong="the package's own losses per utterance are others, or their gradient is not their own",
+        wrong="the package's own losses per utterance, or their gradient, are wrong",
+        check="reduction_none",
     ),
     Case(
         "reduction-mean",
         "reduction mean",
-        "the mean, of the losses of utterances or per target or per frame: which, is said",
-        "reduction_mean",
-        wrong="the mean is of nothing known, or its gradient is not its own",
+        "the mean, of the losses of utterances or per target or per frame; the message says which",
+        wrong="the package's own mean is none of the known means, or its gradient is that of another",
+        check="reduction_mean",
     ),
     Case(
         "reduction-sum",
         "reduction sum",
         "the sum over utterances",
-        "reduction_sum",
-        wrong="the package's own sum is another, or its gradient is not its own",
+        wrong="the package's own sum, or its gradient, is wrong",
+        check="reduction_sum",
     ),
     Case(
         "second-backward",
         "a second backward",
         "backward(retain_graph=True), then backward again: the same gradient, or an error",
-        "second_backward",
         wrong="a second backward gives another gradient, without an error",
+        check="second_backward",
         shown="second backward",
     ),
     Case(
         "numeric-gradient",
         "gradient by differences",
         "in float64, where that is taken: central differences of the loss against its gradient, from one backward",
-        "numeric_gradient",
-        wrong="the gradient is not that of its own value, by central differences",
+        wrong="the gradient does not agree with central differences of the package's own loss",
+        check="numeric_gradient",
     ),
     Case(
         "unmodified",
         "inputs left as they were",
         "logits, targets and lengths are the same after forward and backward",
-        "unmodified",
         wrong="its inputs are overwritten",
+        check="unmodified",
         shown="unmodified",
     ),
-    Case("float16", "float16", "half precision", "on_a_dtype", {"dtype": "float16"}, wrong="another loss in float16"),
-    Case("bfloat16", "bfloat16", "likewise", "on_a_dtype", {"dtype": "bfloat16"}, wrong="another loss in bfloat16"),
-    Case(
-        "float64",
-        "float64",
-        "double precision, right to 1e-9",
-        "on_a_dtype",
-        {"dtype": "float64"},
-        wrong="an answer in float64 that has not its precision",
-    ),
-    Case(
-        "int32",
-        "int32 targets and lengths",
-        "all integers that the package is given are int32",
-        "on_integers",
-        {"dtype": "int32"},
-        alone=True,
-        wrong="int32 targets and lengths give another result, without an error",
-    ),
-    Case(
-        "int64",
-        "int64 targets and lengths",
-        "likewise int64, as torch makes them by default",
-        "on_integers",
-        {"dtype": "int64"},
-        alone=True,
-        wrong="int64 targets and lengths give another result, without an error",
-    ),
+    _dtype("float16", "half precision", "another loss in float16"),
+    _dtype("bfloat16", "half precision with the range of float32", "another loss in bfloat16"),
+    _dtype("float64", "double precision, right to 1e-9", "an answer in float64 that is less precise than float64"),
+    _integers("int32", "all integers that the package is given are int32"),
+    _integers("int64", "all integers that the package is given are int64, as torch makes them by default"),
     Case(
         "deterministic",
         "five repeats, the same bits",
         "loss and gradient of the same input",
-        "deterministic",
         wrong="repeats differ in their last bits",
+        check="deterministic",
         shown="",
     ),
     Case(
         "no-gradient",
         "logits without gradient",
         "logits that do not require a gradient, as in validation",
-        "without_gradient",
-        {"mode": "leaf"},
         refusal="logits that require no gradient are refused",
+        check="without_gradient",
+        values={"mode": "leaf"},
     ),
     Case(
         "no-grad",
         "under torch.no_grad",
         "logits that require a gradient, under torch.no_grad",
-        "without_gradient",
-        {"mode": "no_grad"},
         refusal="torch.no_grad is refused",
+        check="without_gradient",
+        values={"mode": "no_grad"},
     ),
     Case(
         "large",
         "more than 2^31 elements",
         "8 GiB of float32 logits; loss, and gradients at the beginning, in the middle and at the end (--large)",
-        "more_than_2_31_elements",
-        {"allowed": False},
-        alone=True,
         wrong="logits of more than 2^31 elements give another result, without an error",
         refusal="logits of more than 2^31 elements are refused",
+        check="more_than_2_31_elements",
+        values={"allowed": False},
+        alone=True,
         shown="",
     ),
     Case(
         "second-device",
         "a second CUDA device",
         "tensors on cuda:1 while cuda:0 is the current device",
-        "second_cuda_device",
+        wrong="the result is another on a device that is not the current one",
+        check="second_cuda_device",
         alone=True,
-        wrong="on a device that is not the current one the result is another",
         shown="",
     ),
 )

@@ -1,7 +1,7 @@
 """How each case is judged: one function each, (examination, the case's own values) -> Outcome.
 
-A function asks, has the loss answer, and compares.  It raises questions.Refused where the loss raised an error and
-NotAsked where the case does not concern it; common.conformance.judge turns these into outcomes.
+A function asks, lets the loss answer, and compares.  It raises questions.Refused where the loss raised an error, and
+NotAsked where the case does not apply; common.conformance.judge turns these into outcomes.
 """
 
 from __future__ import annotations
@@ -11,24 +11,16 @@ from typing import Any, Callable, Dict, Tuple
 
 import torch
 
+from common.conformance.answers import compare, listed, size
 from common.conformance.large import more_than_2_31_elements as more_than_2_31_elements
-from common.conformance.outcomes import DIFFERS, PASS, REFUSES, Outcome
-from common.conformance.questions import (
-    Examination,
-    NotAsked,
-    Question,
-    Refused,
-    attempt,
-    compare,
-    listed,
-    size,
-)
+from common.conformance.questions import Examination, NotAsked, Question, Refused
 from common.losses.inputs import Batch
-from common.passes.correctness import relative_error
+from common.losses.oracle import relative_error
+from common.records.conformance import DIFFERS, PASS, REFUSES, Outcome
 
 #: (T, U): ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]
-#: Likewise, short enough to be pasted.
+#: Likewise, with few numbers, so that code with them can be pasted.
 SMALL = [(4, 2), (3, 1)]
 WEIGHTS = [2.0, -1.0]
 
@@ -68,7 +60,7 @@ def on_a_dtype(exam: Examination, dtype: str) -> Outcome:
 
 
 def on_integers(exam: Examination, dtype: str) -> Outcome:
-    """Targets and lengths of one integer dtype, whatever the adapter would hand over."""
+    """Targets and lengths of one integer dtype, instead of those that the adapter chooses."""
     return agrees(exam, convert=getattr(torch, dtype))
 
 
@@ -101,7 +93,7 @@ def _changed(name: str, place: tuple, value: int) -> Callable[[Batch], Batch]:
     return alter
 
 
-#: What is put where into the batch [(6, 3), (5, 2)] of V = 7: field of Batch, index, value.
+#: By case: the field of the batch [(6, 3), (5, 2)] of V = 7 that is changed, where, and to what.
 IMPOSSIBLE: Dict[str, tuple] = {
     "target-too-large": ("targets", (1, 0), 7),
     "target-negative": ("targets", (1, 0), -1),
@@ -111,9 +103,9 @@ IMPOSSIBLE: Dict[str, tuple] = {
 
 
 def must_refuse(exam: Examination, what: str) -> Outcome:
-    """An error is right; any answer is not."""
+    """An error is right, any answer is wrong."""
     if exam.adapter.simulated:
-        raise NotAsked("in the simulator arrays check their indices, which a GPU does not")
+        raise NotAsked("arrays of the simulator check their indices, those of a GPU do not")
     question = exam.ask([(6, 3), (5, 2)], alter=_changed(*IMPOSSIBLE[what]))
     try:
         loss = question.forward()
@@ -157,7 +149,7 @@ def weighted_upstream(exam: Examination) -> Outcome:
     return compare(question, total, gradient, *right_of(question, lambda losses: (losses * weights).sum()))
 
 
-#: The package's own, without what the adapter makes good.
+#: The package's own answer, without the adapter's corrections.
 OWN = {"repaired": False}
 
 
@@ -174,7 +166,7 @@ def reduction_sum(exam: Examination) -> Outcome:
 
 
 def _of_each(question: Question, loss: torch.Tensor, gradient: torch.Tensor, reduce: Callable) -> Outcome:
-    """The losses as they are are right; where the value is that of losses divided by something, the message says so."""
+    """The sum, or each loss, must not be divided by anything; where it is, the message says by what."""
     outcome = compare(question, loss, gradient, *right_of(question, reduce))
     T, U = _lengths(question.batch.shapes)
     for name, length in (("frame", T), ("target", U)):
@@ -192,7 +184,7 @@ def _lengths(shapes) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """What a mean may be of."""
+    """What a "mean" may be, by its description: from (N,) losses to a scalar."""
     T, U = _lengths(shapes)
     return {
         "mean over utterances": torch.mean,
@@ -204,7 +196,7 @@ def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 
 def reduction_mean(exam: Examination) -> Outcome:
-    """Any of `means` is right, if the gradient is of the same; the message says which."""
+    """Any of `means` is right, if the gradient is that of the same one; the message says which."""
     question = exam.ask(RAGGED, reduction="mean", **OWN)
     loss = question.forward()
     gradient = question.backward(loss)
@@ -238,7 +230,7 @@ def second_backward(exam: Examination) -> Outcome:
 
 
 def numeric_gradient(exam: Examination) -> Outcome:
-    """Its gradient of one backward, against central differences of its own loss, padding included."""
+    """The gradient of one backward against central differences of the package's own loss, padding included."""
     question = exam.ask([(3, 2), (2, 1)], V=4, dtype=torch.float64)
     try:
         loss = question.forward()
@@ -247,7 +239,7 @@ def numeric_gradient(exam: Examination) -> Outcome:
         raise NotAsked(f"it does not take float64: {refusal}") from None
     value, _ = right_of(question, torch.sum)
     noise, words = _rounding(loss.detach().cpu().double(), value.detach())
-    step = min(max((3 * noise) ** (1 / 3), 1e-5), 1e-2)  # where rounding and the third derivative weigh the same
+    step = min(max((3 * noise) ** (1 / 3), 1e-5), 1e-2)  # rounding and the third derivative give equal errors
     numeric = torch.empty_like(gradient)
     for place in range(gradient.numel()):
         up, down = (_value_at(question, place, by) for by in (step, -step))
@@ -259,20 +251,20 @@ def numeric_gradient(exam: Examination) -> Outcome:
 
 
 def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
-    """(by how much rounding may change the loss, what there is to say about it)."""
+    """(by how much rounding may change the loss, a remark on it for the outcome)."""
     largest, error = right.abs().item(), relative_error(loss.reshape(right.shape), right)
     if error <= 1e-12:
         return torch.finfo(torch.float64).eps * largest, ""
-    precision = min(max(error, torch.finfo(torch.float32).eps), 1e-5)  # beyond that it is not rounding
+    precision = min(max(error, torch.finfo(torch.float32).eps), 1e-5)  # a larger error is not rounding
     return precision * largest, f"of a loss that is off by {size(error)}, so in larger steps"
 
 
 def _value_at(question: Question, place: int, by: float) -> float:
-    """The loss with one of its logits moved."""
+    """The loss with one number of its leaf changed `by` so much."""
     moved = question.truth.clone()
     moved.view(-1)[place] += by
-    leaf = moved.to(question.leaf.device).requires_grad_()  # anew each time: some overwrite what they are given
-    return attempt(lambda: question.adapter.loss(leaf, question.prepared), leaf.device).item()
+    leaf = moved.to(question.leaf.device).requires_grad_()  # a new one each time, as some losses overwrite it
+    return question.loss_of(leaf).item()
 
 
 def unmodified(exam: Examination) -> Outcome:
@@ -305,7 +297,7 @@ def deterministic(exam: Examination, repeats: int = 5) -> Outcome:
 
 
 def without_gradient(exam: Examination, mode: str) -> Outcome:
-    """mode: "leaf": logits that require none; "no_grad": those that do, under torch.no_grad."""
+    """mode: "leaf": logits that require no gradient; "no_grad": logits that do, under torch.no_grad."""
     question = exam.ask(RAGGED)
     if mode == "leaf":
         question.leaf = question.leaf.detach()
@@ -320,9 +312,6 @@ def more_targets_than_threads(exam: Examination, shapes=((1100, 1100),)) -> Outc
     if exam.device.type != "cuda":
         raise NotAsked("not on CUDA, where blocks have 1024 threads at most")
     return agrees(exam, list(shapes), V=5)
-
-
-# -- what needs a second device --------------------------------------------------------------------------------------
 
 
 def second_cuda_device(exam: Examination) -> Outcome:

@@ -1,43 +1,26 @@
-"""All cases of one implementation, judged in processes that may die: what ended one is its case's outcome, and the next
-process goes on after it.  No torch.
+"""All cases of one implementation, judged in processes that may die.  How a process died is the outcome of its case,
+and another process goes on with the next case.
 
-Cases that may corrupt memory have a process of their own, so that no other case's answer comes from what they left.
+Cases that may corrupt memory have a process of their own, so that they cannot change the answer of another case.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
-from common import scripts
 from common.conformance.cases import Case
-from common.conformance.outcomes import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Outcome
-from common.implementations import Implementation
-from common.running import machine, processes
-from common.settings import ROOT
+from common.core import scripts
+from common.core.implementations import Implementation
+from common.core.paths import ROOT
+from common.records.conformance import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
+from common.system.processes import Child, signal_name
 
 #: Importing torch and a loss takes seconds, compiling one a minute, waiting for another that compiles several.
 LOADING_SECONDS = 1800.0
-
-
-@dataclass
-class Judged:
-    """status: "judged", or why not: "missing", "unsupported", or "error" when the suite failed, with the reason;
-    about: version, torch, python (and of a GPU cuda, device_name); cells: outcome of each case by its name."""
-
-    name: str
-    kind: str
-    status: str = "judged"
-    reason: str = ""
-    about: Dict[str, Any] = field(default_factory=dict)
-    cells: Dict[str, Outcome] = field(default_factory=dict)
 
 
 def examine(
@@ -50,14 +33,14 @@ def examine(
     large: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> Judged:
-    """timeout: seconds for one case; note: told the case that begins."""
+    """timeout: seconds for one case; note: called with the name of each case that begins."""
     judged = Judged(implementation.name, implementation.kind)
     variables = simulator(implementation, device)
     waiting = _processes(cases, device)
     while waiting and judged.status == "judged":
         names = waiting.pop(0)
         job = {"script": implementation.script, "variant": implementation.variant, "device": device, "large": large}
-        produced, ending = _run(python, {**job, "cases": names}, variables, timeout, note)
+        produced, ending = _judge(python, {**job, "cases": names}, variables, timeout, note)
         judged.about.update(
             {key: value for line in produced if line["record"] == "loaded" for key, value in line.items()}
         )
@@ -94,7 +77,7 @@ def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
 
 
 def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any]], ending: Tuple[str, str]) -> None:
-    """Put what a process told into `judged`; every process settles one case at least, or the whole implementation."""
+    """Put the records of a process into `judged`: of one case at least, or why the implementation cannot be judged."""
     code = ""
     for line in produced:
         if line["record"] == "not-run":
@@ -116,50 +99,28 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
         judged.status, judged.reason = "error", f"its process ended before {names[0]}: {ending[1]}"
 
 
-def _run(
+def _judge(
     python: Path, job: Dict[str, Any], variables: Mapping[str, str], timeout: float, note: Callable[[str], None]
 ) -> Tuple[List[Dict[str, Any]], Tuple[str, str]]:
     """(records of one process, (result, words) for the case that it left without an outcome)."""
-    with tempfile.TemporaryDirectory(prefix="transducer-conformance-") as scratch:
-        output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
-        output.touch()
-        description.write_text(json.dumps({**job, "output": str(output)}))
-        environment = {**os.environ, **variables}
-        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-        kills = machine.oom_kills()
-        with errors.open("wb") as stream:
-            process = subprocess.Popen(
-                [str(python), "-m", "common.conformance.worker", str(description)],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
-        try:
-            in_time = _watch(process, output, timeout, note)
-        finally:
-            processes.end(process)
-        tail = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
-        produced = processes.read_records(output)
+    with Child.run(python, "common.conformance.worker", job, ROOT, variables) as child:
+        in_time = _watch(child, timeout, note)
     if not in_time:
-        return produced, (TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
-    return produced, _how_it_ended(process.returncode, machine.oom_kills() > kills, tail)
+        return child.records, (TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
+    return child.records, _how_it_ended(child.returncode, child.killed_for_memory, child.stderr)
 
 
-def _watch(process: subprocess.Popen, output: Path, timeout: float, note: Callable[[str], None]) -> bool:
+def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     """Wait for the end of the process; False when a case took longer than `timeout`."""
-    size, cases, since, limit = 0, 0, time.monotonic(), LOADING_SECONDS
-    while process.poll() is None:
-        grown = output.stat().st_size
-        if grown != size:
-            size = grown
-            started = [line["case"] for line in processes.read_records(output) if line["record"] == "start"]
+    count, cases, since, limit = 0, 0, 0.0, LOADING_SECONDS
+    while child.alive():
+        if child.count() != count:
+            count = child.count()
+            started = [line["case"] for line in child.written() if line["record"] == "start"]
             if len(started) > cases:
-                cases, since, limit = len(started), time.monotonic(), timeout
+                cases, since, limit = len(started), child.seconds(), timeout
                 note(started[-1])
-        if time.monotonic() - since > limit:
+        if child.seconds() - since > limit:
             return False
         time.sleep(0.05)
     return True
@@ -172,7 +133,3 @@ def _how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> 
     if -returncode == signal.SIGKILL and out_of_memory:
         return NOT_APPLICABLE, "killed by the kernel for lack of memory"
     return CRASHES, f"killed by {signal_name(-returncode)}{last if -returncode == signal.SIGABRT else ''}"
-
-
-def signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"

@@ -1,4 +1,4 @@
-"""One case of one adapter in this process: whatever it does, short of ending the process, becomes an Outcome."""
+"""One case of one adapter in this process: everything that does not end the process becomes an Outcome."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from common.conformance import checks, questions, reproductions
 from common.conformance.cases import Case
-from common.conformance.outcomes import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
 from common.conformance.questions import Examination, NotAsked, Question, Refused, message
-from common.errors import NotRunnable
+from common.core.errors import NotRunnable
 from common.losses.adapter import Adapter
+from common.records.conformance import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
 
 LOST = "the CUDA context is lost"
 
@@ -21,10 +21,10 @@ LOST = "the CUDA context is lost"
 def judge(
     case: Case, adapter: Adapter, device: torch.device, asked: Callable[[str], None] = lambda reproduction: None
 ) -> Outcome:
-    """An error of the loss is "refuses", or "crashes" where the CUDA context does not survive it: then this process can
-    judge nothing more; one of the suite or of the adapter's own preparations is "error".
+    """An error of the loss is "refuses", or "crashes" where the CUDA context is lost with it, so that this process can
+    judge no other case.  An error of the suite, or of what the adapter prepares, is "error".
 
-    asked: told the reproduction of each question before the loss hears it, for a loss that ends the process.
+    asked: is called with the reproduction of each question before the loss is, for a loss that ends the process.
     """
     heard: List[Question] = []
     fatal = ""

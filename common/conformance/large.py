@@ -1,43 +1,44 @@
-"""The case of more than 2^31 elements: 8 GiB of logits, too many for the float64 reference as a whole, so that the loss
-and the gradients of a few frames are computed from a formula, frame by frame.
+"""The case of more than 2^31 elements: 8 GiB of logits, too large for the float64 oracle as a whole.
+
+A formula gives the logits frame by frame; the whole loss and the gradients of a few frames are computed from it.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
 
-from common.conformance.outcomes import DIFFERS, PASS, Outcome
-from common.conformance.questions import Examination, NotAsked, Question, listed, message, size
-from common.losses import reference
-from common.passes.correctness import relative_error
-from common.passes.memory_limit import AddressSpace
-from common.running import machine
-from common.running.worker import is_out_of_memory
+from common.conformance.answers import listed, size
+from common.conformance.questions import Examination, NotAsked, Question, message
+from common.losses import oracle
+from common.losses.layouts import table
+from common.losses.oracle import relative_error
+from common.measure.memory_limit import AddressSpace
+from common.records.conformance import DIFFERS, PASS, Outcome
+from common.system import memory
+from common.system.memory import is_out_of_memory
 
 LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12
-#: The logits and their gradient: no loss does with less.
+#: In units of the logits: they and their gradient, which every loss holds.
 LARGE_ROOM = 2
-#: On a CPU, what is left to everything else on the machine.
+#: On a CPU, memory that is left for everything else on the machine.
 LEFT_BYTES = 2**30
 
 
 def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
-    """Logits of 2^31 + 2^25 elements: the last frames of the last utterance lie beyond 2^31.  On a CPU the process gets
-    the memory that is available and no more, so that want of it is an error here and not the kernel's choice of whom to
-    kill."""
+    """Logits of 2^31 + 2^25 elements: the last frames of the last utterance are beyond 2^31.  On a CPU a limit holds
+    the process within the available memory: too little of it is then an error, and the kernel kills nothing."""
     N, (T, U) = len(LARGE_SHAPES), LARGE_SHAPES[0]
     count = N * T * (U + 1) * LARGE_V
     if not allowed:
         raise NotAsked("not asked without --large")
     if exam.adapter.simulated:
         raise NotAsked("not in a simulator, which would take days")
-    if exam.adapter.layout == "additive":
-        raise NotAsked("it takes am and lm, which are never that large")
+    if table.of(exam.adapter).never_large:
+        raise NotAsked(table.of(exam.adapter).never_large)
     needed = count * 4 * LARGE_ROOM
     free = torch.cuda.mem_get_info(exam.device)[0] if exam.device.type == "cuda" else _room()
     if free < needed:
@@ -59,14 +60,14 @@ def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
 
 def _room() -> int:
     """Bytes that this process may take on a CPU."""
-    available = machine.available_memory()
+    available = memory.available_memory()
     if available is None:
         raise NotAsked("this system does not tell how much memory is available")
     return max(available - LEFT_BYTES, 0)
 
 
 def _pattern() -> torch.Tensor:
-    """(U+1, V) float32, of which every frame has a multiple."""
+    """(U+1, V) float32; every frame is a multiple of it."""
     (_, U), count = LARGE_SHAPES[0], (LARGE_SHAPES[0][1] + 1) * LARGE_V
     return (3 * torch.sin(0.7 * torch.arange(count, dtype=torch.float64))).float().view(U + 1, LARGE_V)
 
@@ -86,12 +87,9 @@ def _large_question(exam: Examination) -> Question:
     targets = (1 + torch.arange(len(LARGE_SHAPES) * U) * 4099 % (LARGE_V - 1)).view(-1, U)
     batch = replace(small.batch, targets=targets.to(small.batch.targets))
     prepared = exam.adapter.prepare(batch)
-    wide = copy.copy(exam.adapter.widened(U))
-    if exam.adapter.layout == "packed":
-        leaf = logits.view(-1, LARGE_V)  # all utterances are as long: packed is padded
-    else:
-        leaf = wide.take(logits, batch, prepared)
-    return Question(wide, batch, prepared, leaf.requires_grad_(), torch.empty(0), None, [])
+    layout = table.of(exam.adapter.widened(U))
+    leaf = layout.take(logits, batch, prepared).requires_grad_()
+    return Question(layout, batch, prepared, leaf, torch.empty(0), None, [])
 
 
 def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Tensor) -> Outcome:
@@ -107,11 +105,11 @@ def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Ten
             label.append(log_probs[:U].gather(1, targets[:U, None]).squeeze(1).tolist())
             if t in (0, T // 2, T - 1):
                 rows[t] = log_probs
-        likelihood, d_blank, d_label = reference.lattice(blank, label, T, U, question.adapter.topology)
+        likelihood, d_blank, d_label = oracle.lattice(blank, label, T, U, question.adapter.topology)
         total -= likelihood
         for t, log_probs in rows.items():
             arcs = (torch.tensor(derivatives, dtype=torch.float64) for derivatives in (d_blank[t], [*d_label[t], 0.0]))
-            right = reference.cell_gradient(log_probs, *arcs, torch.nn.functional.pad(targets[:U], (0, 1)))
+            right = oracle.cell_gradient(log_probs, *arcs, torch.nn.functional.pad(targets[:U], (0, 1)))
             worst = max(worst, (gradient[n, t].cpu().double() - right).abs().max().item(), key=_badness)
             largest = max(largest, right.abs().max().item())
     loss_error, grad_error = relative_error(answer.sum(), torch.tensor(total)), worst / largest

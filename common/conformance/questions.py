@@ -1,7 +1,7 @@
-"""One question to one adapter: small tensors that anyone can write down, the loss's answer, and the right one.
+"""One question to one adapter: small tensors, the answer of the loss, and the right answer.
 
-Logits are 3 sin(0.7 k), k = 0, 1, 2, ... over their elements: the same everywhere, and short enough for a reproduction
-that a user can paste.  The right answer is the float64 reference's for the very numbers that the loss was given.
+The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same everywhere, and short enough for code that a user can paste.
+The right answer is the float64 oracle's, for exactly the numbers that the loss was given.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ import re
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from common.conformance.outcomes import DIFFERS, PASS, Outcome
 from common.losses import inputs
 from common.losses.adapter import Adapter
-from common.passes.correctness import TOLERANCE, relative_error
-from common.running.worker import is_out_of_memory
+from common.losses.layouts import table
+from common.losses.layouts.base import Layout, Region, Shapes
+from common.system.memory import is_out_of_memory
 
 SCALE, STEP = 3.0, 0.7
-#: An assertion with fewer words than these says too little.
+#: The message of an assertion with fewer words is too short to understand.
 FEW_WORDS = 3
-Shapes = List[Tuple[int, int]]
 
 
 class Refused(Exception):
-    """The loss raised an error instead of answering.  `stage`: "" or "in backward"."""
+    """The loss raised an error and gave no answer.  stage: "" or "in backward"."""
 
     def __init__(self, error: BaseException, stage: str = ""):
         self.stage, self.reason = stage, message(error)
@@ -37,16 +36,16 @@ class Refused(Exception):
 
 
 class NotAsked(Exception):
-    """The case does not concern this adapter here; the message says why."""
+    """The case does not apply to this adapter here; the message says why."""
 
 
 class ContextLost(Exception):
-    """The loss left a CUDA context in which nothing works any more; the message is of the error that it raised."""
+    """After an error of the loss nothing works any more in the CUDA context; the message is that error's."""
 
 
 def context_lost(device: torch.device) -> bool:
-    """Does `device` fail whatever is asked of it?  Errors like an illegal access or a device-side assert stay until the
-    process ends; one of a launch goes away once it is read, so a second try answers."""
+    """Does everything fail on `device`?  Errors such as an illegal access or a device-side assert stay until the
+    process ends; a launch error is gone once it was read, so a second try works."""
     if device.type != "cuda":
         return False
     for _ in range(2):
@@ -60,7 +59,7 @@ def context_lost(device: torch.device) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """One line: the error's first, or for an assertion without words the line of source it stands on; no folders."""
+    """The first line of an error, without folders; for an assertion without words its line of source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
@@ -73,12 +72,12 @@ def message(error: BaseException) -> str:
 
 @dataclass
 class Question:
-    """`leaf`: what `adapter.loss` is given beside `prepared`; `truth`: the same as float64 on the CPU, with zeros where
-    the leaf has other padding; `padding`: which elements of the leaf are, None where the layout has none; `made`: the
-    code that makes the logits (padded, on the CPU), line by line; `reduce`: for a reproduction, what the right
-    answer is of the (N,) losses."""
+    """leaf: what the loss is given, beside `prepared`; truth: the same as float64 on the CPU, with zeros in the
+    padding; padding: which rows of the leaf are padding, None where the layout has none; made: Python that makes the
+    numbers `logits` of the question, line by line; reduce: from the (N,) losses to the right answer, for a
+    reproduction."""
 
-    adapter: Adapter
+    layout: Layout
     batch: inputs.Batch
     prepared: Any
     leaf: torch.Tensor
@@ -87,12 +86,19 @@ class Question:
     made: List[str]
     reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum
 
+    @property
+    def adapter(self) -> Adapter:
+        return self.layout.adapter
+
     def forward(self) -> torch.Tensor:
-        """The adapter's loss.  Raises Refused."""
-        return attempt(lambda: self.adapter.loss(self.leaf, self.prepared), self.leaf.device)
+        """The adapter's loss of the leaf.  Raises Refused."""
+        return self.loss_of(self.leaf)
+
+    def loss_of(self, leaf: torch.Tensor) -> torch.Tensor:
+        return attempt(lambda: self.layout.loss(leaf, self.batch, self.prepared), leaf.device)
 
     def backward(self, total: torch.Tensor, **options: Any) -> torch.Tensor:
-        """The gradient of the leaf from this backward alone.  Raises Refused."""
+        """The gradient of the leaf from this backward only.  Raises Refused."""
         self.leaf.grad = None
         attempt(lambda: total.backward(**options), self.leaf.device, "in backward")
         if self.leaf.grad is None:
@@ -100,14 +106,14 @@ class Question:
         return self.leaf.grad
 
     def expected(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(N,) losses, and the leaf in float64 that they can be differentiated by."""
+        """(N,) losses, and the float64 leaf whose gradient they give."""
         truth = self.truth.clone().requires_grad_()
-        return self.adapter.expected(truth, self.batch), truth
+        return self.layout.expected(truth, self.batch), truth
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
-    """What `action` returns.  Its error becomes Refused, CUDA's late ones too, since the device is waited for; or
-    ContextLost, where the device works no more."""
+    """What `action` returns.  Waits for the device, so that late errors of CUDA count.  An error becomes Refused, or
+    ContextLost where the device does not work any more, or NotAsked for lack of memory."""
     try:
         result = action()
         if device.type == "cuda":
@@ -128,7 +134,7 @@ def formula(count: int, scale: float = SCALE) -> torch.Tensor:
 
 @dataclass
 class Examination:
-    """One case of one adapter on one device; `told` hears of each question before the loss does."""
+    """One case of one adapter on one device.  told: is called with each question before the loss is."""
 
     adapter: Adapter
     device: torch.device
@@ -160,12 +166,11 @@ def question_of(
 ) -> Question:
     """A question about utterances of the given (T, U).
 
-    reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with what
-    the adapter makes good of the package's answer; slack: frames and targets by which the tensors are longer than the
-    longest utterance; fill: what stands in padded cells, else more of
-    the formula; minus_inf: a symbol whose logit is -inf in every cell; alter: changes the batch before the adapter
-    prepares it; convert: the integer dtype of all that the adapter prepared, else its own.
-    Raises NotAsked for an option or a layout that the adapter does not have.
+    reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with the
+    adapter's corrections; slack: frames and targets by which the tensors are longer than the longest utterance; fill:
+    what is in padded cells, None: more numbers of the formula; minus_inf: a symbol whose logit is -inf in every cell;
+    alter: changes the batch before the adapter prepares it; convert: the integer dtype of everything that the adapter
+    prepared, None: the adapter's own.  Raises NotAsked for an option or padding that the adapter does not have.
     """
     adapter = adapter.widened(max(U for _, U in shapes) + slack[1])
     adapter = copy.copy(adapter) if repaired else adapter.unrepaired()
@@ -178,27 +183,32 @@ def question_of(
 
     batch = _batch(shapes, V, blank, slack, device)
     batch = alter(batch) if alter else batch
-    cells, made = _cells(adapter.layout, shapes, V, slack, scale, minus_inf)
-    padding = _padding(adapter.layout, cells, shapes, frames=max(T for T, _ in shapes) + slack[0])
-    if adapter.layout == "packed" and (fill is not None or slack != (0, 0)):
+    layout = table.of(adapter)
+    N, T, U = inputs.padded_sizes(shapes)
+    T, U = T + slack[0], U + slack[1]
+    regions = layout.padding(shapes, T, U)
+    if regions is None and (fill is not None or slack != (0, 0)):
         raise NotAsked("its layout has no padding")
-    given = cells.to(dtype)
+    size = layout.size(N, T, U, adapter.outputs(V))
+    numbers = formula(math.prod(size), scale).view(size)
+    made = [f"logits = {scale:g} * torch.sin({STEP} * torch.arange({math.prod(size)}.0)).view{size}"]
+    if minus_inf is not None:
+        made += _set(numbers, [layout.of_symbol(minus_inf)], -math.inf)
+    numbers = numbers.to(dtype)
     made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
-    truth_cells = given.double()
+    truth_numbers = numbers.double().clone()
     if fill is not None:
-        truth_cells = truth_cells.masked_fill(padding.unsqueeze(-1), 0)
-        given = given.masked_fill(padding.unsqueeze(-1), fill)
-        made.append(_fill_line(adapter.layout, shapes, fill))
+        _set(truth_numbers, regions, 0.0)
+        made += _set(numbers, regions, fill)
 
     prepared = adapter.prepare(batch)
     if convert is not None:
         for name, value in vars(prepared).items():
             if isinstance(value, torch.Tensor) and not value.is_floating_point():
                 setattr(prepared, name, value.to(convert))
-    take = (lambda x: x) if adapter.layout == "additive" else (lambda x: adapter.take(x, batch, prepared))
-    truth = take(truth_cells).detach().clone()
-    leaf = take(given.to(device)).detach().clone().requires_grad_()
-    return Question(adapter, batch, prepared, leaf, truth, None if adapter.layout == "packed" else padding, made)
+    truth = layout.take(truth_numbers, batch, prepared).detach().clone()
+    leaf = layout.take(numbers.to(device), batch, prepared).detach().clone().requires_grad_()
+    return Question(layout, batch, prepared, leaf, truth, _mask(size, regions), made)
 
 
 def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: torch.device) -> inputs.Batch:
@@ -214,106 +224,30 @@ def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: t
     )
 
 
-def _cells(layout, shapes, V, slack, scale, minus_inf) -> Tuple[torch.Tensor, List[str]]:
-    N, T, U = inputs.padded_sizes(shapes)
-    T, U = T + slack[0], U + slack[1]
-    size = (N * T + N * (U + 1), V) if layout == "additive" else (N, T, U + 1, V)
-    cells = formula(math.prod(size), scale).view(size)
-    made = [f"logits = {scale:g} * torch.sin({STEP} * torch.arange({math.prod(size)}.0)).view{size}"]
-    if minus_inf is not None:
-        cells[..., minus_inf] = -math.inf
-        made.append(f'logits[..., {minus_inf}] = -float("inf")')
-    return cells, made
+def _set(numbers: torch.Tensor, regions: Sequence[Region], value: float) -> List[str]:
+    """Set the regions to the value; returns the line of Python that does so."""
+    for region in regions:
+        numbers[region] = value
+    written = '-float("inf")' if value == -math.inf else f'float("{value}")'
+    return ["; ".join(f"logits[{place(region)}] = {written}" for region in regions)]
 
 
-def _fill_line(layout: str, shapes: Shapes, fill: float) -> str:
-    """Code that writes `fill` into the padding."""
-    N, frames, targets = inputs.padded_sizes(shapes)
-    parts = []
-    for n, (T, U) in enumerate(shapes):
-        if layout == "additive":
-            first = N * frames + n * (targets + 1)
-            spans = (n * frames + T, (n + 1) * frames), (first + U + 1, first + targets + 1)
-            parts += [f"logits[{begin}:{end}]" for begin, end in spans if begin < end]
-        else:
-            parts += [f"logits[{n}, {T}:]"] if T < frames else []
-            parts += [f"logits[{n}, :, {U + 1}:]"] if U < targets else []
-    return "; ".join(f'{part} = float("{fill}")' for part in parts)
+def place(region: Region) -> str:
+    """An index as Python source."""
+
+    def part(index: Any) -> str:
+        if isinstance(index, slice):
+            return ":".join("" if end is None else str(end) for end in (index.start, index.stop))
+        return "..." if index is ... else str(index)
+
+    return ", ".join(map(part, region))
 
 
-def _padding(layout: str, cells: torch.Tensor, shapes: Shapes, frames: int) -> torch.Tensor:
-    """Which cells, (N, T, U+1), or rows of am and lm, belong to no utterance; `frames`: T of the tensor."""
-    padding = torch.ones(cells.shape[:-1], dtype=torch.bool)
-    if layout == "additive":
-        am, lm = padding.split([len(shapes) * frames, len(padding) - len(shapes) * frames])
-        am, lm = am.view(len(shapes), -1), lm.view(len(shapes), -1)
-    for n, (T, U) in enumerate(shapes):
-        if layout == "additive":
-            am[n, :T], lm[n, : U + 1] = False, False
-        else:
-            padding[n, :T, : U + 1] = False
+def _mask(size: Sequence[int], regions: Optional[Sequence[Region]]) -> Optional[torch.Tensor]:
+    """Which rows are padding: all dimensions but the last."""
+    if regions is None:
+        return None
+    padding = torch.zeros(*size[:-1], dtype=torch.bool)
+    for region in regions:
+        padding[region] = True
     return padding
-
-
-# -- answers ---------------------------------------------------------------------------------------------------------
-
-
-def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tuple[float, float]:
-    """Largest relative errors of loss and gradient that pass.  In float32 and float64 a gradient may be off, beside
-    what the correctness pass allows, by the rounding of T + U additions (a random walk) to the log-likelihood that
-    every posterior is divided by: logits of 1e4 cannot do better in log space."""
-    base = TOLERANCE[str(dtype).partition(".")[2]]
-    if dtype in (torch.float16, torch.bfloat16):
-        return base, base
-    finite = losses[torch.isfinite(losses)]
-    largest = finite.abs().max().item() if finite.numel() else 0.0
-    return base, base + math.sqrt(max(T + U for T, U in shapes)) * torch.finfo(dtype).eps * largest
-
-
-def size(value: float) -> str:
-    return "nan" if value != value else f"{value:.1e}"
-
-
-def compare(
-    question: Question, loss: torch.Tensor, gradient: Optional[torch.Tensor], right: torch.Tensor, truth: torch.Tensor
-) -> Outcome:
-    """Is the answer right?  `right`: the expected loss, a scalar or (N,); `truth`: holds the expected gradient."""
-    loss = loss.detach().cpu().double()
-    right = right.detach()
-    if loss.numel() != right.numel():
-        return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
-    loss = loss.reshape(right.shape)
-    if not torch.isfinite(right).all():
-        return _without_path(loss, right)
-    loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes)
-    wrong, loss_error = [], relative_error(loss, right)
-    if not loss_error <= loss_tolerance:
-        wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
-    if gradient is None:
-        return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
-    gradient = gradient.detach().cpu().double()
-    expected = truth.grad
-    own = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-    grad_error = relative_error(gradient[own], expected[own])
-    if not grad_error <= grad_tolerance:
-        worst = (gradient[own] - expected[own]).abs().max().item()
-        wrong.append("gradient nan" if worst != worst else f"gradient off by {size(grad_error)}")
-    outside = gradient[~own]
-    if outside.numel() and not (outside == 0).all():
-        worst = outside.abs().max().item()
-        wrong.append(f"gradient in the padding {size(worst)} instead of 0")
-        grad_error = max(grad_error, math.inf if worst != worst else relative_error(gradient, expected))
-    return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
-
-
-def _without_path(loss: torch.Tensor, right: torch.Tensor) -> Outcome:
-    """Where an utterance has no path its loss must be infinite; of its gradient nothing is asked."""
-    impossible = ~torch.isfinite(right)
-    if torch.isinf(loss[impossible]).all():
-        return Outcome(PASS, "no path through its lattice: an infinite loss")
-    return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
-
-
-def listed(values: torch.Tensor) -> str:
-    words = [f"{value:.6g}" for value in values.reshape(-1).tolist()]
-    return words[0] if len(words) == 1 else f"({', '.join(words)})"

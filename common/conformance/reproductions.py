@@ -1,7 +1,7 @@
-"""A few lines that show a finding without this suite: the package's own call, on the numbers of the case's question.
+"""A few lines that show a finding without this suite: the package's own call, with the numbers of the question.
 
-The last line ends in a comment that says what it prints ("# prints True: ..."); the tests run every reproduction of the
-committed matrix whose package is there, and read that line back.
+The last line ends with a comment that says what it prints ("# prints False").  The tests run every reproduction of the
+committed matrix whose package is installed, and compare.
 """
 
 from __future__ import annotations
@@ -14,62 +14,50 @@ from typing import Any, List, Mapping, Tuple
 import torch
 
 from common.conformance.cases import Case
-from common.conformance.questions import Question
-from common.losses import additive
+from common.conformance.questions import Question, place
+from common.losses import inputs
 from common.losses.adapter import Adapter
+from common.losses.layouts import table
 
-#: Of more numbers than this nobody wants to see a list.
+#: More equal rows than this are written in a short form.
 LONGEST = 64
 DIES = "loss.sum().backward()  # the process does not live to see the next line"
 
 
 def of(case: Case, question: Question, crashes: bool = False) -> str:
-    """The code, or "" where it would not be short, or where the adapter does more than to call a function."""
-    if case.shown in OF_GRADIENTS:  # which an adapter's repairs do not touch
-        question = replace(question, adapter=question.adapter.unrepaired())
+    """The code; "" where it would be long, or where the adapter does more than call a function."""
+    if case.shown in OF_GRADIENTS:  # an adapter's corrections do not change these
+        question = replace(question, layout=table.of(question.adapter.unrepaired()))
     if not _is_a_plain_call(question.adapter) or not case.shown or question.leaf.numel() > 10_000:
         return ""
     tail = [DIES] if crashes else TAILS[case.shown](question)
     imported, call = _call(question)
-    packing, leaf = _packing(question), ["logits.requires_grad_()"]
-    made = [*leaf, *packing] if question.adapter.layout == "additive" else [*packing, *leaf]
-    lines = ["import torch", imported, *question.made, *made]
+    packed = question.layout.packed_code(question.batch)
+    parts = question.layout.parts_code(question.leaf, question.batch)
+    lines = ["import torch", imported, *question.made, *packed, "logits.requires_grad_()", *parts]
     return "\n".join([*lines, f"loss = {call}", *tail])
 
 
 def _is_a_plain_call(adapter: Adapter) -> bool:
-    """Whether `_call` says all that the adapter does."""
-    if isinstance(adapter, additive.Additive) or type(adapter).loss is Adapter.loss:
+    """Whether `_call` shows everything that the adapter does."""
+    kind = type(adapter)
+    if all(getattr(kind, method) is getattr(Adapter, method) for method in ("loss", "loss_of", "call")):
         return True
-    return type(adapter).repairs and not adapter.repairs
-
-
-def _packing(question: Question) -> List[str]:
-    if question.adapter.layout == "additive":
-        N, U = question.batch.targets.shape
-        am, lm = additive.parts(question.leaf, N, U)
-        return [
-            f"am, lm = logits[:{N * am.shape[1]}].view{(*am.shape,)}, logits[{N * am.shape[1]}:].view{(*lm.shape,)}"
-        ]
-    if question.adapter.layout != "packed":
-        return []
-    parts = [f"logits[{n}, :{T}, :{U + 1}].flatten(0, 1)" for n, (T, U) in enumerate(question.batch.shapes)]
-    return [f"logits = torch.cat([{', '.join(parts)}])"]
+    return kind.repairs and not adapter.repairs
 
 
 def _call(question: Question) -> Tuple[str, str]:
     """(the import, the call) of the package's function as the adapter calls it."""
     adapter = question.adapter
     function = adapter.function()
-    owner = function.__self__ if inspect.isclass(getattr(function, "__self__", None)) else function
+    of_method = getattr(function, "__self__", None)
+    owner: Any = of_method if inspect.isclass(of_method) else function
     name = owner.__name__
     package = str(owner.__module__).partition(".")[0]
     if getattr(sys.modules.get(package), name, None) is not owner:
         package = owner.__module__
-    logits = "logits.log_softmax(-1)" if adapter.log_probs else "logits"
-    if isinstance(adapter, additive.Additive):
-        named = {"am", "lm"} <= inspect.signature(function).parameters.keys()
-        logits = "am=am, lm=lm" if named else "am, lm"
+    scores = [f"{name}={name}" if adapter.named else name for name in question.layout.tensors]
+    scores = ["logits.log_softmax(-1)"] if adapter.log_probs else scores
     imported = f"from {package} import {name}"
     if owner is not function:
         name = f"{name}.{function.__name__}"
@@ -77,7 +65,7 @@ def _call(question: Question) -> Tuple[str, str]:
     def passed(values: Mapping[str, Any]) -> List[str]:
         return [written(value) if adapter.positional else f"{key}={written(value)}" for key, value in values.items()]
 
-    tensors, options = ", ".join([logits, *passed(vars(question.prepared))]), ", ".join(passed(adapter.options()))
+    tensors, options = ", ".join([*scores, *passed(vars(question.prepared))]), ", ".join(passed(adapter.options()))
     if adapter.is_module:
         return imported, f"{name}({options})({tensors})"
     return imported, f"{name}({', '.join(filter(None, [tensors, options]))})"
@@ -113,10 +101,9 @@ def _loss_or_gradient(question: Question) -> List[str]:
 
 
 def _padding(question: Question) -> List[str]:
-    n, (T, _) = min(enumerate(question.batch.shapes), key=lambda entry: entry[1][0])
-    frames = max(T for T, _ in question.batch.shapes)
-    row = f"{n * frames + T}" if question.adapter.layout == "additive" else f"{n}, {T}:"
-    return ["loss.sum().backward()", f"print(bool((logits.grad[{row}] == 0).all()))  # prints False"]
+    _, T, U = inputs.padded_sizes(question.batch.shapes)
+    first = place((question.layout.padding(question.batch.shapes, T, U) or [(...,)])[0])
+    return ["loss.sum().backward()", f"print(bool((logits.grad[{first}] == 0).all()))  # prints False"]
 
 
 def _upstream(question: Question) -> List[str]:
@@ -153,5 +140,5 @@ TAILS = {
     "second backward": _second_backward,
     "unmodified": _unmodified,
 }
-#: Those that show a gradient and no value.
+#: Those that show a gradient, and not a value.
 OF_GRADIENTS = ("padding", "second backward")

@@ -1,11 +1,11 @@
-"""One process that judges cases of one implementation.  ``python -m common.conformance.worker JOB.json``, started by
+"""One process that judges cases of one implementation: ``python -m common.conformance.worker JOB.json``, started by
 common.conformance.isolated.
 
-Appends a record before and after each case, so that the parent knows which one ended the process: "loaded" or
-"not-run", then "start", "asked" (with the code that reproduces it, should the process die) and "outcome" by case.  On a
-CPU a case that may corrupt memory is answered by a copy of the process that has just loaded the loss; where that one
-dies there is "died" instead of "outcome".  After an outcome that cost this process its CUDA context comes "lost", and
-the process ends: the cases that are left need another.
+It writes records before and after each case, so that the parent knows which case ended the process: "loaded" or
+"not-run", then for each case "start", "asked" (with the code that reproduces it, in case the process dies) and
+"outcome".  On a CPU a case that may corrupt memory runs in a fork of the process; if the fork dies, "died" comes
+instead of "outcome".  If an outcome lost the CUDA context, "lost" comes after it, and the process ends: the other cases
+need another process.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
-from common import scripts, settings
 from common.conformance.cases import BY_NAME, Case
-from common.conformance.outcomes import CRASHES, Outcome
-from common.errors import NotRunnable
-from common.running import machine
+from common.core import scripts, settings
+from common.core.errors import NotRunnable
+from common.measure.device import current, import_torch
+from common.records.conformance import CRASHES, Outcome
+from common.system import memory, processes
 
 
 def main(path: str) -> int:
-    machine.die_with_parent()
+    processes.die_with_parent()
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     with open(job["output"], "a", encoding="utf-8") as stream:
 
@@ -41,22 +42,15 @@ def main(path: str) -> int:
 
 
 def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise NotRunnable("missing", f"torch does not import in {sys.executable} ({error})") from error
+    torch = import_torch()
     from common.conformance.judge import judge
 
-    device = torch.device(job["device"])
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
+    device = current(torch.device(job["device"]))
     chosen = settings.resolve({"preset": "quick"}, job["device"])
     adapter = scripts.load(job["script"])(chosen, job["variant"])
     adapter.load(device.type)
     loaded = {"version": adapter.version(), "torch": torch.__version__, "python": platform.python_version()}
     if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
         loaded.update(device_name=torch.cuda.get_device_name(device), cuda=torch.version.cuda)
     write({"record": "loaded", **loaded})
     for name in job["cases"]:
@@ -69,20 +63,20 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
             return outcome
 
         if case.alone and device.type == "cpu":
-            kills = machine.oom_kills()
+            kills = memory.oom_kills()
             died = in_a_child(answer)
             if died:
-                write({"record": "died", "case": name, "signal": died, "oom": machine.oom_kills() > kills})
+                write({"record": "died", "case": name, "signal": died, "oom": memory.oom_kills() > kills})
         elif answer().result == CRASHES:
             write({"record": "lost"})
             return
 
 
 def in_a_child(action: Callable[[], Any]) -> int:
-    """Do it in a copy of this process; returns the signal that killed it, or 0."""
+    """Do it in a fork of this process; returns the signal that killed the fork, or 0."""
     child = os.fork()
     if child == 0:
-        machine.die_with_parent()  # a copy does not inherit that
+        processes.die_with_parent()  # a fork does not inherit this
         try:
             action()
         finally:

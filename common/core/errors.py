@@ -16,6 +16,10 @@ class UserError(Exception):
     """Bad input: one line that says what, where and what to do next.  Commands print it and exit with EXIT_USAGE."""
 
 
+#: The statuses of an implementation that cannot run here; that is no failure of the run.
+NOT_RUNNABLE = ("missing", "unsupported")
+
+
 class NotRunnable(Exception):
     """An implementation cannot run here.
 
@@ -25,6 +29,10 @@ class NotRunnable(Exception):
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
-        if status not in ("missing", "unsupported"):
+        if status not in NOT_RUNNABLE:
             raise ValueError(f"not a status of NotRunnable: {status}")
         self.status = status
+
+
+class WrongResult(Exception):
+    """The loss or a gradient is not the oracle's; the message says by how much."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from common import settings
-from common.errors import UserError
+from common.core import settings
+from common.core.errors import UserError
 
 #: How a run measures, not what: a sweep has one of each.
 FIXED = (
@@ -45,53 +44,6 @@ class Axis(NamedTuple):
 def flag(key: str) -> str:
     """A setting as it is written on the command line: "vocab-size"."""
     return key.replace("_", "-")
-
-
-def sweepable(parser: argparse.ArgumentParser) -> Dict[str, argparse.Action]:
-    """The flags of `parser` that --sweep takes, by their names without dashes: those of one value that say what is
-    measured."""
-    known = {field.name for field in settings.fields(settings.Settings)} - set(FIXED)
-    return {
-        flag(action.dest): action
-        for action in parser._actions
-        if action.dest in known and action.option_strings and action.nargs in (None, "?")
-    }
-
-
-def axis_of(parser: argparse.ArgumentParser) -> Callable[[str], Axis]:
-    """The type of --sweep: "vocab-size=500,1000" with values as --vocab-size takes them."""
-
-    def parse(text: str) -> Axis:
-        name, _, listed = text.partition("=")
-        there = sweepable(parser)
-        action = there.get(flag(name.strip()))
-        if action is None:
-            raise argparse.ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {', '.join(there)}")
-        words = [word.strip() for word in listed.split(",") if word.strip()]
-        if not words:
-            raise argparse.ArgumentTypeError(f"{text!r}: give at least one value, as in {name.strip()}=A,B")
-        try:
-            values = tuple(_value(action, word) for word in words)
-        except argparse.ArgumentTypeError as error:
-            raise argparse.ArgumentTypeError(f"{name.strip()}: {error}") from None
-        twice = [str(value) for place, value in enumerate(values) if value in values[:place]]
-        if twice:
-            raise argparse.ArgumentTypeError(f"{name.strip()}: {twice[0]} is given twice")
-        return Axis(action.dest, values)
-
-    return parse
-
-
-def _value(action: argparse.Action, word: str) -> Any:
-    """A value as the flag itself would take it.  Raises ArgumentTypeError."""
-    convert = action.type or str
-    try:
-        value = convert(word)
-    except (TypeError, ValueError):
-        raise argparse.ArgumentTypeError(f"not a value of --{flag(action.dest)}: {word!r}") from None
-    if action.choices is not None and value not in action.choices:
-        raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(map(str, action.choices))}")
-    return value
 
 
 def cells(axes: Sequence[Axis]) -> List[Cell]:

@@ -5,19 +5,33 @@ Leaves out programming errors: those keep their traceback.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Callable, Iterator, List
 
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
-from common.results.exports import plain
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
+from common.core.text import plain
 
-#: Seconds within which a second signal is the first one's repetition: `timeout` sends two, and a comparison hands its
-#: own on to a benchmark that had it from the terminal.  It must not stop what brings the results to disk.
+#: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
+#: benchmark that got it from the terminal already.  A repetition must not stop the writing of the results.
 SAME_REQUEST = 1.0
+
+
+def require(package: str) -> None:
+    """End the command where the running Python lacks `package`: one line on stderr, EXIT_USAGE."""
+    if importlib.util.find_spec(package) is None:
+        name = Path(sys.argv[0]).name
+        print(
+            f"{name}: error: {package} is not installed in {sys.executable}: pip install {package}, or run "
+            "`make setup` and use .venv/main/bin/python",
+            file=sys.stderr,
+        )
+        raise SystemExit(EXIT_USAGE)
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
@@ -47,28 +61,15 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
     except OSError as error:
         if error.filename is not None:  # not of stdout
             raise
-        _drop_stdout()
+        drop_stdout()
         if isinstance(error, BrokenPipeError):
             return EXIT_FAILED
         print(f"{program}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return EXIT_USAGE
 
 
-def show(table: str) -> bool:
-    """Print the table of what was measured; False where stdout does not take it, which is said and costs nothing else:
-    the results are on disk."""
-    try:
-        print(table, end="", flush=True)
-        return True
-    except OSError as error:
-        _drop_stdout()
-        if not isinstance(error, BrokenPipeError):
-            print(f"warning: no table: {error.strerror or error}; summarize.py prints it", file=sys.stderr)
-        return False
-
-
-def _drop_stdout() -> None:
-    """What is still buffered would fail again when Python ends."""
+def drop_stdout() -> None:
+    """After stdout failed: what is still buffered would fail again when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

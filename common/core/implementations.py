@@ -6,23 +6,26 @@ No import of torch or of any loss here: the parent process and the summarizer re
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Mapping
+from typing import Mapping, Tuple
 
-from common.errors import UserError
+from common.core.errors import UserError
 
 #: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
 #: exact: the transducer loss of Graves 2012; topology: exact, on another lattice (one symbol per frame); pruned:
 #: approximates by design; additive: exact, on logits am + lm without a joiner's nonlinearity.
 KINDS = ("exact", "topology", "pruned", "additive")
+#: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  An exact one on another
+#: lattice is "topology".
+LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned", "additive": "additive"}
 
 
 @dataclass(frozen=True)
 class Implementation:
     """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER, or the path of a
-    file that does (see common.scripts); environment: the key of common.setup.environments.ENVIRONMENTS that has it;
-    package: what must import for it to run as installed; built: the suite can build the package from source where it
-    is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in the
-    adapter); template: benchmark_all.py leaves it out unless it is named."""
+    file that does (see common.core.scripts); environment: the key of common.setup.environments.ENVIRONMENTS that has
+    it; package: what must import for it to run as installed; built: the suite can build the package from source where
+    it is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in
+    the adapter); template: benchmark_all.py leaves it out unless it is named."""
 
     name: str
     script: str
@@ -79,6 +82,9 @@ IMPLEMENTATIONS = (
     Implementation("warp-transducer", "benchmark_warp_transducer", "main", "warprnnt_pytorch"),
     Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain"),
     Implementation("apex", "benchmark_apex", "main", "apex", variants={"packed": "exact"}),
+    Implementation(
+        "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
+    ),
     Implementation("reference", "benchmark_reference", "main", "torch"),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
@@ -88,7 +94,7 @@ IMPLEMENTATIONS = (
     Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
 )
 
-#: The table, and what common.scripts loads from other files.
+#: The table, and what common.core.scripts loads from other files.
 BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTATIONS}
 
 
@@ -100,7 +106,7 @@ def find(name: str) -> Implementation:
     return BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
 
 
-def with_variants() -> tuple:
+def with_variants() -> Tuple[Implementation, ...]:
     """Every implementation, each followed by its variants."""
     return tuple(
         entry for one in BY_NAME.values() for entry in (one, *(one.of_variant(variant) for variant in one.variants))

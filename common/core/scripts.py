@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Mapping
 
-from common.errors import UserError
-from common.implementations import BY_NAME, IMPLEMENTATIONS, Implementation
-from common.settings import ROOT
+from common.core.errors import UserError
+from common.core.implementations import BY_NAME, IMPLEMENTATIONS, LAYOUTS, Implementation
+from common.core.paths import ROOT
 
 ENDING = ".py"
 
@@ -71,11 +71,13 @@ def of_file(file: str) -> Implementation:
 
 
 def kind_of(adapter: Any, changed: Mapping[str, Any]) -> str:
-    """One of common.implementations.KINDS, from what an adapter says of itself and what a variant changes of that."""
+    """One of common.core.implementations.KINDS, from the layout and the topology of an adapter or of its variant, which
+    sets what is `changed`.  Raises UserError for a layout that does not exist."""
     layout, topology = (changed.get(key, getattr(adapter, key)) for key in ("layout", "topology"))
-    if layout in ("pruned", "additive"):
-        return layout
-    return "exact" if topology == "regular" else "topology"
+    if layout not in LAYOUTS:
+        raise UserError(f"{adapter.name}: layout = {layout!r} is none; choose one of {', '.join(LAYOUTS)}")
+    kind = LAYOUTS[layout]
+    return "topology" if kind == "exact" and topology != "regular" else kind
 
 
 def _file_of(implementation: Implementation) -> Path:

@@ -7,13 +7,11 @@ No torch here: the parent process, which only plans and waits, reads this too.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
-from common import workloads
-from common.errors import UserError
+from common.core import workloads
+from common.core.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
 LOGITS = ("random", "peaky")
@@ -24,20 +22,22 @@ FIND_LARGEST = {"batch-size": False, "max-frames": True}
 
 #: The throughput of --find-largest is over the utterances of so many of the largest batches.
 LARGEST_NUM_BATCHES = 2
+LARGEST_ROUNDS = 3
 
 #: What is specific to a preset; everything else has one default, in DEFAULTS.
 PRESETS: Dict[str, Dict[str, Any]] = {
     "seed": {
         "batch_size": 30,
         "max_frames": 10000,
-        "num_batches": 80,
+        "num_batches": 14,
+        "rounds": 6,
         "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
         "max_seconds": 60.0,
     },
     "cpu": {
         "batch_size": 2,
         "max_frames": 1000,
-        "num_batches": 2,
+        "num_batches": 4,
         "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2},
         "max_seconds": 1.5,
         "max_samples": 40,
@@ -71,10 +71,11 @@ DEFAULTS: Dict[str, Any] = {
     "encoder_dim": 512,
     "passes": PASSES,
     "scopes": SCOPES,
-    "rounds": 3,
+    "rounds": 5,
     "threads": None,
     "seed": 20220227,
     "denormals": "flush",
+    "allocator": "reuse",
     "pruned_recipe": "icefall",
     "prune_range": 5,
     "spread": 0.02,
@@ -137,6 +138,7 @@ class Settings:
     find_largest: Optional[str] = None
     memory_limit: Optional[str] = None
     largest_cap: Optional[int] = None
+    allocator: str = "system"  # as of runs that are older than this setting
 
     @property
     def suffix(self) -> str:
@@ -144,6 +146,11 @@ class Settings:
         if self.find_largest:
             return f"largest-{self.find_largest}"
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
+
+    @property
+    def own_batches(self) -> bool:
+        """Whether each timing round measures batches that no other round has; else all rounds have the same."""
+        return self.batches in ("random", "spread") and not self.find_largest
 
     @property
     def trace_steps(self) -> int:
@@ -207,7 +214,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
     values["passes"] = with_correctness(values["passes"])
     if values["batches"] is None:
-        values["batches"] = "spread" if values["sort_utterance"] else "first"
+        values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
     if values["logits"] == "random" and given.get("margin") is not None:
         raise UserError(f"--margin {given['margin']:g}: is of --logits peaky; give both or none")
     if values["logits"] == "peaky" and values["pruned_recipe"] == "benchmark-2022":
@@ -236,4 +243,5 @@ def _of_a_search(given: Mapping[str, Any]) -> Dict[str, Any]:
         "passes": ("correctness",),
         "scopes": tuple(scopes),
         "num_batches": given.get("num_batches") or LARGEST_NUM_BATCHES,
+        "rounds": given.get("rounds") or LARGEST_ROUNDS,
     }

@@ -1,4 +1,4 @@
-"""Numbers from samples: quantiles, intervals over rounds, paired ratios, verdicts.  Values in, plain data out.
+"""Numbers from samples: quantiles, intervals over rounds, verdicts.  Values in, plain data out.  Ratios: core/ratios.
 
 Samples of one process share its luck (memory layout, clock, neighbours), so they are not independent: an interval is
 over rounds, each a fresh process, and never over the samples of one.  Times are positive and skewed, ratios multiply;
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Dict, Hashable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -44,7 +44,7 @@ def describe(values: Sequence[float]) -> Optional[Dict[str, float]]:
 
 def geometric_mean(values: Sequence[float]) -> float:
     """Of positive values; ValueError otherwise."""
-    return math.exp(mean(_logarithms(values)))
+    return math.exp(mean(log_values(values)))
 
 
 @cache
@@ -78,108 +78,28 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tupl
     """
     if len(values) < 2:
         return None
-    logarithms = _logarithms(values)
+    logarithms = log_values(values)
     center = mean(logarithms)
-    half = student_t(confidence, len(values) - 1) * math.sqrt(_variance(logarithms) / len(values))
+    half = student_t(confidence, len(values) - 1) * math.sqrt(variance(logarithms) / len(values))
     return math.exp(center - half), math.exp(center + half)
 
 
-def interval_of_rounds(rounds: Mapping[Hashable, Sequence[float]]) -> Optional[Tuple[float, float]]:
+def interval_of_rounds(rounds: Mapping[Any, Sequence[float]]) -> Optional[Tuple[float, float]]:
     """95% interval over rounds from each round's samples: ``interval`` of the rounds' medians."""
     return interval([median(samples) for samples in rounds.values() if samples])
 
 
+#: Of all intervals of a table, or of a comparison, together.
+CONFIDENCE = 0.95
+
+
+def confidence_of_each(count: int) -> float:
+    """The confidence of each of `count` intervals that hold together with CONFIDENCE (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(count, 1)
+
+
 #: The change of a time that does not matter, unless the user says otherwise: 2%.
 TOLERANCE = 0.02
-
-Batches = Mapping[Hashable, Sequence[float]]  # batch -> samples
-Rounds = Mapping[Hashable, Batches]  # round -> batch -> samples
-
-
-class Ratio(NamedTuple):
-    """How many times the baseline's time the new side takes: below 1 is faster.
-
-    low, high: the interval over rounds, None where the rounds are too few for one.  batches: how many were on both
-    sides in every round.  baseline, new: each round's time, the geometric mean over batches of its medians, in the unit
-    of the samples.  error: standard error of the ratio's logarithm, None like the interval.
-    """
-
-    ratio: float
-    low: Optional[float]
-    high: Optional[float]
-    batches: int
-    baseline: Tuple[float, ...]
-    new: Tuple[float, ...]
-    error: Optional[float]
-
-
-def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """New / baseline where a round's two processes ran beside each other, so that what disturbed one met the other too.
-
-    Only rounds both have and only batches that both have in every such round are used, since a mean that skips the
-    batches one of them died on flatters it.  One ratio per round, the interval over these.  None when nothing pairs.
-    """
-    rounds = [name for name in baseline if name in new]
-    before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
-    if not batches:
-        return None
-    logarithms = [math.log(two / one) for one, two in zip(before, after)]
-    error = math.sqrt(_variance(logarithms) / len(rounds)) if len(rounds) > 1 else None
-    return _ratio(mean(logarithms), error, len(rounds) - 1, confidence, before, after, batches)
-
-
-def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """New / baseline of two runs whose rounds have nothing to do with each other: Welch's t on the logarithms of the
-    rounds' times.  Batches as in `paired_ratio`.
-
-    What changed for a whole run (another load, another clock) is in the ratio and not in the interval.
-    """
-    before, after, batches = _round_times(list(baseline.values()), list(new.values()))
-    if not batches:
-        return None
-    sides = [_logarithms(before), _logarithms(after)]
-    error, freedom = None, 1.0
-    if min(map(len, sides)) > 1:
-        parts = [_variance(side) / len(side) for side in sides]
-        error = math.sqrt(sum(parts))
-        shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
-        freedom = 1 / sum(shares)
-    return _ratio(mean(sides[1]) - mean(sides[0]), error, freedom, confidence, before, after, batches)
-
-
-def ratio(baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95) -> Tuple[Optional[Ratio], bool]:
-    """(New / baseline, was it paired?): `paired_ratio` where both were measured in one run (`together`) and have rounds
-    in common, else `independent_ratio`."""
-    paired = together and any(name in new for name in baseline)
-    return (paired_ratio if paired else independent_ratio)(baseline, new, confidence), paired
-
-
-def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
-    """The time of each round of both sides over the batches that all of them have, and how many these are."""
-    if not baseline or not new:
-        return [], [], 0
-    batches = set.intersection(*(set(one) for one in [*baseline, *new]))
-    before, after = (
-        [geometric_mean([median(one[batch]) for batch in batches]) for one in side] if batches else []
-        for side in (baseline, new)
-    )
-    return before, after, len(batches)
-
-
-def _ratio(
-    center: float,
-    error: Optional[float],
-    freedom: float,
-    confidence: float,
-    baseline: Sequence[float],
-    new: Sequence[float],
-    batches: int,
-) -> Ratio:
-    low = high = None
-    if error is not None:
-        half = student_t(confidence, freedom) * error
-        low, high = math.exp(center - half), math.exp(center + half)
-    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error)
 
 
 def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0) -> str:
@@ -201,12 +121,12 @@ def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0)
     return "unclear"
 
 
-def _logarithms(values: Sequence[float]) -> List[float]:
+def log_values(values: Sequence[float]) -> List[float]:
     if not values or min(values) <= 0:
         raise ValueError("positive values are needed")
     return [math.log(value) for value in values]
 
 
-def _variance(values: Sequence[float]) -> float:
+def variance(values: Sequence[float]) -> float:
     center = mean(values)
     return math.fsum((value - center) ** 2 for value in values) / (len(values) - 1)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import html
 import math
 import re
-from typing import Optional
+import unicodedata
+from typing import Any, Dict, Iterable, List, Optional, Tuple, TypeVar
 
-LONGEST_CELL = 26  # characters of a name or version in the terminal, of a label anywhere
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+LONGEST_CELL = 26  # characters, in the terminal
 
 
 def number(value: Optional[float], digits: int = 4) -> str:
@@ -20,15 +24,36 @@ def number(value: Optional[float], digits: int = 4) -> str:
     return f"{value:.{min(max(decimals, 0), 6)}f}"
 
 
+def count(number: int, noun: str) -> str:
+    """ "1 round", "3 rounds"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def error(value: Optional[float]) -> str:
     """A relative error; what is not finite is stored as 1e300."""
     return "-" if value is None else "inf" if value >= 1e300 else f"{value:.1e}"
 
 
-def short(cell: str) -> str:
-    return cell if len(cell) <= LONGEST_CELL else cell[: LONGEST_CELL - 3] + "..."
+def short(cell: str, longest: int = LONGEST_CELL) -> str:
+    return cell if len(cell) <= longest else cell[: longest - 3] + "..."
 
 
-def escaped(text: str) -> str:
-    """Markdown that shows `text` itself: no markup, no links."""
-    return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(text, quote=False))
+def escaped(text: Any) -> str:
+    """Markdown that shows `text` itself, on one line: no markup, no links."""
+    return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(plain(text), quote=False))
+
+
+def plain(text: Any) -> str:
+    """Text on one line, without what a terminal would obey: control, direction and format characters, surrogates."""
+    spaced = re.sub(r"\s+", " ", str(text))
+    if spaced.isprintable():
+        return spaced
+    return "".join(character for character in spaced if unicodedata.category(character)[0] != "C")
+
+
+def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:
+    """(what, who) -> each thing once, with all who it is said of, in order."""
+    found: Dict[Key, List[Value]] = {}
+    for what, who in pairs:
+        found.setdefault(what, []).append(who)
+    return found

@@ -1,8 +1,7 @@
 """What is trained: vocabulary, front end, length of utterances and kind of logits; presets, and the words in headings.
 
-A size preset (common.settings) says how much is measured, a workload of what: any size goes with any workload.  Plain
-data, read by the report too: no torch, no numpy.
-"""
+A size preset (common.core.settings) says how much is measured, a workload of what: any size goes with any workload.
+Plain data, read by the report too: no torch, no numpy."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Utterance shapes and batches: from manifests or figures to shape_info.pt, from shape_info.pt to batches."""
+"""From the shape file to the batches of a run."""

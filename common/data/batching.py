@@ -1,7 +1,7 @@
 """Which utterances share a batch, and which batches are measured.
 
-Two ways, as training does it: a fixed number of utterances in file order, or sorted by length and filled up to a number
-of frames.  A batch is rows of the shape file; tensors are made from it in common.losses.inputs.  numpy only.
+Two ways, both common in training: a fixed number of utterances in file order, or sorted by length and filled up to a
+number of frames.  A batch is rows of the shape file; common.losses.inputs makes tensors of it.  numpy only.
 
 A cell is one (t, u) of the output lattice: an utterance has T * (U + 1) useful ones, a batch N * max T * (max U + 1)
 padded ones.
@@ -13,8 +13,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from common.data.draws import uniform
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data.streams import uniform64
 
 MODES = ("first", "longest", "random", "spread")
 
@@ -24,7 +24,7 @@ class Batches:
     ``utterances`` are those of all batches, one batch after the other.
 
     shapes: (utterances, 2), the shape file; order: rows of it, batch after batch; bounds: batch i is
-    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that alone pass the limit, longest first.
+    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that are over the limit alone, longest first.
     """
 
     def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
@@ -40,7 +40,7 @@ class Batches:
         return self.utterances[self._slice(index)]
 
     def rows(self, index: int) -> np.ndarray:
-        """Where the utterances of batch `index` stand in the shape file: int64 (N,), counted from 0."""
+        """Rows of the shape file of the utterances of batch `index`: int64 (N,), counted from 0."""
         return self._order[self._slice(index)]
 
     def cells(self, index: int) -> Tuple[int, int]:
@@ -49,8 +49,8 @@ class Batches:
         return description["useful_cells"], description["padded_cells"]
 
     def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, Any]:
-        """Batch `index` as the ``environment`` record of common.results.records lists it; with the cells that are left
-        of `prune_range` symbols per frame where it is given."""
+        """Batch `index` as in the ``environment`` record (common.records.schema); with `prune_range`, also the cells
+        of so many symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
         pruned = (
             {} if prune_range is None else {"pruned_cells": int((frames * np.minimum(tokens + 1, prune_range)).sum())}
@@ -83,10 +83,18 @@ class Batches:
             return np.zeros(0, dtype=np.int64)
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
-    def totals(self) -> Dict[str, int]:
-        """Of all batches together: utterances, frames, and the longest T."""
+    def totals(self) -> Dict[str, Any]:
+        """Of all batches together: utterances, frames, the longest T, how many batches there are, and the mean over
+        batches of log(useful cells / padded cells)."""
         frames = self.utterances[:, 0].astype(np.int64)
-        return {"utterances": len(frames), "frames": int(frames.sum()), "T_max": int(frames.max())}
+        useful, padded = self.all_cells()
+        return {
+            "utterances": len(frames),
+            "frames": int(frames.sum()),
+            "T_max": int(frames.max()),
+            "batches": len(self),
+            "mean_log_useful_share": float(np.log(useful / padded).mean()),
+        }
 
     def warning(self) -> Optional[str]:
         """One line about utterances over the limit, each a batch of its own; None when there are none."""
@@ -130,7 +138,7 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     order = np.lexsort((_descending(tokens), _descending(frames)))
     frames = frames[order]
     total = np.cumsum(frames)
-    # where a batch that starts at i would end, for every i at once; then hop from batch to batch
+    # first the end of a batch that starts at i, for every i at once; then from batch to batch
     ends = np.searchsorted(total, total - frames + max_frames, side="right")
     ends = np.maximum(ends, np.arange(1, len(frames) + 1)).tolist()
     bounds = [0]
@@ -139,12 +147,13 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     return Batches(shapes, order, np.asarray(bounds, dtype=np.int64), order[frames > max_frames].tolist())
 
 
-def select(batches: Batches, mode: str, count: int, seed: int) -> List[int]:
-    """Indices of the batches to measure: `count` of them, or all where there are no more.
+def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
+    """Indices of the batches to measure in a round: `count` of them, or all where there are no more.
 
     mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded, in the order
     drawn), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).
-    The same seed picks the same batches with every numpy version.  Raises UserError for another mode or a count < 1.
+    The last two draw other batches in every round (from 1); random ones repeat only when all were drawn.  The same seed
+    picks the same batches with every numpy version.  Raises UserError for another mode or a count < 1.
     """
     if mode not in MODES:
         raise UserError(f"--batches {mode}: choose one of {', '.join(MODES)}")
@@ -155,24 +164,26 @@ def select(batches: Batches, mode: str, count: int, seed: int) -> List[int]:
     if mode == "first":
         return list(range(count))
     if mode == "random":
-        return np.argsort(uniform(seed, available), kind="stable")[:count].tolist()
+        drawn = np.argsort(uniform64(seed, available), kind="stable")
+        return drawn[np.arange((round_number - 1) * count, round_number * count) % max(available, 1)].tolist()
     padded = batches.all_cells()[1]
     if mode == "longest":
         return np.argsort(-padded, kind="stable")[:count].tolist()
     by_length = np.lexsort((-padded, -batches.longest()))
     edges = np.arange(count + 1) * available // max(count, 1)
-    picks = edges[:-1] + (uniform(seed, count) * np.diff(edges)).astype(np.int64)
+    places = uniform64(seed, round_number * count)[(round_number - 1) * count :]
+    picks = edges[:-1] + (places * np.diff(edges)).astype(np.int64)
     return by_length[picks].tolist()
 
 
-def heaviest(batches: Batches) -> List[int]:
-    """Indices of the batches that must fit if all are to: that with the most padded cells and that with the most useful
-    ones, which packed losses work on; one index where they are the same."""
-    useful, padded = batches.all_cells()
-    return list(dict.fromkeys([int(padded.argmax()), int(useful.argmax())]))
+def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[int]:
+    """Those of `indices` (None: of all) that need the most memory: the batch with the most padded cells, and the one
+    with the most useful cells, which packed losses use; one index where they are the same."""
+    chosen = np.arange(len(batches)) if indices is None else np.asarray(indices)
+    return list(dict.fromkeys(int(chosen[cells[chosen].argmax()]) for cells in batches.all_cells()[::-1]))
 
 
 def _descending(values: np.ndarray) -> np.ndarray:
-    """Keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits by radix."""
+    """Keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits faster."""
     largest = values.max(initial=0)
     return (largest - values).astype(np.min_scalar_type(largest))

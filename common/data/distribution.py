@@ -1,5 +1,5 @@
-"""How T, U and padding are distributed over a whole shape file, and in the measured batches: histograms for the report,
-which reads no shape file and computes nothing from it.  numpy only.
+"""Histograms of T, U and padding over a whole shape file and over the measured batches, for the report, which reads no
+shape file.  numpy only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ STEPS = (1, 2, 5)  # times a power of ten: the widths of bins
 
 
 def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
-    """The ``shape_distribution`` of common.results.records.  measured: indices of the measured batches."""
+    """The ``shape_distribution`` of common.records.schema.  measured: indices of the measured batches."""
     frames, tokens = batches.utterances.T
     in_measured = np.concatenate([batches[index] for index in measured]).T
     useful, padded = batches.all_cells()
@@ -28,8 +28,8 @@ def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
 
 
 def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[str, Any]:
-    """Of all `values` and of the `measured` ones among them, over the same bins: at most MOST_BINS of a round width of
-    at least `finest`; bin i holds from begin + i * width to below begin + (i + 1) * width."""
+    """Of all `values` and of the `measured` ones among them, with the same bins: at most MOST_BINS, of a round width of
+    at least `finest`.  Bin i counts values from begin + i * width to below begin + (i + 1) * width."""
     lowest, highest = float(values.min()), float(values.max())
     width = finest
     for width in (finest * step * 10**power for power in range(12) for step in STEPS):

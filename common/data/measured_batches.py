@@ -1,4 +1,7 @@
-"""The batches of a run: its shape file's utterances in the lengths, the order and the batches of its settings."""
+"""The batches of a run: the utterances of its shape file, with the lengths, order and batch size of its settings.
+
+Each timing round has batches of its own (--batches random or spread), or all rounds have the same (first, longest).
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,24 @@ from typing import List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from common.core.settings import Settings
 from common.data import batching, shapes, variations
 from common.data.batching import Batches
-from common.settings import Settings
 
 
-def load(settings: Settings, pool: Optional[int] = None) -> Tuple[Batches, List[int]]:
-    """(all batches of the shape file's utterances, indices of the measured ones).
+def load(
+    settings: Settings, pool: Optional[int] = None, round_number: Optional[int] = None
+) -> Tuple[Batches, List[int]]:
+    """(all batches of the shape file's utterances, indices of those of this round; without one, of all rounds).
 
-    pool: a batch size, or a number of frames when sorted.  The utterances are then those of the measured batches of
-    that size alone, and all batches of theirs are measured: so implementations whose batches differ in size are timed
-    over the same utterances.  Raises UserError for a shape file or settings that do not do.
+    pool: a batch size, or a number of frames when sorted.  Only the utterances of the measured batches of that size are
+    used then, and all their batches are measured, so that implementations with batches of different sizes are timed
+    over the same utterances.  Raises UserError for a wrong shape file or wrong settings.
     """
     utterances = load_utterances(settings)
     if pool is None:
         batches = in_batches(utterances, settings)
-        return batches, select(batches, settings)
+        return batches, select(batches, settings, round_number)
     pooled = in_batches(utterances, replace(settings, batch_size=pool, max_frames=pool))
     batches = in_batches(np.concatenate([pooled[index] for index in select(pooled, settings)]), settings)
     return batches, list(range(len(batches)))
@@ -49,14 +54,25 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
 
 
 def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> List[str]:
-    """A line for each thing about the batches of a run that its flags do not tell."""
+    """A line for each surprise in the batches of a run."""
     found = [batches.warning()]
-    if len(selected) < settings.num_batches and not settings.find_largest:  # which has sizes of its own
-        found.append(
-            f"--num-batches {settings.num_batches}: there are no more than {len(selected)}, and all are measured"
-        )
+    there, wanted = len(batches), settings.num_batches
+    if not settings.find_largest:  # which has sizes of its own
+        if len(selected) < wanted:
+            found.append(f"--num-batches {wanted}: there are no more than {len(selected)}, and all are measured")
+        elif settings.own_batches and there < wanted * settings.rounds:
+            found.append(
+                f"--num-batches {wanted}: there are {there} batches for {settings.rounds} rounds, so rounds share some"
+            )
     return [line for line in found if line]
 
 
-def select(batches: Batches, settings: Settings) -> List[int]:
-    return batching.select(batches, settings.batches, settings.num_batches, settings.seed)
+def select(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:
+    """Indices of the measured batches of a round; without one, of all rounds, each once."""
+    if not settings.own_batches:
+        round_number = 1
+    rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
+    picked = (
+        batching.select(batches, settings.batches, settings.num_batches, settings.seed, number) for number in rounds
+    )
+    return list(dict.fromkeys(index for indices in picked for index in indices))

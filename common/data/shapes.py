@@ -1,7 +1,7 @@
 """The shape file: one row (T, U) per utterance, an integer tensor (utterances, 2) saved by torch, provenance beside it.
 
-T is the number of encoder output frames (after subsampling), U the number of target tokens.  Loading checks every row,
-so that nothing after it has to.  torch is imported only to read and write.
+T is the number of encoder output frames (after subsampling), U the number of target tokens.  Loading checks every row;
+no other code has to.  torch is imported only to read and write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
-from common.errors import UserError
+from common.core.errors import UserError
 
 MAKE_ONE = "make one with generate_shape_info.py"
 LARGEST = np.iinfo(np.int32).max
@@ -27,10 +27,10 @@ FACTORS = (1, 2, 4, 6, 8)
 def load(path: Path) -> np.ndarray:
     """Rows of the shape file: int32 (utterances, 2), columns T and U.
 
-    Nothing that a file says is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load
-    all the same).  The checksums in the file, and its sha256 in the provenance beside it, must be right where they are
-    there (torch's old format has none).  Raises UserError with one line that names the file, and the row (counted from
-    0) and value at fault.
+    No code in a file is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load with
+    it).  The checksums in the file, and its sha256 in the provenance beside it, must be right if they exist (torch's
+    old format has no checksums).  Raises UserError with one line that names the file, the row (counted from 0) and the
+    wrong value.
     """
     path = Path(path)
     rows = _load_tensor(path).numpy()
@@ -54,15 +54,16 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
     """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.
 
     The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of
-    more files.  Each file is replaced in one step, and none before all could be written.  The same rows and torch
-    version give the same bytes.  Raises UserError where one cannot be written; what was there before stays.
+    more files.  Each file is replaced in one step, and only after all could be written.  The same rows and torch
+    version give the same bytes.  Raises UserError where a file cannot be written; the files that were there before
+    stay.
     """
     import torch
 
     path = Path(path)
     check_output(path)
     rows = np.ascontiguousarray(rows, dtype=np.int32)
-    buffer = io.BytesIO()  # a path would put its own name into the archive
+    buffer = io.BytesIO()  # torch.save puts the name of a path into the archive
     torch.save(torch.from_numpy(rows), buffer)
     described = {
         "shape_file": {
@@ -84,7 +85,7 @@ def provenance_path(path: Path) -> Path:
 
 
 def known_factor(path: Path) -> Optional[int]:
-    """The subsampling of the frames in the shape file `path`, where the provenance beside it says one."""
+    """The subsampling of the frames in the shape file `path`, if the provenance beside it has it."""
     try:
         options = json.loads(provenance_path(path).read_text(encoding="utf-8"))["options"]
         factor = options.get("subsampling_factor")
@@ -94,7 +95,7 @@ def known_factor(path: Path) -> Optional[int]:
 
 
 def check_output(path: Path) -> None:
-    """Raise UserError unless a shape file and its provenance can be written at `path` without harm to another file."""
+    """Raise UserError unless a shape file and its provenance can be written at `path` and replace no other file."""
     path, beside = Path(path), provenance_path(path)
     if path == beside:
         raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
@@ -111,13 +112,13 @@ def check_output(path: Path) -> None:
             ours = False
         if not ours:
             raise UserError(
-                f"--output {path}: its provenance would replace {beside}, which is no provenance of a shape file; "
+                f"--output {path}: its provenance would replace {beside}, which is not the provenance of a shape file; "
                 "choose another name"
             )
 
 
 def write_atomically(*contents: Tuple[Path, bytes]) -> None:
-    """Write each (path, content) to a temporary file beside it, then put all in place: a full disk changes none.
+    """Write each (path, content) to a temporary file beside it, then rename all: on a full disk no file changes.
 
     Raises UserError where one cannot be written.
     """
@@ -161,7 +162,7 @@ def subsampled(frames: Any, factor: int = 4) -> Any:
 
     2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the front end of
     icefall's conformer: 1411 -> 352.  6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 - 2) // 3, as
-    ESPnet's.  1 changes nothing.  Raises UserError for another factor: there is no one front end it would stand for.
+    in ESPnet.  1 changes nothing.  Raises UserError for another factor, for which no common front end exists.
     """
     if factor not in FACTORS:
         raise UserError(f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}")
@@ -193,7 +194,7 @@ def _load_tensor(path: Path) -> Any:
                     raise ValueError("a wrong checksum")
         content.seek(0)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about old formats; what matters of them is checked
+            warnings.simplefilter("ignore")  # of old formats; the content is checked below
             loaded = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
         raise UserError(
@@ -223,6 +224,6 @@ def _check_against_provenance(path: Path, content: bytes) -> None:
     if wanted not in (None, found):
         raise UserError(
             f"{path}: not the file that {beside} describes (sha256 {found[:12]}..., not {str(wanted)[:12]}...): "
-            f"damaged or replaced; restore it or make both anew with generate_shape_info.py; remove {beside.name} if "
-            "it is the older one"
+            f"damaged or replaced; restore it, or make both again with generate_shape_info.py, or remove {beside.name} "
+            "if that is the older file"
         )

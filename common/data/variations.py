@@ -1,7 +1,8 @@
-"""Other lengths from the same utterances: a stronger front end, another vocabulary, long form, or just one T and one U.
+"""Other lengths from the same utterances: a stronger front end, another vocabulary, long form, or one T and one U for
+all.
 
-Each is a rule on the rows of the shape file, applied once, before batches are made.  Leaves out what no rule on (T, U)
-can know: generate_shape_info.py counts the tokens of a real vocabulary and the frames of a real front end.
+Each is a rule on the rows of the shape file, applied once, before batches are made.  The results are estimates:
+generate_shape_info.py counts the tokens of a real vocabulary and the frames of a real front end.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import Optional
 
 import numpy as np
 
+from common.core.errors import UserError
 from common.data.shapes import LARGEST, subsampled
-from common.errors import UserError
 
-#: Of shape_info.pt, and of any shape file that does not say otherwise.
+#: Of shape_info.pt, and of every shape file whose provenance does not say another.
 SUBSAMPLING = 4
 
 
@@ -28,13 +29,13 @@ def vary(
 ) -> np.ndarray:
     """Rows (utterances, 2), columns T and U at x4, as int32 rows of other lengths; the arguments apply in this order:
 
-    concatenate: every `concatenate` rows that follow each other become one, their T and U added up; what is left over
-    at the end becomes a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames, and those go
-    through the front end of shapes.subsampled (as icefall's at x4 and x8: 8 is exactly a third convolution, (T - 1) //
-    2; 6 is ESPnet's, (2 T - 1) // 3); never below 1.  token_scale: U is multiplied and rounded (half to even); text
-    stays text, so U >= 1 gives at least 1.  frames, tokens: this T, this U, for every row.
+    concatenate: each group of so many rows in a row becomes one row, the sum of their T and of their U; the rows that
+    are left at the end become a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go
+    through the front end of shapes.subsampled (8 is exactly a third convolution of icefall's, (T - 1) // 2; 6 is
+    ESPnet's, (2 T - 1) // 3); at least 1.  token_scale: U is multiplied and rounded (half to even); U >= 1 gives at
+    least 1.  frames, tokens: this T, this U, for every row.
 
-    With the defaults, the rows as they are.  Raises UserError for an utterance longer than a shape file could hold.
+    The defaults change nothing.  Raises UserError for an utterance longer than a shape file can hold.
     """
     rows = np.asarray(shapes, dtype=np.int64)
     if concatenate > 1:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Dict, Optional
+from typing import Any, Optional
 
 
 class Progress:
-    """Counts jobs, out of `total` where that is known.  tqdm draws the bar where it is installed and stderr is a
-    terminal."""
+    """Counts jobs.  tqdm draws the bar where it is installed and stderr is a terminal."""
 
-    def __init__(self, total: Optional[int], quiet: bool):
-        self.total, self.quiet, self.finished = total, quiet, 0
+    def __init__(self, quiet: bool):
+        self.quiet, self.finished, self.total = quiet, 0, 0
         self.since = time.monotonic()
         self.bar: Optional[Any] = None
         if not quiet and sys.stderr.isatty():
             try:
                 from tqdm import tqdm
 
-                self.bar = tqdm(total=total, unit="job", dynamic_ncols=True, file=sys.stderr)
+                self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr)
             except ImportError:
                 pass
 
@@ -30,12 +29,19 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
+    def expect(self, jobs: int) -> None:
+        """How many there will be; not called where that is not known."""
+        self.total = jobs
+        if self.bar is not None:
+            self.bar.reset(total=jobs)
+
     def start(self, what: str) -> None:
         self.since = time.monotonic()
         if self.bar is not None:
             self.bar.set_description_str(what)
 
     def note(self, text: str) -> None:
+        """How far the job is."""
         if self.bar is not None:
             self.bar.set_postfix_str(text)
 
@@ -45,13 +51,14 @@ class Progress:
         if self.bar is not None:
             self.bar.update()
 
-    def done(self, what: str, status: Dict[str, Any]) -> None:
+    def done(self, what: str, status: str, reason: Optional[str]) -> None:
         self.finished += 1
-        reason = f": {status['reason']}" if status["reason"] else ""
-        of = "" if self.total is None else f"/{self.total}"
-        line = f"[{self.finished}{of}] {what}: {status['status']}{reason} ({time.monotonic() - self.since:.1f} s)"
+        why = f": {reason}" if reason else ""
+        of_total = f"/{self.total}" if self.total else ""
+        seconds = time.monotonic() - self.since
+        line = f"[{self.finished}{of_total}] {what}: {status}{why} ({seconds:.1f} s)"
         if self.bar is not None:
-            if status["status"] != "ok":
+            if status != "ok":
                 self.bar.write(line, file=sys.stderr)
             self.bar.update()
         elif not self.quiet:

@@ -20,75 +20,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
-from common import cli, scripts
-from common.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
-from common.flags import add_flags
-from common.implementations import find
-from common.results import records
-from common.settings import with_correctness
+from common.core import scripts
+from common.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
+from common.core.implementations import find
+from common.core.paths import ROOT
+from common.records import schema, store
 from common.setup import environments
-from common.setup.locks import locked
+from common.system.locks import locked
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / ".build"
 WORKTREE = "WORKTREE"
-DEFAULT_ROUNDS = 10
-_PASSES = ("timing", "memory")
 _SHARED = (".venv", ".build")
+#: Where revisions that know --limits measure them.
+_LIMITS = ("common/passes/limits.py", "common/measure/peaks.py")
 
 
 @dataclass(frozen=True)
 class Flags:
-    """What the user gave for the benchmarks, and what is planned from it."""
+    """The flags of the benchmarks.  given: all of them; others: without those that choose implementations; names: the
+    implementations that are chosen; the rest as in Settings."""
 
     given: Tuple[str, ...]
+    others: Tuple[str, ...]
+    names: Tuple[str, ...]
     rounds: int
     passes: Tuple[str, ...]
-    names: Tuple[str, ...]
     in_place: bool
 
 
-def measure(baseline: str, new: str, flags: Sequence[str], log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
+def measure(baseline: str, new: str, flags: Flags, log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
     """Measure both revisions and return the two log folders.
 
-    Raises UserError for a revision that is none or cannot be measured here, and for flags that do not fit.
+    Raises UserError for a revision that does not exist or cannot be measured here.
     """
-    chosen = _parsed(flags)
     names = baseline, new
     revisions = [_commit(name) for name in names]
     with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):
         with _work_trees(revisions) as trees, tempfile.TemporaryDirectory(prefix="compare-") as scratch:
             for tree, name in zip(trees, names):
-                _check(tree, name, chosen)
+                _check(tree, name, flags)
             kept = _results_folders(log_dir, names)
             try:
-                _run_all(trees, names, chosen, kept, Path(scratch))
+                _run_all(trees, names, flags, kept, Path(scratch))
             finally:  # what was measured before Ctrl-C is kept
-                _finish(kept, chosen)
+                _finish(kept, flags)
     _say(f"results are in {kept[0]} and {kept[1]}")
     return kept
 
 
-def _parsed(flags: Sequence[str]) -> Flags:
-    """Check the flags here, before anything is checked out."""
-    parser = cli.Parser(prog="compare.py --rev A --rev B --")
-    cli.add_choice(parser)
-    add_flags(parser)
-    parsed = parser.parse_args(list(flags))
-    for flag in ("--resume", "--log-dir"):
-        if any(word == flag or word.startswith(f"{flag}=") for word in flags):
-            raise UserError(f"{flag}: not for --rev, which makes folders of its own (compare.py --log-dir names them)")
-    if parsed.find_largest:
-        raise UserError("--find-largest: not for --rev, which compares the times of the same batches")
-    if parsed.sweep:
-        raise UserError("--sweep: not for --rev, which compares one configuration; name it with the flags themselves")
-    names = tuple(cli.chosen(parser, parsed))
-    passes = tuple(name for name in with_correctness(parsed.passes or _PASSES) if name != "trace")
-    return Flags(tuple(flags), parsed.rounds or DEFAULT_ROUNDS, passes, names, parsed.in_place)
-
-
 def _git(*arguments: str, check: bool = True) -> str:
-    """git's answer; UserError with its last line when it fails.  No hooks: a checkout here is nobody's checkout."""
+    """git's answer; UserError with its last line when it fails.  Without hooks: this checkout is for measuring only."""
     command = ["git", "-C", str(ROOT), "-c", "core.hooksPath=/dev/null", *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True)
@@ -164,8 +145,8 @@ def _copy_files(folder: Path) -> None:
 
 
 def _own_scripts(tree: Path, names: Sequence[str]) -> Dict[str, Path]:
-    """The files of those of `names` that are none of the table (see common.scripts), by name: the work tree's own copy
-    of one that lies in this checkout."""
+    """By name, the files of those of `names` that are not in the table of implementations (see common.core.scripts); of
+    one that lies in this checkout, the work tree's own copy."""
     own = {name: Path(find(name).script).resolve() for name in names if find(name).script.endswith(scripts.ENDING)}
     return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in own.items()}
 
@@ -175,11 +156,8 @@ def _flags_of(tree: Path, flags: Flags) -> List[str]:
     own = _own_scripts(tree, flags.names)
     if not own:
         return list(flags.given)
-    choice = cli.Parser(add_help=False)
-    cli.add_choice(choice)
-    _, others = choice.parse_known_args(flags.given)
     words = [f"{own[name]}:{find(name).variant}".rstrip(":") if name in own else name for name in flags.names]
-    return [*others, "--only", ",".join(words)]
+    return [*flags.others, "--only", ",".join(words)]
 
 
 def _check(tree: Path, name: str, flags: Flags) -> None:
@@ -191,7 +169,7 @@ def _check(tree: Path, name: str, flags: Flags) -> None:
     if flags.in_place:
         return
     for key in sorted({find(name).environment for name in flags.names}):
-        lock = Path("requirements") / environments.ENVIRONMENTS[key].requirements
+        lock = environments.ENVIRONMENTS[key].requirements
         if not (tree / lock).is_file() or (tree / lock).read_bytes() != (ROOT / lock).read_bytes():
             raise UserError(
                 f"--rev {name}: locks other packages ({lock}) than this checkout's environments have; run `make bench` "
@@ -210,13 +188,13 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Se
                 _change(kept[side], flags.passes, number)
                 plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
             own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
-            if (trees[side] / "common" / "passes" / "limits.py").is_file():  # the device's, not the revision's
+            if any((trees[side] / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
                 own += ["--limits", "false"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
             code, said = _benchmark(command, _environment(scratch))
             if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
                 raise KeyboardInterrupt
-            if code == EXIT_USAGE or not list(kept[side].glob(f"*/{records.FILE_NAME}")):
+            if code == EXIT_USAGE or not list(kept[side].glob(f"*/{schema.FILE_NAME}")):
                 last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
                 raise UserError(f"--rev {names[side]}: {last}")
 
@@ -249,10 +227,9 @@ def _environment(scratch: Path) -> Dict[str, str]:
 
 def _change(log: Path, passes: Sequence[str], rounds: int, **more: str) -> None:
     """Say in the runs in `log` that they have these passes and so many timing rounds: what is missing is resumed."""
-    for path in log.glob(f"*/{records.FILE_NAME}"):
-        header, *lines = records.read(path)
-        settings = {**header["settings"], "passes": list(passes), "rounds": rounds}
-        records.write(path.parent, [{**header, **more, "settings": settings}, *lines])
+    for path in log.glob(f"*/{schema.FILE_NAME}"):
+        settings = {**store.first(path)["settings"], "passes": list(passes), "rounds": rounds}
+        store.change_first(path, {**more, "settings": settings})
 
 
 def _finish(kept: Sequence[Path], flags: Flags) -> None:

@@ -1,1 +1,1 @@
-"""What is measured: adapters, the joiner and its random inputs, and the float64 reference they are judged by."""
+"""What is measured: a loss, its inputs, its joiner, and the float64 oracle that judges it."""

@@ -1,37 +1,37 @@
-"""What an implementation must say of itself, and the step that all which take logits share.
+"""What an implementation says of itself: one class in one benchmark_<x>.py.
 
-An adapter is one class in one benchmark_<x>.py.  It names itself, loads the real package, turns a batch into what the
-package wants (untimed) and names the function that is timed and its options.  Losses that take more than logits (the
-pruned ones) override `logits` and `step`.  No torch at import, so that ``--help`` is fast.
+It names itself, loads the real package, turns a batch into what the package wants (untimed), and names the function
+that is timed and its options.  Everything that follows from what the loss takes is in common.losses.layouts.  No torch
+at import, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import inspect
+import math
 import os
 import sys
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
-from common.errors import NotRunnable
-from common.implementations import BY_NAME
-from common.losses.options import described
-from common.losses.stages import stage
+from common.core.errors import NotRunnable
+from common.core.implementations import BY_NAME
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     import torch
 
+    from common.core.settings import Settings
     from common.losses.inputs import Batch
-    from common.losses.joiner import Joiner
-    from common.settings import Settings
 
 
 def import_package(package: str, hint: str) -> ModuleType:
-    """The third-party module, or NotRunnable("missing") with the hint how to get it; never a traceback."""
+    """The third-party module.  Raises NotRunnable("missing") with the hint how to get it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -46,49 +46,66 @@ def import_package(package: str, hint: str) -> ModuleType:
 class Adapter:
     """One implementation under the run's settings.
 
-    name: its line in common.implementations, which also says its package and its kind (of a script that has none see
-    common.scripts); hint: how a user installs it; layout: what `loss` takes: "padded" (logits (N, T, U+1, V)), "packed"
-    (logits of every utterance's own cells, (sum T_i (U_i+1), V)), "pruned" or "additive" (see the classes of these
-    names); devices, dtypes: what it takes; reductions: of "sum", "mean" and "none", those it has; fewest_targets: 1
-    where it refuses U = 0; log_probs: it takes log-probabilities, so that a log_softmax is part of `loss`;
-    overwrites_logits: it writes over them, and its documentation says so; is_module: `function` is a class whose
-    constructor takes the options; positional: `function` takes no keywords; repairs: `loss` is more than the call of
-    `function`, see `unrepaired`; topology: the lattice, see common.losses.reference; simulator: environment variables
-    under which a package for CUDA alone runs its kernels on the CPU, thread by thread, so that its correctness can be
-    judged there; python_loops: devices where Python loops over its cells, which are too many operations for a profiler
-    to keep; variants: what each variant in common.implementations sets of all this.
+    Which package it is:
+      name: its line in common.core.implementations, which also has its package and its kind (for a script without a
+      line there see common.core.scripts); hint: how a user installs it; imports: the module that holds `function`,
+      where that is not the package itself; variants: what each variant of that line changes of these attributes.
+
+    What the loss computes:
+      layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice, see
+      common.losses.oracle; log_probs: it takes log-probabilities, so a log_softmax of torch's is part of `loss`.
+
+    What it can do:
+      devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
+      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so.
+
+    How `function` is called:
+      is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; named: it takes
+      its tensors by the names that the layout has for them; repairs: `loss` corrects what the package returns (see
+      `unrepaired`).
+
+    Where it is slow:
+      simulator: environment variables under which a package for CUDA alone runs its kernels on the CPU, thread by
+      thread, to judge its correctness there; python_loops: devices where Python loops over its cells, which are too
+      many operations for the profiler.
     """
 
     name: str
     hint: str
+    imports = ""
+    variants: Mapping[str, Mapping[str, Any]] = {}
     layout = "padded"
+    topology = "regular"
+    log_probs = False
     devices: Tuple[str, ...] = ("cpu", "cuda")
     dtypes: Tuple[str, ...] = ("float32",)
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_targets = 0
-    log_probs = False
     overwrites_logits = False
     is_module = False
     positional = False
+    named = False
     repairs = False
-    topology = "regular"
     simulator: Mapping[str, str] = {}
     python_loops: Tuple[str, ...] = ()
-    variants: Mapping[str, Mapping[str, Any]] = {}
-    # What the benchmarks use; conformance.py tries others.
+    # For the benchmarks; conformance.py tries others.
     blank = 0
     reduction = "sum"
 
     def __init__(self, settings: Settings, variant: str = ""):
         implementation = BY_NAME[self.name].of_variant(variant) if variant else BY_NAME[self.name]
         self.settings = settings
+        self.prune_range = settings.prune_range
         self.package = implementation.package
+        self.built = implementation.built
         self.kind = implementation.kind
         for attribute, value in self.variants[variant].items() if variant else ():
             setattr(self, attribute, value)
 
+    # -- the package -------------------------------------------------------------------------------------------------
+
     def load(self, device: str) -> None:
-        """Import the package; raise NotRunnable when it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
+        """Import the package.  Raises NotRunnable where it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
         if device not in self.devices and not (device == "cpu" and self.simulated):
             reason = f"{self.name} has no {device} version; it runs on {' and '.join(self.devices)}"
             if self.simulator:
@@ -102,11 +119,16 @@ class Adapter:
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
-        return import_package(self.package, self.hint)
+        """The module that holds `function`; one that the suite builds from source is built now if need be."""
+        if not self.built:
+            return import_package(self.imports or self.package, self.hint)
+        from common.setup import extensions
+
+        return extensions.load(self.package, device)
 
     @property
     def simulated(self) -> bool:
-        """Whether this process runs its kernels in a simulator: right or wrong shows there, a time says nothing."""
+        """Whether this process runs its kernels in a simulator, where times mean nothing."""
         return bool(self.simulator) and self.simulator.items() <= os.environ.items()
 
     @property
@@ -114,88 +136,97 @@ class Adapter:
         return " ".join(f"{name}={value}" for name, value in self.simulator.items())
 
     def version(self) -> str:
-        """Of the package that was loaded: what it says itself, or else its distribution."""
+        """Of the loaded package: its __version__, or else that of its distribution."""
         top = self.module.__name__.partition(".")[0]
         try:
             return str(getattr(sys.modules[top], "__version__", "") or metadata.version(top))
         except metadata.PackageNotFoundError:
             return "unknown"
 
-    def weights(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-        """Layers of its own beside the joiner's, trained by its step."""
-        return {}
+    # -- the loss ----------------------------------------------------------------------------------------------------
+
+    def outputs(self, vocab_size: int) -> int:
+        """Outputs of the joiner: the V symbols, and what else the loss predicts after them."""
+        return vocab_size
 
     def prepare(self, batch: Batch) -> SimpleNamespace:
-        """What the package wants beside logits (targets, lengths, in its dtypes), by parameter name.  Untimed."""
+        """What the package wants beside the scores (targets, lengths, in its dtypes), by parameter name; the targets
+        first.  Untimed."""
         raise NotImplementedError
 
-    def function(self) -> Callable[..., torch.Tensor]:
-        """The package's function of logits, what `prepare` returns and `options`."""
+    def function(self) -> Callable[..., Any]:
+        """The package's function of the scores, what `prepare` returns and `options`."""
         raise NotImplementedError
 
     def options(self) -> Dict[str, Any]:
-        """Everything else that is passed to `function`, its own defaults spelled out where they matter."""
+        """Every other argument of `function`, its own defaults spelled out where they matter."""
         raise NotImplementedError
 
     def described_options(self) -> Dict[str, Dict[str, Any]]:
-        """{name: {"ours", "default"}} of everything that `function` was told or leaves at its authors' default."""
+        """{name: {"ours", "default"}} of every option of `function`, passed or left at its default."""
         return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
-        """The reduced loss.  Timed.  `logits` may be overwritten: every sample gets its own."""
-        if self.log_probs:
-            logits = logits.log_softmax(-1)
+        """The reduced loss of logits in the adapter's layout.  Timed.  May overwrite `logits`: each step has its
+        own."""
+        return self.loss_of({"logits": logits.log_softmax(-1) if self.log_probs else logits}, prepared)
+
+    def loss_of(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
+        """Likewise, of the `tensors` of the layout (common.losses.layouts), by name and in their order."""
+        losses = self.call(tensors, prepared)
+        return losses if "sum" in self.reductions else self.reduced(losses)
+
+    def call(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
+        """What the package returns."""
+        function, options, others = self.function(), self.options(), vars(prepared)
         if self.is_module:
-            return self.function()(**self.options())(logits, **vars(prepared))
+            return function(**options)(*tensors.values(), **others)
         if self.positional:
-            return self.function()(logits, *vars(prepared).values(), *self.options().values())
-        return self.function()(logits, **vars(prepared), **self.options())
+            return function(*tensors.values(), *others.values(), *options.values())
+        if self.named:
+            return function(**tensors, **others, **options)
+        return function(*tensors.values(), **others, **options)
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:
-        """`losses` (N,) of a package without reductions (its only one is "none"), summed for the benchmarks."""
+        """Losses (N,) of a package that has no sum: summed, unless the losses themselves are asked for."""
         return losses if self.reduction == "none" else losses.sum()
 
     def unrepaired(self) -> Adapter:
-        """A copy whose `loss` is what the package returns for each of its `reductions`, without what the adapter makes
-        good (`repairs`) so that the benchmarks measure the transducer loss."""
+        """A copy whose `loss` returns what the package does for each of its `reductions`, without the corrections
+        (`repairs`) that make it the transducer loss."""
         result = copy.copy(self)
         result.repairs = False
         return result
 
-    def logits(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
-        """The logits that scope `loss` is given.  Untimed there; part of the step."""
-        return model.logits(batch, self.layout)
-
-    def step(self, model: Joiner, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
-        """From encoder and decoder outputs to the summed loss that is differentiated.  Timed."""
-        with stage("joiner"):
-            logits = self.logits(model, batch, prepared)
-        with stage("loss"):
-            return self.loss(logits, prepared)
-
-    # -- correctness -----------------------------------------------------------------------------------------------
-
     def widened(self, U: int) -> Adapter:
-        """The adapter under which its result must equal the exact loss, for at most `U` targets: itself if it does not
-        prune."""
-        return self
+        """A copy that prunes no symbol of at most `U` targets, whose result must equal the exact loss."""
+        result = copy.copy(self)
+        result.prune_range = U + 1
+        return result
 
-    def take(self, logits: torch.Tensor, batch: Batch, prepared: SimpleNamespace) -> torch.Tensor:
-        """Padded logits (N, T, U+1, V) as `loss` takes them."""
-        from common.losses import layouts
 
-        return layouts.pack(logits, batch.shapes) if self.layout == "packed" else logits
+Options = Dict[str, Dict[str, Any]]
 
-    def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(N,) losses that `given`, what `loss` takes as float64 on the CPU, must lead to; differentiable."""
-        from common.losses import layouts, reference
 
-        cells = layouts.unpack(given, batch.shapes) if self.layout == "packed" else given
-        return reference.losses(cells, batch.targets, batch.shapes, self.blank, self.topology)
+def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Options:
+    """{name: {"ours", "default"}} of what we pass, and of every other parameter that has a default.
 
-    def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
-        """What `step` must return, in float64 on the CPU, for a float64 `model` and `batch`; differentiable."""
-        from common.losses import reference
+    "-": no default, or a signature that does not say (functions in C).  Parameters that default to None are left out
+    where we do not pass them: they are tensors, or mean nothing.
+    """
+    parameters: Mapping[str, inspect.Parameter] = {}
+    with contextlib.suppress(TypeError, ValueError):
+        parameters = inspect.signature(function).parameters
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
+    found = {name: {"ours": _plain(value), "default": _plain(defaults.get(name, "-"))} for name, value in ours.items()}
+    for name, value in defaults.items():
+        if name not in ours and value is not None:
+            found[name] = {"ours": _plain(value), "default": _plain(value)}
+    return {prefix + name: values for name, values in found.items()}
 
-        logits = model.logits(batch, "padded")
-        return reference.losses(logits, batch.targets, batch.shapes, self.blank, self.topology).sum()
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

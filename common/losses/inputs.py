@@ -1,9 +1,9 @@
 """Inputs of one batch, and the joiner's weights: the same bits for the same seed under every torch and numpy.
 
-The numbers come from the raw output of numpy's PCG64, whose stream is guaranteed never to change (NEP 19); turning it
-into floats is exact arithmetic done here.  torch's own generators make no such promise between versions.  Random inputs
-are uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; what
-peaky ones are, common.losses.peaky tells.
+The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
+by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
+uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for peaky
+ones see common.losses.peaky.
 """
 
 from __future__ import annotations
@@ -15,25 +15,12 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
+from common.core.errors import UserError
+from common.data.streams import ALIGNMENT, DECODER, ENCODER, POOL, TARGETS, WEIGHTS, symbols, uniform
 from common.losses import peaky
 
 if TYPE_CHECKING:
-    from common.settings import Settings
-
-#: First word of each stream's key, so that no two draw the same numbers.
-ENCODER, DECODER, TARGETS, WEIGHTS, POOL, ALIGNMENT, CODES = range(7)
-
-
-def uniform(count: int, *key: int) -> np.ndarray:
-    """(count,) float32 in [0, 1), multiples of 2^-24, from the stream that `key` names."""
-    words = np.random.PCG64(np.random.SeedSequence(key)).random_raw((count + 1) // 2)
-    return (words.astype("<u8").view("<u4")[:count] >> 8).astype(np.float32) * np.float32(2**-24)
-
-
-def symbols(shape: Tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
-    """`shape` int32 in [1, vocab_size): never the blank, 0."""
-    words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(shape[0] * shape[1])
-    return (1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)).astype(np.int32).reshape(shape)
+    from common.core.settings import Settings
 
 
 @dataclass
@@ -41,8 +28,8 @@ class Batch:
     """One batch on its device.
 
     encoder_out (N, T, D) and decoder_out (N, U+1, D): leaves of the run's dtype that require gradients; targets (N, U)
-    int32 in [1, V); T_lengths, U_lengths (N,) int32 on the device, and the same as lists in `shapes`, so that no
-    implementation needs a device synchronisation to learn them.
+    int32 in [1, V); T_lengths, U_lengths (N,) int32 on the device; shapes: the same (T, U) on the host, which are read
+    without a device synchronisation.
     """
 
     encoder_out: torch.Tensor
@@ -91,7 +78,7 @@ def make_batch(
 ) -> Batch:
     """A batch of fresh inputs for utterances of the given (T, U); `key` (seed, batch, ...) names its stream.
 
-    codes: of common.losses.peaky, for inputs that follow an alignment; None: random ones.
+    codes: of common.losses.peaky, for inputs that follow an alignment; None: random inputs.
     """
     N, T, U = padded_sizes(shapes)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
@@ -111,9 +98,9 @@ def _name(shapes: Sequence[Sequence[int]]) -> str:
 class Pool:
     """Inputs of many batches as views of one random buffer per kind, big enough for the largest.
 
-    For loops whose time or memory must hold nothing of making inputs: a batch costs no kernel and no memory.  Its
-    views are fresh leaves each time, with no gradient of an earlier batch.  With `codes` (see `make_batch`) inputs
-    belong to targets, so each of the `batches` has buffers and targets of its own, made here.
+    For steps whose time and memory must not include making inputs: a batch from the pool needs no kernel and no memory.
+    Its views are fresh leaves each time, without the gradient of an earlier batch.  With `codes` (see `make_batch`)
+    inputs belong to targets, so each of the `batches` gets its own buffers and targets here.
     """
 
     def __init__(
@@ -171,23 +158,25 @@ def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: to
     return layer
 
 
-def output_layer(settings: Settings, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
-    """The joiner's Linear(D, V) of a run.  Raises UserError as common.losses.peaky.codes does."""
+def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
+    """The joiner's Linear(D, outputs) of a run; its first V outputs are the symbols.  Raises UserError as
+    common.losses.peaky.codes does, and where peaky logits are wanted of more than symbols."""
     codes = peaky.codes_of(settings)
-    if codes is not None:
-        return _layer(*peaky.joiner_layer(codes, settings.margin), device, dtype)
-    D, V = settings.encoder_dim, settings.vocab_size
-    return linear(D, V, device=device, dtype=dtype, key=(settings.seed, 0))
+    if codes is None:
+        return linear(settings.encoder_dim, outputs, device=device, dtype=dtype, key=(settings.seed, 0))
+    if outputs != settings.vocab_size:
+        raise UserError(f"--logits peaky: has {settings.vocab_size} symbols (V), but the joiner has {outputs} outputs")
+    return _layer(*peaky.joiner_layer(codes, settings.margin), device, dtype)
 
 
 def simple_projections(
     settings: Settings, device: torch.device, dtype: torch.dtype
 ) -> Tuple[torch.nn.Linear, torch.nn.Linear]:
-    """Linear(D, V) of encoder and of decoder outputs, for losses of a joint that adds the two."""
+    """Linear(D, V) of encoder outputs and of decoder outputs, whose results an additive joiner adds."""
     codes = peaky.codes_of(settings)
     if codes is not None:
-        am, lm = peaky.simple_layers(codes, settings.margin)
-        return _layer(*am, device, dtype), _layer(*lm, device, dtype)
+        of_encoder, of_decoder = peaky.simple_layers(codes, settings.margin)
+        return _layer(*of_encoder, device, dtype), _layer(*of_decoder, device, dtype)
     D, V = settings.encoder_dim, settings.vocab_size
     am, lm = (linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2))
     return am, lm

@@ -1,14 +1,13 @@
-"""The transducer loss in float64, plain enough to check by eye: what every implementation is judged against.
+"""The transducer loss in float64, simple enough to check by eye: every implementation is judged by it.
 
 Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward variables alpha(t, u),
-backward variables beta(t, u) over the lattice of T frames and U targets, and the gradient from their product.  Loops
-over cells, no vectorising, float64 throughout: slow, for small batches only.  It shares no code with any
-implementation it judges.
+backward variables beta(t, u) over the lattice of T frames and U targets, and the gradient from their product.  It loops
+over cells, in float64 throughout: slow, for small batches only.  It shares no code with the implementations it judges.
 
-Topologies other than Graves's "regular" one, where a target stays on its frame: in "modified" (k2, fast_rnnt) it leads
-to the next frame, as blank does, so that a frame has one symbol at most; in "constrained" (likewise) it does so by
-taking the blank that follows it on the same frame with it; in "modified-last-blank" (optimized_transducer's
-one_sym_per_frame) the path must end with a blank.
+In Graves's topology, "regular", a target stays on its frame.  The others: "modified" (k2, fast_rnnt): a target leads to
+the next frame, as blank does, so a frame has at most one symbol; "constrained" (likewise): a target leads to the next
+frame together with the blank that follows it on its own frame; "modified-last-blank" (optimized_transducer's
+one_sym_per_frame): as "modified", and the path must end with a blank.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ Scores = List[List[float]]
 
 
 def label_scores(blank: Scores, label: Scores, T: int, U: int, topology: str) -> Scores:
-    """Log-probability of moving from (t, u) to the next target, the forced blank of "constrained" included; LOG_ZERO
+    """Log-probability of the move from (t, u) to the next target, with the blank that "constrained" adds; LOG_ZERO
     where the topology has no such move."""
     scores = [[label[t][u] for u in range(U)] for t in range(T)]
     if topology == "constrained":
@@ -49,8 +48,8 @@ def lattice(blank: Scores, label: Scores, T: int, U: int, topology: str = "regul
 
     blank[t][u], u <= U: log-probability of blank at (t, u), which leads to (t + 1, u); label[t][u], u < U: of target u
     + 1, which leads to (t, u + 1), or to (t + 1, u + 1) where the topology is not "regular".  The path starts at (0, 0)
-    and ends at (T, U).  Returns (log Pr(y | x), d/d blank, d/d label); a derivative is the posterior probability that
-    the path takes that arc.  Where no path exists the log-likelihood is -inf and the derivatives are zero.
+    and ends at (T, U).  Returns (log Pr(y | x), d/d blank, d/d label); a derivative is the posterior probability of
+    the arc.  Where no path exists the log-likelihood is -inf and the derivatives are zero.
     """
     ahead = 0 if topology == "regular" else 1
     move = label_scores(blank, label, T, U, topology)
@@ -130,7 +129,7 @@ def arc_losses(
     blank: int = 0,
     topology: str = "regular",
 ) -> torch.Tensor:
-    """(N,) float64 losses from log-probabilities (N, T, U+1, V) that need not be normalised; differentiable.
+    """(N,) float64 losses from log-probabilities (N, T, U+1, V), normalised or not; differentiable.
 
     targets (N, U) integers; shapes: (T, U) of each utterance.  Cells outside an utterance's T x (U+1) get zero
     gradient.
@@ -154,3 +153,17 @@ def losses(
     utterance, T >= 1, U >= 0; topology: one of TOPOLOGIES.
     """
     return arc_losses(logits.cpu().double().log_softmax(-1), targets.cpu(), shapes, blank, topology)
+
+
+#: Largest relative error that passes.  float16 and bfloat16 carry 3 and 2 digits through joiner and loss.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-9, "float16": 2e-2, "bfloat16": 1e-1}
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest absolute difference over the largest expected magnitude; infinite where a value is not finite."""
+    actual = actual.detach().cpu().double()
+    expected = expected.detach().cpu().double()
+    difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
+    if difference != difference:
+        return float("inf")
+    return difference / max(expected.abs().max().item() if expected.numel() else 0.0, 1e-30)

@@ -1,19 +1,21 @@
-"""Inputs and weights under which the joiner's posteriors are sharp along an alignment, as a trained model's are.
+"""Inputs and weights that make the joiner's posteriors sharp along one alignment, as those of a trained model are.
 
-Under uniform inputs posteriors are diffuse, and every path counts.  A trained model knows where each token ends: one
-path counts, and denormals, pruning and sparse kernels see another loss.  Here every symbol k has a code c(k) of D
-signs; the decoder output before target y is a c(y), the encoder output at a frame is a times the sum of the codes of
-the targets that the alignment emits there, and both carry a little noise.  The joiner's weights of symbol k are s c(k)
-/ D, and none for the blank, which has a bias only: a label's logit is s tanh(2 a) where both outputs say it, s tanh(a)
-where one does, about 0 where none does, and the blank's is s (tanh(2 a) + tanh(a)) / 2, in between.  So where the
-alignment emits a target, its logit is above the blank's by `margin` nats, and where it does not, the blank's is above
-the next target's by as much; other symbols come far behind.
+With uniform inputs all paths have similar probabilities.  A trained model knows where each token ends: almost all of
+the probability is on one path, which matters for denormals, pruning and sparse kernels.
 
-A target that follows its like is emitted with it, earlier than aligned: still one path.  Where U is above T frames emit
-several targets, and above two or three each the margin fades, since tanh clips their sum.
+Every symbol k has a code c(k) of D signs.  The decoder output before target y is a c(y).  The encoder output at a frame
+is a times the sum of the codes of the targets that the alignment emits there.  Both have a little noise.  The joiner's
+weights of symbol k are s c(k) / D; the blank has no weights but a bias.  So the logit of a label is s tanh(2 a) where
+both outputs contain its code, s tanh(a) where one does, and about 0 where none does; the blank's is in between,
+s (tanh(2 a) + tanh(a)) / 2.  Where the alignment emits a target, its logit is above the blank's by `margin` nats; where
+it does not, the blank's logit is above the next target's by as much.  Other symbols are far below.
+
+A target that is equal to the one before is emitted together with it, earlier than in the alignment: still one path.
+Where U is larger than T frames emit several targets; with more than two or three per frame the margin gets smaller,
+since tanh clips their sum.
 
 Exact arithmetic on guaranteed streams, as in common.losses.inputs: the same bits under every torch and numpy.  Leaves
-out what training would add: wrong and uncertain frames, and targets that are likelier than others.
+out other effects of training: wrong and uncertain frames, and targets with different probabilities.
 """
 
 from __future__ import annotations
@@ -24,18 +26,19 @@ from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data.streams import CODES, uniform
 
 if TYPE_CHECKING:
-    from common.settings import Settings
+    from common.core.settings import Settings
 
-#: a: small, so that tanh adds rather than clips, and a frame may emit several targets; a power of two is exact.
+#: a: small, so that tanh hardly clips and a frame may emit several targets; a power of two, so that it is exact.
 AMPLITUDE = 0.25
-#: tanh(2 a) and tanh(a); literals, since libm's last digit differs from machine to machine.
+#: tanh(2 a) and tanh(a), as literals: the last digit of libm's differs between machines.
 BOTH, ONE = 0.46211715726000975, 0.24491866240370913
-#: Largest correlation of two codes: at a half, a target beside another's code would reach the blank's logit.
+#: Largest correlation of two codes: at one half, a target could reach the blank's logit by another target's code.
 CORRELATION = 1 / 3
-#: Codes drawn at once; when none of so many differs enough from those there are, D is too small for V.
+#: Codes drawn at once.  If none of them differs enough from the codes found so far, D is too small for V.
 CANDIDATES = 1000
 
 
@@ -53,12 +56,10 @@ def codes(vocab_size: int, encoder_dim: int, seed: int) -> np.ndarray:
 
     Raises UserError where D has too few signs for so many symbols.
     """
-    from common.losses.inputs import CODES, uniform
-
     V, D = vocab_size, encoder_dim
     found = np.zeros((V, D), dtype=np.float32)
     count, at_once = 1, max(V - 1, CANDIDATES)
-    surely = V * V * math.exp(-D * CORRELATION**2 / 2) < 0.01  # Hoeffding: hardly any two can correlate so much
+    surely = V * V * math.exp(-D * CORRELATION**2 / 2) < 0.01  # Hoeffding: hardly any two correlate more
     for number in range(V):
         drawn = np.where(uniform(at_once * D, CODES, seed, number) < 0.5, -1, 1).astype(np.float32).reshape(-1, D)
         kept = drawn[: V - count] if surely else _apart(found[:count], drawn)[: V - count]
@@ -75,7 +76,7 @@ def codes(vocab_size: int, encoder_dim: int, seed: int) -> np.ndarray:
 
 
 def _apart(found: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Rows of `drawn` that neither correlate with `found` nor with each other; the first come first."""
+    """Rows of `drawn` that correlate neither with `found` nor with an earlier row that is kept."""
     limit = CORRELATION * drawn.shape[1]  # of products that are whole numbers, exact in float32
     drawn = drawn[(np.abs(drawn @ found.T) <= limit).all(axis=1)]
     close = np.abs(drawn @ drawn.T) > limit
@@ -88,7 +89,7 @@ def _apart(found: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 def alignment(T: int, U: int, draws: np.ndarray) -> np.ndarray:
     """(U,) frames in [0, T), ascending, at which the targets are emitted: all different where U <= T, else every frame
-    has U // T of them or one more.
+    has U // T or U // T + 1 targets.
 
     draws: at least T numbers in [0, 1), which choose the frames.
     """
@@ -127,8 +128,8 @@ def joiner_layer(codes: np.ndarray, margin: float) -> Tuple[np.ndarray, np.ndarr
 def simple_layers(codes: np.ndarray, margin: float) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
     """(weights, bias) of the projections am and lm whose sum, without tanh, has the same alignment and margin.
 
-    There a label has 2 a s where both say it, a s where one does, the blank 1.5 a s: 0.5 of them from am, 1 from lm, so
-    that the decoder alone prefers neither the blank nor the next target.
+    A label has 2 a s where both contain its code and a s where one does; the blank has 1.5 a s, of which 0.5 are from
+    am and 1 from lm, so that lm alone prefers neither the blank nor the next target.
     """
     scale = margin / (AMPLITUDE / 2)
     am_bias, lm_bias = (share * AMPLITUDE * scale for share in (0.5, 1.0))

@@ -1,15 +1,15 @@
-"""The transducer loss in plain PyTorch: a few lines that run on any device, in any dtype, and twice differentiable.
+"""The transducer loss in plain PyTorch: any device, any dtype, twice differentiable, in a few lines.
 
-Graves 2012, section 2.4, forward variables only: the gradient is autograd's.  All cells of an anti-diagonal t + u = d
-depend on the one before alone, so one step does a diagonal of every utterance at once, T + U steps in all.  Readable,
-not fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
+Graves 2012, section 2.4, forward variables only; autograd makes the gradient.  The cells of an anti-diagonal t + u = d
+depend only on the anti-diagonal before, so one step computes a diagonal of every utterance, T + U steps in all.  It is
+readable, not fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
 """
 
 from __future__ import annotations
 
 import torch
 
-#: Stands for log 0 in sums that must stay finite, so that no gradient is inf - inf.
+#: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
 
 
@@ -41,8 +41,8 @@ def transducer_loss(
 def arc_losses(
     blank_arc: torch.Tensor, label_arc: torch.Tensor, T_lengths: torch.Tensor, U_lengths: torch.Tensor
 ) -> torch.Tensor:
-    """(N,) losses from the log-probabilities of blank and of the next target at each cell, both (N, T, U+1); what
-    stands outside an utterance's cells, and for the target after its last, may be anything."""
+    """(N,) losses from the log-probabilities of blank and of the next target at each cell, both (N, T, U+1).  Cells
+    outside an utterance, and the target after its last, may hold anything."""
     T_lengths, U_lengths = T_lengths.long(), U_lengths.long()
     outside = _outside(*blank_arc.shape[1:], T_lengths, U_lengths)
     return _losses(blank_arc, label_arc, outside, T_lengths, U_lengths)
@@ -55,7 +55,7 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
 
 
 def _arcs(log_probs: torch.Tensor, targets: torch.Tensor, blank: int):
-    """Log-probabilities of blank and of the next target at each cell, both (N, T, U+1); of no target LOG_ZERO."""
+    """Log-probabilities of blank and of the next target at each cell, both (N, T, U+1); LOG_ZERO without a target."""
     N, T, U1, _ = log_probs.shape
     index = targets[:, : U1 - 1].long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
     label = log_probs[:, :, : U1 - 1].gather(3, index).squeeze(3)
@@ -66,7 +66,7 @@ def _losses(blank_arc, label_arc, outside, T_lengths, U_lengths) -> torch.Tensor
     N, T, U1 = blank_arc.shape
     blank_arc = _by_diagonal(blank_arc.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO))
     label_arc = _by_diagonal(label_arc.clamp(min=LOG_ZERO).masked_fill(outside, LOG_ZERO))
-    # unbind: indexing a diagonal instead would make its backward write zeros for all the others, each time.
+    # unbind: the backward of indexing one diagonal would write zeros for all the others, each time
     blanks, labels = blank_arc.unbind(1), label_arc.unbind(1)
     alpha = blank_arc.new_full((N, U1), LOG_ZERO)
     alpha[:, 0] = 0
@@ -81,7 +81,7 @@ def _losses(blank_arc, label_arc, outside, T_lengths, U_lengths) -> torch.Tensor
 
 
 def _by_diagonal(arc: torch.Tensor) -> torch.Tensor:
-    """(N, T, U+1) -> (N, T+U, U+1): element (d, u) is that of cell (d - u, u), LOG_ZERO where there is none."""
+    """(N, T, U+1) -> (N, T+U, U+1): element (d, u) is that of cell (d - u, u), LOG_ZERO outside the lattice."""
     N, T, U1 = arc.shape
     t = torch.arange(T + U1 - 1, device=arc.device).view(-1, 1) - torch.arange(U1, device=arc.device)
     index = t.clamp(0, T - 1).expand(N, -1, -1)

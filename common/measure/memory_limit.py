@@ -1,12 +1,12 @@
-"""A limit on memory that is enforced for real, on top of what the process holds with everything loaded.
+"""A memory limit that is enforced, on top of what the process holds once everything is loaded.
 
 CPU: RLIMIT_AS, at the address space of the loaded process (after a small step, so that the package, its threads and its
-kernels are there) plus the limit; malloc and mmap fail beyond it, whoever calls them.  It counts address space, which
-is never less than memory: what is reserved and not touched counts.  A cgroup's memory.max would count pages, but needs
-rights that few users have, and answers with SIGKILL.
+kernels are loaded) plus the limit; beyond it every malloc and mmap fails.  It counts address space, which is never less
+than memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set
+one, and it ends the process with SIGKILL.
 
-CUDA: all that is free on the device but the limit is held back by one block of this process, so that no allocator
-(torch's, numba's, a package's own cudaMalloc) gets at more.  What other processes take of the device is not held off.
+CUDA: one block of this process holds all free memory of the device except the limit, so that no allocator (torch's,
+numba's, a package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import ContextManager, Iterator, Optional, Tuple
 
 import torch
 
-from common import flag_types
-from common.errors import UserError
-from common.passes import memory
-from common.running import machine
+from common.core import units
+from common.core.errors import UserError
+from common.system import memory
+from common.system.memory import available_memory
 
-#: Making inputs may take this many times the limit: in scope "loss" a joiner makes the given logits.
+#: Making inputs may take this many times the limit: for scope "loss" a joiner makes the logits.
 MAKING = 4
 
 
 class Limit:
-    """kind: as the ``probe`` record has it; bytes: above the loaded process; available: what there is beyond it;
-    peak_bytes: the most that was taken above it within the last `within`, or None where nobody tells; warnings: that
-    there is less than was asked for."""
+    """kind: as in the ``probe`` record; bytes: allowed above the loaded process; available: what the machine has above
+    it; peak_bytes: the most that was in use above it in the last `within`, None where the system cannot say; warnings:
+    that less is left than the user asked for."""
 
     kind: str
     bytes: int
@@ -39,21 +39,21 @@ class Limit:
     warnings: Tuple[str, ...] = ()
 
     def take(self, wanted: int, left: int, where: str) -> None:
-        """Be a limit of `wanted` bytes, or of the `left` ones where that is less: how much a package, its context and
-        its kernels leave is known only once they are loaded, and is no reason to end the search of others."""
+        """Set the limit to `wanted` bytes, or to the `left` ones where that is less.  How much a package, its context
+        and its kernels leave is known only once they are loaded, so this is a warning and not an error."""
         self.bytes = min(wanted, left)
         if wanted > left:
             self.warnings = (f"less than the memory limit is left on {where} once it is loaded: see `within`",)
 
     def within(self, size: int) -> ContextManager[None]:
-        """`size` bytes above the loaded process may be in use in here; more than that is out of memory."""
+        """Inside, `size` bytes above the loaded process may be in use; more fails as out of memory."""
         raise NotImplementedError
 
     def enforced(self) -> ContextManager[None]:
         return self.within(self.bytes)
 
     def making(self) -> ContextManager[None]:
-        """For making inputs, which is no part of the step: some slack, yet never more than there is."""
+        """For making inputs, which is not part of the step: some slack, but never more than the machine has."""
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
@@ -66,7 +66,7 @@ class AddressSpace(Limit):
         if base is None or resident is None:
             raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells the size of a process")
         self.base, self.resident = base, resident
-        self.available = machine.available_memory() or size
+        self.available = available_memory() or size
         self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
         self.take(size, min([size, *(max(bound - base, 0) for bound in self.bounds)]), "this machine (ulimit -v)")
 
@@ -74,14 +74,14 @@ class AddressSpace(Limit):
     def within(self, size: int) -> Iterator[None]:
         before = resource.getrlimit(resource.RLIMIT_AS)
         memory.give_back_free_memory()
-        told = memory.clear_peak()
+        cleared = memory.clear_peak()
         resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
         try:
             yield
-        finally:  # so that whoever handles an error has memory to do it with
+        finally:  # the handler of an error needs memory, too
             resource.setrlimit(resource.RLIMIT_AS, before)
             peak = memory.status_bytes("VmHWM")
-            self.peak_bytes = max(peak - self.resident, 0) if told and peak is not None else None
+            self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
 
 
 class Device(Limit):
@@ -92,7 +92,7 @@ class Device(Limit):
         self._give_back()
         self.available, total = torch.cuda.mem_get_info(device)
         self.allocated = torch.cuda.memory_allocated(device)
-        wanted = self.available if text is None else flag_types.bytes_of(text, total)
+        wanted = self.available if text is None else units.bytes_of(text, total)
         if wanted > total:
             raise UserError(f"--memory-limit {text}: is {wanted} bytes, but {device} has {total} in all; give less")
         self.take(wanted, self.available, str(device))
@@ -116,8 +116,10 @@ class Device(Limit):
             del block
 
 
-def start(context) -> Limit:
-    """The run's limit, from here on.  `context`: common.running.worker.Context, everything in it loaded and used."""
-    if context.device.type == "cuda":
-        return Device(context.settings.memory_limit, context.device)
-    return AddressSpace(context.limit_bytes)
+def start(device: torch.device, text: Optional[str], size: Optional[int]) -> Limit:
+    """The limit of a process that has loaded everything.  text: --memory-limit, read on CUDA; size: bytes on a CPU."""
+    if device.type == "cuda":
+        return Device(text, device)
+    if size is None:
+        raise ValueError("on a CPU the job says its limit in bytes")
+    return AddressSpace(size)

@@ -1,22 +1,23 @@
-"""The limits pass: what the device does at best, measured in the same run as the losses, never read off a datasheet.
+"""The limits pass: the best rates of the device, measured in the same run as the losses, not taken from a datasheet.
 
-Bandwidth: ``copy_`` between two buffers far larger than every cache, bytes read plus bytes written.  Matrix rate:
-square products in the run's dtype, 2 n^3 operations each.  Both with the run's threads and device.  Anything beside
-them can only slow them down, so the best repeat of the best size is the limit; every repeat is kept.  Leaves out what
-caches and other formats (TF32 where it is off) would give: the losses run without them too.
+Bandwidth: ``copy_`` between two buffers that are far larger than every cache, bytes read plus bytes written.  Matrix
+rate: square products in the run's dtype, 2 n^3 operations each.  Both use the run's threads and device.  Other load can
+only make them slower, so the best repeat of the best size counts; the record keeps every repeat.  Leaves out the rates
+of caches and of formats that the losses do not use (TF32 where it is off).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import torch
 
-from common.passes.timing import Clock
-from common.running import machine
-from common.running.machine import ForeignLoad, busy_flags
-from common.settings import Settings
+from common.core.settings import Settings
+from common.measure.clock import Clock
+from common.measure.device import facts, set_up_torch
+from common.system import machine, memory
+from common.system.load import ForeignLoad, busy_flags
 
 MIB = 2**20
 #: The smallest buffer, in bytes, and how many times all caches it must be.
@@ -32,15 +33,15 @@ FEWEST, MOST = 3, 20  # repeats
 Measured = Dict[str, Any]
 
 
-def repeated(work: Callable[[], Any], clock: Clock, seconds: float) -> List[int]:
-    """Nanoseconds of each repeat: one that does not count, then at least FEWEST, until they fill `seconds`, at most
+def repeated(action: Callable[[], Any], clock: Clock, seconds: float) -> List[int]:
+    """Nanoseconds of each repeat, after one that does not count: at least FEWEST, until `seconds` are full, at most
     MOST."""
-    work()
+    action()
     taken: List[int] = []
     while len(taken) < FEWEST or (sum(taken) < seconds * 1e9 and len(taken) < MOST):
         clock.synchronize()
         begin = clock.mark()
-        work()
+        action()
         end = clock.mark()
         clock.synchronize()
         taken.append(clock.between(begin, end))
@@ -55,11 +56,11 @@ def cache_bytes(device: torch.device) -> Optional[int]:
 
 
 def copies(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measured]:
-    """Copies of two sizes of buffers; both buffers together take at most a quarter of the free memory."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_bytes()
+    """Copies between buffers of two sizes; source and target together take at most a quarter of the free memory."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_memory()
     size = 2 * max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
     size = size if free is None else min(size, free // 8)
-    # ones, not zeros: zero pages that nobody wrote to are all one page, which stays in the cache
+    # ones, not zeros: all zero pages that were never written are one page, which stays in the cache
     source, target = (torch.ones(max(size // 4, 2), dtype=torch.float32, device=device) for _ in range(2))
     for count in (len(source) // 2, len(source)):
         copy = partial(target[:count].copy_, source[:count])
@@ -67,7 +68,7 @@ def copies(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measu
 
 
 def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
-    """Matrix products, the smallest first, until one would take more than `seconds`."""
+    """Matrix products, smallest first; stops before one that would take more than `seconds`."""
     generator = torch.Generator().manual_seed(0)
     last = 0.0
     for size in SIZES:
@@ -81,9 +82,14 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
         yield {"n": size, "ns": taken}
 
 
-def run(settings: Settings, device: torch.device) -> Iterator[Dict[str, Any]]:
-    """One ``limits`` record; what this torch cannot do here (half precision on a CPU) is left empty, with the
-    reason."""
+def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The ``limits`` record of a job, as common.jobs.spec makes it.  Raises NotRunnable."""
+    settings = Settings.from_json(job["settings"])
+    yield measure(settings, set_up_torch(settings))
+
+
+def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
+    """A ``limits`` record.  What this torch cannot do here (half precision on a CPU) is empty, with the reason."""
     clock, load = Clock(device), ForeignLoad()
     cuda = device.type == "cuda"
     seconds = min(SECONDS, settings.max_seconds)
@@ -100,12 +106,9 @@ def run(settings: Settings, device: torch.device) -> Iterator[Dict[str, Any]]:
         except RuntimeError as error:
             reasons.append(f"{kind}: {str(error).strip().splitlines()[0]}")
     foreign = load.share()
-    yield {
+    return {
         "record": "limits",
-        "torch": torch.__version__,
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
-        "threads": torch.get_num_threads(),
+        **facts(device),
         "dtype": settings.dtype,
         "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
         "cache_bytes": cache_bytes(device),

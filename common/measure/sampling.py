@@ -1,25 +1,27 @@
-"""When to stop: warm-up and sampling rules as pure functions of what was measured so far.  Times in nanoseconds.
+"""Which samples are taken and when to stop: rules that depend only on what was measured so far.  Times in nanoseconds.
 
-No clock is read here: callers pass durations, tests pass made-up ones.
+No clock is read here: the caller's function takes the samples, and tests pass made-up ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from statistics import stdev
-from typing import Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
-from common.results import statistics
+from common.core import statistics
+from common.system.load import ForeignLoad, busy_flags
 
-#: Two successive warm-up samples that agree within this are taken for stable.
+#: Warm-up is over when two successive samples agree within this.
 WARM_UP_TOLERANCE = 0.10
 WARM_UP_MAX_SAMPLES = 10
-#: Warm-up may take this part of the time cap of a scope.
+#: Warm-up may take this share of a scope's time cap.
 WARM_UP_SHARE = 0.25
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> Tuple[bool, str]:
-    """(stop warming up?, why) after these warm-up samples of one and the same batch."""
+    """(stop warming up?, why) after these samples of one batch."""
     if not durations:
         return False, ""
     if len(durations) >= 2:
@@ -36,9 +38,9 @@ def warmed_up(durations: Sequence[int], max_seconds: float) -> Tuple[bool, str]:
 def relative_half_width(samples: Dict[int, List[int]]) -> float:
     """Half-width of the 95% interval of the median, as a fraction, over samples grouped by batch.
 
-    Each sample is divided by the median of its batch, so that batches of different sizes do not count as spread.  The
-    standard error of a median of normal samples is 1.253 sigma / sqrt(n); sigma is the standard deviation, which
-    outliers raise: noisy samples make for more of them, up to the caps.  Infinite while no batch was measured twice.
+    Each sample is divided by the median of its batch, so that different sizes of batches are not spread.  The standard
+    error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which outliers
+    raise: noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
     """
     relative = []
     for durations in samples.values():
@@ -50,16 +52,16 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative))
 
 
-#: Sweeps over all batches before the spread is believed: fewer samples can agree by chance.
+#: So many sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
 MIN_SWEEPS_FOR_SPREAD = 3
 
 
 def enough(
     samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float
 ) -> Tuple[bool, str]:
-    """(stop sampling?, why): the wanted spread or a cap, at the end of a sweep, so that every batch counts alike.
+    """(stop sampling?, why), before each sample: the wanted spread or a cap is reached.
 
-    Asked before each sample.
+    Only at the end of a sweep over all batches, so that each has as many samples.
     """
     count = sum(len(durations) for durations in samples.values())
     if count == 0 or count % batches:
@@ -71,3 +73,54 @@ def enough(
     if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread:
         return True, "spread"
     return False, ""
+
+
+class WithLoad:
+    """Keeps samples until the load beside them is known: the system counts it too coarsely for one short sample."""
+
+    def __init__(self) -> None:
+        self.load = ForeignLoad()
+        self.waiting: List[Dict[str, Any]] = []
+
+    def add(self, sample: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        self.waiting.append(sample)
+        if self.load.ready():
+            yield from self.flush()
+
+    def flush(self) -> Iterator[Dict[str, Any]]:
+        share = self.load.share()
+        for sample in self.waiting:
+            yield {**sample, "foreign_cpu": share, "flags": busy_flags(share)}
+        self.waiting = []
+
+
+def sweep(
+    sample: Callable[[int, int, bool], Dict[str, Any]],
+    batches: Sequence[int],
+    *,
+    spread: float,
+    max_samples: int,
+    max_seconds: float,
+    warm_up: bool = True,
+) -> Iterator[Dict[str, Any]]:
+    """Samples with the load beside them: of the first batch until it is warmed up, then of all in turn until `enough`.
+
+    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.
+    """
+    samples = WithLoad()
+    durations: List[int] = []
+    while warm_up and not warmed_up(durations, max_seconds)[0]:
+        warm = sample(batches[0], len(durations), True)
+        durations.append(warm["total_wall_ns"])
+        yield from samples.add(warm)
+    yield from samples.flush()
+
+    measured: Dict[int, List[int]] = {batch: [] for batch in batches}
+    for repeat in itertools.count():
+        for batch in batches:
+            if enough(measured, len(batches), spread, max_samples, max_seconds)[0]:
+                yield from samples.flush()
+                return
+            taken = sample(batch, repeat, False)
+            measured[batch].append(taken["total_wall_ns"])
+            yield from samples.add(taken)

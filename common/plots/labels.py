@@ -20,8 +20,8 @@ PLACES = {
     "middle right": (1, 0),
     "middle left": (-1, 0),
 }
-OUTSIDE = 4  # what is cut off at an edge weighs so many times what is hidden behind another name
-ROUNDS = 3  # in which each name may move away from where the others went
+OUTSIDE = 4  # the area of a name outside the plot counts so many times as much as one behind another name
+ROUNDS = 3  # passes over all names: in each, a name may move away from the others
 
 
 def places(
@@ -31,37 +31,35 @@ def places(
     height: float,
     kept_free: Sequence[Box] = (),
 ) -> List[str]:
-    """For each point (pixels from the lower left corner of a plot of this width and height) the first of PLACES with
-    the least in the way: other names, points, and what else is to be kept free."""
+    """The place of each name: the first of PLACES where it covers least of other names, of points and of `kept_free`.
+
+    points: pixels from the lower left corner of a plot of this width and height."""
     markers = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
     chosen: List[str] = []
     taken: List[Box] = []
     for _ in range(ROUNDS):
         for at, (point, name) in enumerate(zip(points, names)):
-            boxes = {place: _box(point, name, side) for place, side in PLACES.items()}
-            others = [box for boxed in (markers, taken) for box in (*boxed[:at], *boxed[at + 1 :])]
+            boxes = {place: box(point, name, side) for place, side in PLACES.items()}
+            others = [each for boxed in (markers, taken) for each in (*boxed[:at], *boxed[at + 1 :])]
 
             def hidden(place: str, boxes=boxes, others=(*others, *kept_free)) -> float:
-                outside = _area(boxes[place]) - _shared(boxes[place], (0, 0, width, height))
-                return OUTSIDE * outside + sum(_shared(boxes[place], other) for other in others)
+                outside = shared(boxes[place], boxes[place]) - shared(boxes[place], (0, 0, width, height))
+                return OUTSIDE * outside + sum(shared(boxes[place], other) for other in others)
 
             best = min(PLACES, key=hidden)
             chosen[at : at + 1], taken[at : at + 1] = [best], [boxes[best]]
     return chosen
 
 
-def _box(point: Tuple[float, float], name: str, place: Tuple[int, int]) -> Box:
+def box(point: Tuple[float, float], name: str, place: Tuple[int, int]) -> Box:
+    """What the name of a point covers.  place: a value of PLACES."""
     across, up = LETTER * len(name), LINE
     left = point[0] + (place[0] - 1) * across / 2 + place[0] * MARKER
     bottom = point[1] + (place[1] - 1) * up / 2 + place[1] * MARKER
     return left, bottom, left + across, bottom + up
 
 
-def _area(box: Box) -> float:
-    return (box[2] - box[0]) * (box[3] - box[1])
-
-
-def _shared(one: Box, other: Box) -> float:
+def shared(one: Box, other: Box) -> float:
     """The area that two boxes share."""
     across = min(one[2], other[2]) - max(one[0], other[0])
     up = min(one[3], other[3]) - max(one[1], other[1])

@@ -1,4 +1,4 @@
-"""Where an axis ends, so that what is small stays readable beside what is a hundred times larger, and its ticks."""
+"""The ends and ticks of an axis that shows small values and ones a hundred times larger."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from dataclasses import dataclass
 from math import ceil, floor, log, log10
 from typing import List, Optional, Sequence
 
-#: More than this between the largest and the smallest, and the small ones are lost on an axis from zero.
+#: An axis is logarithmic when its largest value is more than so many times the smallest.
 WIDE = 20.0
-#: An axis of bars is cut where it is so many times as long as the shortest, and the next longer one so many times as
-#: long as the one before.
+#: An axis of bars is cut when the longest bar is more than LONG times the shortest, and one is more than GAP times the
+#: next shorter one.
 LONG, GAP = 8.0, 4.0
 
 
-def is_wide(values: Sequence[float]) -> bool:
-    """Do these positive values want a logarithmic axis?"""
-    return len(values) > 1 and max(values) > WIDE * min(values)
-
-
 def cut(ends: Sequence[float]) -> Optional[float]:
-    """Where an axis of bars from zero ends when few of these ends (one, or a third) are far beyond the others, just
-    above those; None when all of them can be shown."""
+    """Where to cut an axis of bars from zero: just above most of them when a few (one, or a third) are far longer; None
+    when all can be shown."""
     ordered = sorted(ends)
     few = ordered[-1 - max(1, len(ordered) // 3) :]  # and the one before them
     below = [smaller for smaller, larger in zip(few, few[1:]) if larger > GAP * smaller]
@@ -65,4 +60,4 @@ def logarithmic(values: Sequence[float]) -> Span:
 
 def span(values: Sequence[float]) -> Span:
     """Of an axis that shows these positive values with some room beside them, from zero unless they differ too much."""
-    return logarithmic(values) if is_wide(values) else Span(0.0, 1.15 * max(values), False)
+    return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)

@@ -1,12 +1,12 @@
-"""What one implementation did in one case, as plain data.  No torch: the matrix is made from these alone.
+"""What conformance.json holds: the cases, and what each implementation did in each.  No torch.
 
-pass: as asked; differs: it answered, and the answer is wrong; refuses: it raised an error before it answered; crashes:
-its process died; timeout: it was ended; n/a: the case does not concern it, with why; error: the suite itself failed.
+pass: as asked; differs: it answered, and the answer is wrong; refuses: it raised an error and gave no answer; crashes:
+its process died; timeout: no answer in time; n/a: the case does not apply, with the reason; error: the suite failed.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Mapping, Optional
 
 PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS = (
@@ -21,6 +21,26 @@ PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS = (
 
 #: JSON has no infinity: an error that is not finite is written as this.
 INFINITE = 1e300
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A case in words, for readers.  name: for --cases; title: of its row; asks: what is asked and what is right;
+    wrong: what an implementation that differs does, for its user ("a, b: <wrong>"); refusal: what one that raises an
+    error does, "" where an error is fine.  Files of format 1 have no wrong and no refusal."""
+
+    name: str
+    title: str
+    asks: str
+    wrong: str = "the answer is not the transducer loss"
+    refusal: str = ""
+
+    def to_json(self) -> Dict[str, str]:
+        return {key: getattr(self, key) for key in Asked.__dataclass_fields__}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, str]) -> Asked:
+        return cls(**{key: data[key] for key in Asked.__dataclass_fields__ if key in data})
 
 
 @dataclass(frozen=True)
@@ -48,3 +68,16 @@ class Outcome:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
         return cls(**{key: data[key] for key in cls.__dataclass_fields__ if key in data})
+
+
+@dataclass
+class Judged:
+    """status: "judged", or why not: "missing", "unsupported", or "error" when the suite failed, with the reason;
+    about: version, torch, python (and of a GPU cuda, device_name); cells: outcome of each case by its name."""
+
+    name: str
+    kind: str
+    status: str = "judged"
+    reason: str = ""
+    about: Dict[str, Any] = field(default_factory=dict)
+    cells: Dict[str, Outcome] = field(default_factory=dict)

@@ -1,1 +1,1 @@
-"""Rows and samples to one HTML page (and PNGs): collect -> verdicts, figures -> page.  Never imports torch."""
+"""What is looked at in a browser: the page, TensorBoard's summaries, one trace in Perfetto.  No torch."""

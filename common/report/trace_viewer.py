@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import functools
 import http.server
-import sys
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List
 
-from common import cli, flag_types
-from common.commands import guarded
-from common.errors import EXIT_OK, UserError
-from common.results import records, summary
-from common.results.exports import plain
-from common.results.profiled import trace_files
+from common.analysis import logs
+from common.core.errors import UserError
+from common.core.text import plain
+from common.records import store
+from common.traces.files import trace_files
 
 HOST = "127.0.0.1"
 PORT = 9001
@@ -26,16 +24,14 @@ LOCAL_ONLY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http:
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
     """The folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
-    found = {folder: trace_files(folder) for folder in summary.run_folders(log_dir)}
-    traced = [folder for folder, files in found.items() if files]
-    traced.sort(key=lambda folder: found[folder][-1].stat().st_mtime, reverse=True)
-    return {folder: found[folder] for folder in traced}
+    found = {folder: files for folder in logs.run_folders(log_dir) if (files := trace_files(folder))}
+    return dict(sorted(found.items(), key=lambda each: each[1][-1].stat().st_mtime, reverse=True))
 
 
 def implementation(folder: Path) -> str:
     """Whose run it is; the folder's name where it does not say."""
     try:
-        return str(records.run_header(records.read(folder)).get("name", folder.name))
+        return store.read_run(folder)[0].name
     except UserError:
         return folder.name
 
@@ -104,18 +100,3 @@ def serve(path: Path, port: int) -> None:
             server.serve_forever()
         except KeyboardInterrupt:
             pass
-
-
-def main(arguments: Optional[List[str]] = None) -> int:
-    parser = cli.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("name")
-    parser.add_argument("--log-dir", type=flag_types.path, default=Path("log"))
-    parser.add_argument("--window", type=int, default=1, help="which of the run's traces, from 1")
-    parser.add_argument("--port", type=int, default=PORT, help="0: any free one")
-    options = parser.parse_args(arguments)
-    serve(choose(options.name, options.log_dir, options.window), options.port)
-    return EXIT_OK
-
-
-if __name__ == "__main__":
-    sys.exit(guarded("trace-viewer", main))

@@ -1,94 +1,103 @@
-"""One sentence per question: which is fastest, which needs least memory, and whether that is sure.
+"""One sentence per question: which loss is fastest, which needs least memory, and whether that is sure.
 
-Times are compared pair by pair over the same batches and rounds (see common.results.ranking); only when the 95%
-interval over rounds (fresh processes) of the ratio to every other candidate is above 1.02 is one of them called the
-fastest.  Else the answer is "unclear".  Memory is measured in one process, so a margin decides there.
+Times are compared pair by pair over the same batches and rounds (see common.analysis.ranking).  A loss is called the
+fastest only when the 95% interval over rounds (fresh processes) of the ratio to every other candidate is above 1.02;
+else the answer is "unclear".  Memory and largest batches are measured in one process and have no interval; there a
+margin decides.
 """
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+import math
+from dataclasses import replace
+from typing import Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
-from common.report.collect import Entry
-from common.report.markup import Link, Sentence
-from common.results import ranking
-from common.results.statistics import Ratio
-from common.results.wording import number
+from common.analysis import ranking
+from common.analysis.row import Row
+from common.core import ratios, statistics
+from common.core.ratios import Ratio
+from common.core.table import Link
+from common.core.text import number
+from common.report.section import Verdict
+from common.tables import search
 
-#: Peaks closer than this are not told apart: the two ways of measuring them agree no better.
+#: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
+#: Largest batches likewise: the search stops when it knows them to 5%.
+SIZE_MARGIN = 0.05
+
+Words = List[Union[str, Link]]
+Rounds = Dict[Hashable, Dict[Hashable, List[float]]]
 
 
-class Verdict(NamedTuple):
-    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence."""
-
-    question: str
-    answer: str
-    clear: bool
-    reason: Sentence
-
-
-def verdicts(entries: Sequence[Entry]) -> List[Verdict]:
-    """The answers for entries of one configuration; questions nobody measured are left out."""
-    exact = [entry for entry in entries if entry.exact]
+def verdicts(rows: Sequence[Row]) -> List[Verdict]:
+    """The answers for rows of one configuration, without those to questions that were not measured."""
+    exact = [row for row in rows if row.is_exact]
+    of_one_model = [row for row in rows if row.of_one_model]
     found = [
         fastest("Fastest exact loss, whole step", exact, "step"),
         fastest("Fastest exact loss, given logits", exact, "loss"),
         least_memory("Least memory, exact losses", exact),
     ]
-    of_one_model = [entry for entry in entries if entry.of_one_model]
     if len(exact) < len(of_one_model):
         found.append(fastest("Fastest overall, approximate too", of_one_model, "step"))
         found.append(least_memory("Least memory overall, approximate too", of_one_model))
-    else:
-        found.append(_same_overall(found[0]))
+    elif found[0] is not None:
+        reason = ["The same question here: every loss measured is exact."]
+        found.append(replace(found[0], question="Fastest overall", reason=reason))
     return [verdict for verdict in found if verdict is not None]
 
 
-def _same_overall(of_exact: Optional[Verdict]) -> Optional[Verdict]:
-    if of_exact is None:
-        return None
-    return of_exact._replace(
-        question="Fastest overall", reason=["The same question here: every loss measured is exact."]
-    )
+def of_search(rows: Sequence[Row]) -> List[Verdict]:
+    """The answers for rows of --find-largest, of the exact losses alone."""
+    exact = [row for row in rows if row.is_exact]
+    found = [largest_batch(exact), trains_fastest(exact)]
+    return [verdict for verdict in found if verdict is not None]
 
 
-def fastest(question: str, entries: Sequence[Entry], scope: str) -> Optional[Verdict]:
+# Times.
+
+
+def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]:
     """None when none of them has samples of the scope."""
-    entry_of = {id(entry.row): entry for entry in entries}
-    standings = ranking.standings([entry.row for entry in entries], scope)
+    standings = ranking.standings(rows, scope)
     if not standings:
         return None
-    candidates = [entry_of[id(standing.row)] for standing in standings]
-    best, rivals = candidates[0], [(entry_of[id(one.row)], one.ratio) for one in standings[1:]]
-    taken = ["takes ", _time(best, scope), " " + ("a step" if scope == "step" else "from logits to their gradient")]
-    remark = _left_out(entries) + _other_runs(candidates)
-    if not rivals:
-        return Verdict(question, best.marked, True, ["The only one measured: it ", *taken, ".", remark])
-    close = [(entry, ratio) for entry, ratio in rivals if ranking.verdict(ratio) != "slower"]
+    best, rivals = standings[0].row, standings[1:]
+    taken: Words = ["takes ", _time(best, scope), " a step" if scope == "step" else " from logits to their gradient"]
+    remark = _left_out(rows) + _other_runs([standing.row for standing in standings])
+    close = [one for one in rivals if ranking.verdict(one.ratio) != "slower"]
     if not close:
-        reason = ["It ", *taken, ". Next is ", *_times(rivals[0], scope), ".", remark]
-        return Verdict(question, best.marked, True, reason)
-    reason = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
-    if len(close) > 1:
-        reason.append(f"; {len(close) - 1} more cannot be told from it either")
-    return Verdict(question, "unclear", False, [*reason, ". ", _advice(close[0][1]), remark])
+        return _clear(question, best, ["It ", *taken], _times(rivals[0], scope) if rivals else [], remark)
+    more = f"; for {len(close) - 1} more it is unclear too" if len(close) > 1 else ""
+    lowest: Words = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
+    return _unclear(question, *lowest, f"{more}. ", _advice(close[0].ratio), remark)
 
 
-def _time(entry: Entry, scope: str) -> Link:
-    described = entry.step_ms if scope == "step" else entry.loss_ms
-    return Link(f"{number(described['median']) if described else '-'} ms", entry.results)
+def _clear(question: str, best: Row, did: Words, rival: Words, remark: str) -> Verdict:
+    """did: a sentence on the best one, without its dot; rival: the next one in words, empty where there is none."""
+    reason = [*did, ". Next is ", *rival, "."] if rival else ["The only one measured. ", *did, "."]
+    return Verdict(question, best.marked, True, [*reason, remark])
 
 
-def _times(rival: Tuple[Entry, Optional[Ratio]], scope: str) -> List:
-    entry, ratio = rival
+def _unclear(question: str, *reason: Union[str, Link]) -> Verdict:
+    return Verdict(question, "unclear", False, reason)
+
+
+def _time(row: Row, scope: str) -> Link:
+    described = row.ms(scope)
+    return Link(f"{number(described['median']) if described else '-'} ms", row.results)
+
+
+def _times(standing: ranking.Standing, scope: str) -> Words:
+    row, ratio = standing.row, standing.ratio
     if ratio is None:
-        return [f"{entry.label} has no round or batch in common with it (", _time(entry, scope), ")"]
-    said = [f"{entry.label} at {number(ratio.ratio, 3)} times as long ("]
+        return [f"{row.label} has no round or batch in common with it (", _time(row, scope), ")"]
+    said = f"{row.label} at {number(ratio.ratio, 3)} times as long ("
     if ratio.low is not None:
         interval = f"{number(ratio.low, 3)} to {number(ratio.high, 3)}"
-        said.append(f"95% interval over {len(ratio.new)} rounds: {interval}; ")
-    return [*said, _time(entry, scope), ")"]
+        said += f"95% interval over {len(ratio.new)} rounds: {interval}; "
+    return [said, _time(row, scope), ")"]
 
 
 def _advice(ratio: Optional[Ratio]) -> str:
@@ -101,40 +110,98 @@ def _advice(ratio: Optional[Ratio]) -> str:
     return "The interval begins below 1.02, where both count as equally fast; more --rounds would narrow it."
 
 
-def _left_out(entries: Sequence[Entry]) -> str:
-    """Those that failed; who could not run here stands below."""
+def _left_out(rows: Sequence[Row]) -> str:
+    """Those that failed.  Those that cannot run on this machine are in the list below the answers."""
     fine = ("ok", "missing", "unsupported")
-    names = [f"{entry.label} ({entry.row['status']})" for entry in entries if entry.row["status"] not in fine]
+    names = [f"{row.label} ({row.status})" for row in rows if row.status not in fine]
     return f" Left out: {', '.join(names)}." if names else ""
 
 
-def _other_runs(candidates: Sequence[Entry]) -> str:
-    runs = {entry.row["run_id"] for entry in candidates}
-    return " These are from different runs: measure them in one to be sure." if len(runs) > 1 else ""
+def _other_runs(rows: Sequence[Row]) -> str:
+    several = len({row.run_id for row in rows}) > 1
+    return " These are from different runs: measure them in one to be sure." if several else ""
 
 
-def least_memory(question: str, entries: Sequence[Entry]) -> Optional[Verdict]:
-    """By the highest peak over the batches; None when nobody's memory was measured."""
-    candidates = [entry for entry in entries if entry.row["status"] == "ok" and entry.peak_mb is not None]
-    if not candidates:
+def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
+    """By utterances per second over the same utterances, each at its own largest size; None when none was timed."""
+    timed = [row for row in rows if row.status == "ok" and _rate(row)]
+    if not timed:
         return None
-    ordered = sorted(candidates, key=lambda entry: entry.peak_mb)
-    best, remark = ordered[0], _left_out(entries)
-    peak = Link(f"{number(best.peak_mb)} MB", best.results)
-    if len(ordered) == 1:
-        return Verdict(question, best.marked, True, ["The only one measured: its peak is ", peak, ".", remark])
-    second = ordered[1]
-    ratio = second.peak_mb / best.peak_mb
-    other = Link(f"{number(second.peak_mb)} MB", second.results)
-    if ratio > 1 + MEMORY_MARGIN:
-        reason = [
-            "Its peak is ",
-            peak,
-            f". Next is {second.label} at {number(ratio, 3)} times as much (",
-            other,
-            ").",
-            remark,
-        ]
-        return Verdict(question, best.marked, True, reason)
-    reason = [f"{best.label} (", peak, f") and {second.label} (", other, ") are within 2% of each other.", remark]
-    return Verdict(question, "unclear", False, reason)
+    best, question = max(timed, key=_rate), "Trains fastest with its largest batch, exact losses"
+    if any(row.largest["timed_over"] != best.largest["timed_over"] for row in timed):
+        return _unclear(question, "They were not timed over the same utterances: search them in one run.")
+    rivals = [(row, slowdown(best, row)) for row in timed if row is not best]
+    rivals.sort(key=lambda rival: rival[1].ratio if rival[1] else math.inf)
+    close = [(row, ratio) for row, ratio in rivals if not _is_slower(ratio)]
+    pace, remark = Link(f"{number(_rate(best))} utterances/s", best.results), _left_out(rows)
+    if not rivals:
+        return _clear(question, best, ["It trains ", pace], [], remark)
+    row, ratio = (close or rivals)[0]
+    said = f"{row.label} at {number(ratio.ratio, 3) if ratio else '-'} times the time of an utterance"
+    if ratio and ratio.low is not None:
+        said += f" (95% interval over rounds: {number(ratio.low, 3)} to {number(ratio.high, 3)})"
+    if not close:
+        return _clear(question, best, ["It trains ", pace], [said], remark)
+    advice = " Measure with more --rounds." if ratio and ratio.low is not None else " Measure with --rounds 3 or more."
+    return _unclear(question, f"{best.label} trains ", pace, f", but {said}.", advice, remark)
+
+
+def slowdown(best: Row, other: Row) -> Optional[Ratio]:
+    """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
+    compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
+    return compare(_rounds(best), _rounds(other))
+
+
+def _rounds(row: Row) -> Rounds:
+    """round -> the one thing compared -> seconds of an utterance."""
+    rates = row.largest["utterances_per_second_rounds"]
+    return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
+
+
+def _rate(row: Row) -> float:
+    return row.largest["utterances_per_second"] or 0.0
+
+
+def _is_slower(ratio: Optional[Ratio]) -> bool:
+    return ratio is not None and statistics.verdict(ratio.low, ratio.high) == "slower"
+
+
+# Sizes.
+
+
+def least_memory(question: str, rows: Sequence[Row]) -> Optional[Verdict]:
+    """By the highest peak over the batches; None when no memory was measured."""
+    found = [(row, row.peak_mb) for row in rows if row.status == "ok" and row.peak_mb is not None]
+    found.sort(key=lambda each: each[1])
+    return _by_size(question, found, MEMORY_MARGIN, "Its peak is ", lambda row: f"{number(row.peak_mb)} MB", rows)
+
+
+def largest_batch(rows: Sequence[Row]) -> Optional[Verdict]:
+    """None when no search came to its end."""
+    found = [(row, row.largest["size"]) for row in rows if row.status == "ok"]
+    found.sort(key=lambda each: -each[1])
+    return _by_size("Largest batch, exact losses", found, SIZE_MARGIN, "It holds ", search.said, rows)
+
+
+def _by_size(
+    question: str,
+    ordered: Sequence[Tuple[Row, float]],
+    margin: float,
+    begin: str,
+    words: Callable[[Row], str],
+    rows: Sequence[Row],
+) -> Optional[Verdict]:
+    """The first of `ordered`, (row, size) from the best on, unless the next is within the margin."""
+    if not ordered:
+        return None
+    (best, size), *others = ordered
+    said, remark = Link(words(best), best.results), _left_out(rows)
+    if not others:
+        return _clear(question, best, [begin, said], [], remark)
+    other, other_size = others[0]
+    other_said = Link(words(other), other.results)
+    if max(size, other_size) / min(size, other_size) > 1 + margin:
+        times = f" ({number(other_size / size, 3)} times as much)"
+        return _clear(question, best, [begin, said], [f"{other.label} with ", other_said, times], remark)
+    close = f") are within {margin:.0%} of each other."
+    return _unclear(question, f"{best.label} (", said, f") and {other.label} (", other_said, close, remark)

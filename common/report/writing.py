@@ -1,75 +1,47 @@
 """The report on disk: `report.py` and the end of every benchmark run both come here.
 
-What this Python lacks (plotly, matplotlib) the main environment has: the report is made there.  Without that one, it is
-a user's mistake with a hint, never a traceback.
+Where the running Python lacks jinja2 or matplotlib, the main environment's Python makes the report.  Where that is not
+there either, the error is one line with a hint.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
-from common.errors import UserError
-from common.report.collect import Group, collect
+from common.analysis import logs
+from common.analysis.logs import Log
+from common.core.errors import UserError
+from common.core.paths import ROOT
+from common.core.text import plain
 from common.report.page import page
-from common.results import sweeps
-from common.results.exports import plain
-from common.results.summary import Row, rows, searches
-from common.results.sweeps import Sweep
-from common.running import interpreters
-from common.settings import ROOT
+from common.setup import interpreters
 
 FILE_NAME = "report.html"
 
 
-def read_groups(paths: Sequence[Path]) -> Tuple[List[Row], List[Group]]:
-    """The newest run of each configuration under `paths`, as rows and as what the report shows of them."""
-    found = rows(paths) + searches(paths)
-    return found, collect(found)
-
-
-def read(paths: Sequence[Path]) -> Tuple[List[Row], List[Group], List[Sweep]]:
-    """What the report is of.  Raises UserError when there is nothing."""
-    found, groups = read_groups(paths)
-    swept = sweeps.find(paths)
-    if not found and not swept:
+def read(paths: Sequence[Path]) -> Log:
+    """What the report is of: the newest run of each configuration.  Raises UserError when there is nothing."""
+    log = logs.read(paths)
+    if not log:
         where = ", ".join(str(path) for path in paths) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    return found, groups, swept
+    return log
 
 
-def lacks(*packages: str) -> bool:
-    """Is one of `packages` missing from the running Python?"""
-    return any(importlib.util.find_spec(package) is None for package in packages)
-
-
-def plotly_library() -> str:
-    """The JavaScript of plotly, from its Python package."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError(
-            f"no report: plotly is not installed in {sys.executable}; `make report` uses an environment that has it, "
-            "or pip install plotly"
-        ) from None
-    return get_plotlyjs()
-
-
-def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = (), paths: Sequence[Path] = ()) -> Path:
+def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
     """Write the page of the logs `paths` in one step: a reader, or a full disk, meets the old file or the new one.
 
     Raises UserError when it cannot be written.
     """
-    library = plotly_library()
     temporary = output.parent / f".{output.name}.{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        content = page(groups, output.parent, library, swept, paths)
+        content = page(log.groups, output.parent, swept=log.sweeps, paths=paths)
         if output.exists() and not output.is_file():  # a pipe, say: to be written to, not replaced
             output.write_text(content, encoding="utf-8")
         else:
@@ -83,31 +55,32 @@ def write(groups: Sequence[Group], output: Path, swept: Sequence[Sweep] = (), pa
     return output
 
 
-def after_run(log_dir: Path, quiet: bool) -> None:
-    """Write ``log_dir/report.html`` and say so on stderr.  A failure is one warning there, and costs nothing else."""
+def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
+    """Write ``log_dir/report.html`` and say so on stderr.  log: all that is in `log_dir`, where that was read already.
+    A failure is one warning there and not fatal."""
     path = log_dir / FILE_NAME
     try:
-        main = interpreters.other("main") if lacks("plotly") else None
+        main = interpreters.other("main") if interpreters.lacks("jinja2") else None
         if main is not None:
-            _write_in(main, log_dir, path)
+            _, printed, said = run(main, log_dir, f"--output={path}")
+            if printed != f"{path}\n":
+                raise UserError(f"no report: {main}: {said.replace('report.py: error: ', '')}")
         else:
-            _, groups, swept = read([log_dir])
-            write(groups, path, swept, [log_dir])
+            write(log.newest() if log else read([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:
         print(f"warning: {plain(error)}", file=sys.stderr)
-    except Exception as error:  # whatever it is, the table is on the screen and stays the result
+    except Exception as error:  # not fatal: the table is on the screen
         print(f"warning: no report: {type(error).__name__}: {plain(error)}", file=sys.stderr)
     else:
         if not quiet:
             print(f"report: {path}", file=sys.stderr)
 
 
-def _write_in(python: Path, log_dir: Path, path: Path) -> None:
-    """report.py under another Python.  Raises UserError with its last line when it leaves no page."""
-    command = [str(python), str(ROOT / "report.py"), f"--output={path}", "--", str(log_dir)]
+def run(python: Path, log_dir: Path, *flags: str) -> Tuple[int, str, str]:
+    """report.py under another Python: its exit code, what it printed, and the last line of its errors."""
+    command = [str(python), str(ROOT / "report.py"), *flags, "--", str(log_dir)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    if done.stdout != f"{path}\n":
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
-        raise UserError(f"no report: {python}: {said[-1].replace('report.py: error: ', '')}")
+    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
+    return done.returncode, done.stdout, said[-1]

@@ -1,1 +1,1 @@
-"""Environments and compiled extensions: what `make setup` makes, and which Python each implementation needs."""
+"""Which Python has which package, and how it gets there: environments, what is compiled, how users install it."""

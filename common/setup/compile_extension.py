@@ -1,7 +1,7 @@
 """Compile one source package with torch.utils.cpp_extension: the child process of common.setup.extensions.
 
-``python -m common.setup.compile_extension PACKAGE SDIST TARGET DEVICE [MODERNGPU]`` leaves in the folder TARGET the
-Python package and its compiled module, and has imported the latter once.  Everything it prints is the log.
+``python -m common.setup.compile_extension PACKAGE SDIST TARGET DEVICE [MODERNGPU]`` puts the Python package and
+its compiled module into the folder TARGET, and imports the module once.  What it prints is the log.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which Python each implementation needs: the virtual environments of `make setup`, created, reused and re-created.
+"""Which Python each implementation needs: the virtual environments in .venv, created, reused and created anew.
 
 An environment is current while its stamp, the last file written into it, names today's lock file and a Python it may
-have; so a half-made one is never taken for a whole one.  What cannot be had (no such Python, a failed download) is a
+have; so a half-made one is never taken for a complete one.  What cannot be had (no such Python, a failed download) is a
 reason in ``.venv/<name>.reason``, shown in the rows of its implementations.  Leaves out what is compiled from a source
 package (extensions).  Standard library only: it runs before anything is installed.
 """
@@ -18,27 +18,28 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable, List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
-from common.commands import guarded
-from common.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
-from common.setup import pythons
-from common.setup.locks import locked
+from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
+from common.core.guard import guarded
+from common.core.paths import ROOT
+from common.setup.uv import RUNNING, Uv
+from common.system.locks import locked
 
-ROOT = Path(__file__).resolve().parents[2]
-SUPPORTED_PYTHONS = ("3.11", "3.12", "3.13", "3.10")  # in the order tried when the running Python is none of them
+INTERRUPTED = "interrupted; `make setup` starts the unfinished environment again"
+FOLDER = ROOT / ".venv"
+LOCK = FOLDER / ".lock"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """name: the folder below .venv; pythons: minor versions it can have (None: SUPPORTED_PYTHONS); requirements: its
-    lock file in requirements/; description: what set-up says while it installs; required: set-up fails without it;
-    optional: so heavy that it is made only when it is named, and kept current from then on."""
+    """name: its folder in .venv, and its lock file in requirements/; description: what set-up says while it installs;
+    pythons: minor versions that it can have, in the order tried when the running Python is none of them; required:
+    set-up fails without it; optional: made only when it is named, and kept current from then on."""
 
     name: str
-    pythons: Optional[Tuple[str, ...]]
-    requirements: str
     description: str
+    pythons: Tuple[str, ...] = ("3.11", "3.12", "3.13", "3.10")
     required: bool = False
     optional: bool = False
 
@@ -47,14 +48,46 @@ class Environment:
         """What makes it."""
         return f"make setup ENVIRONMENTS={self.name}" if self.optional else "make setup"
 
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def requirements(self) -> Path:
+        """Its lock file, below the folder of the suite."""
+        return Path("requirements") / f"{self.name}.txt"
+
+    def beside(self, suffix: str) -> Path:
+        """Its log or its reason, which are there also where the environment is not."""
+        return FOLDER / f"{self.name}.{suffix}"
+
+    def stamp(self) -> Dict[str, str]:
+        """Hash of the lock file and Python version that it was made with; empty for one that is not complete."""
+        try:
+            return dict(json.loads((self.folder / "stamp").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    def lock_hash(self) -> str:
+        return hashlib.sha256((ROOT / self.requirements).read_bytes()).hexdigest()
+
+    def current(self) -> bool:
+        stamp = self.stamp()
+        return stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons and self.python.exists()
+
 
 ENVIRONMENTS = {
     environment.name: environment
     for environment in (
-        Environment("main", None, "main.txt", "torch 2.11 and torchaudio, 5 GB, about 2 minutes", required=True),
-        Environment("k2", ("3.11",), "k2.txt", "k2 1.23.4 with its torch 1.13, 4 GB, about 2 minutes"),
-        Environment("nemo", None, "nemo.txt", "NeMo's speech collection, 7 GB, about 5 minutes", optional=True),
-        Environment("viewer", None, "viewer.txt", "TensorBoard with the profiler plugin, about half a minute"),
+        Environment("main", "torch 2.11 and torchaudio: 5.3 GB, about a minute", required=True),
+        Environment("k2", "k2 1.23.4 with its torch 1.13: 3.4 GB, about half a minute", pythons=("3.11",)),
+        Environment("nemo", "NeMo's speech collection: 7 GB, about two minutes", optional=True),
+        Environment("viewer", "TensorBoard with the profiler plugin: 0.2 GB, a few seconds"),
+        Environment("dev", "ruff, mypy and MkDocs: 0.2 GB, a few seconds", optional=True),
     )
 }
 
@@ -62,10 +95,7 @@ ENVIRONMENTS = {
 def interpreter(name: str) -> Optional[Path]:
     """The Python of environment `name`, or None when that is not there, half-made or out of date (see `reason`)."""
     environment = _environment(name)
-    stamp = _read_stamp(environment)
-    python = _folder(environment) / "bin" / "python"
-    current = stamp.get("lock") == _lock_hash(environment) and stamp.get("python") in _pythons(environment)
-    return python if current and python.exists() else None
+    return environment.python if environment.current() else None
 
 
 def reason(name: str) -> str:
@@ -73,33 +103,29 @@ def reason(name: str) -> str:
     environment = _environment(name)
     if interpreter(name) is not None:
         return ""
-    note = _beside(environment, "reason")
-    if note.exists():
-        return note.read_text(encoding="utf-8").strip()
-    state = "is out of date" if _read_stamp(environment) else "is not there"
+    if environment.beside("reason").exists():
+        return environment.beside("reason").read_text(encoding="utf-8").strip()
+    state = "is out of date" if environment.stamp() else "is not there"
     return f"the {name} environment {state}; run `{environment.command}`"
 
 
 def setup(names: Iterable[str] = ()) -> int:
-    """Make the environments `names` (default: all but the optional ones that are not there) current and return an
-    exit code.
+    """Make the environments `names` current (default: all but the optional ones that are not there) and return an exit
+    code.
 
     Only a missing required environment (main) is a failure; the others leave their reason.  Raises UserError for a name
     that is none.
     """
-    wanted = [_environment(name) for name in names] or [
-        environment
-        for environment in ENVIRONMENTS.values()
-        if not environment.optional or _folder(environment).exists()
-    ]
-    with locked(_lock_path(), lambda: _say("another set-up is running; waiting for it to end")) as lock:
+    usual = [one for one in ENVIRONMENTS.values() if not one.optional or one.folder.exists()]
+    wanted = [_environment(name) for name in names] or usual
+    with locked(LOCK, lambda: _say("another set-up is running; waiting for it to end")) as lock:
         for environment in wanted:
             if _is_as_asked(environment):
                 continue
             try:
                 _create(environment, lock)
             except NotRunnable as error:
-                _beside(environment, "reason").write_text(f"{error}\n", encoding="utf-8")
+                environment.beside("reason").write_text(f"{error}\n", encoding="utf-8")
                 if environment.required:
                     _say(f"environments: error: {environment.name} cannot be set up: {error}")
                     return EXIT_FAILED
@@ -110,95 +136,60 @@ def setup(names: Iterable[str] = ()) -> int:
 def clean(names: Iterable[str] = ()) -> None:
     """Remove the environments `names`; without names, all of .venv."""
     chosen = [_environment(name) for name in names]
-    if not _lock_path().parent.exists():
+    if not FOLDER.exists():
         return
-    with locked(_lock_path(), lambda: _say("a set-up is running; waiting for it to end")):
+    with locked(LOCK, lambda: _say("a set-up is running; waiting for it to end")):
         for environment in chosen:
             _remove(environment)
         if not chosen:
-            shutil.rmtree(_lock_path().parent)
+            shutil.rmtree(FOLDER)
 
 
 def _create(environment: Environment, lock: int) -> None:
     """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
-    python, version = pythons.find(_pythons(environment))
     _remove(environment)
     _say(f"{environment.name}: installing ({environment.description})")
-    folder, log = _folder(environment), _beside(environment, "log")
-    install = ["-m", "pip", "install", "--require-hashes", "--no-input", "--disable-pip-version-check"]
-    install += ["--progress-bar", "off", "-r", str(_requirements(environment))]
-    lock_hash = _lock_hash(environment)  # before pip reads the file, so that an edit meanwhile makes the result stale
-    with log.open("w", encoding="utf-8") as stream:
-        for command in ([python, "-m", "venv", str(folder)], [str(folder / "bin" / "python"), *install]):
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, pass_fds=(lock,))
-            if done.returncode != 0:
-                shutil.rmtree(folder, ignore_errors=True)
-                line = _last_error(log, done.returncode)
-                raise NotRunnable("missing", f"{line}; see {log.relative_to(ROOT)}, then run `{environment.command}`")
-    stamp = {"lock": lock_hash, "python": version}
-    temporary = folder / "stamp.tmp"
+    stamp = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
+    try:
+        with environment.beside("log").open("w", encoding="utf-8") as log:
+            uv = Uv(log, keep=(lock,))
+            python, stamp["python"] = uv.find_python(environment.pythons)
+            uv.run("venv", "--python", python, str(environment.folder))
+            uv.install(environment.python, ROOT / environment.requirements)
+    except subprocess.CalledProcessError:
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        advice = f"see {environment.beside('log').relative_to(ROOT)}, then run `{environment.command}`"
+        raise NotRunnable("missing", f"{_last_error(environment.beside('log'))}; {advice}") from None
+    temporary = environment.folder / "stamp.tmp"
     temporary.write_text(json.dumps(stamp), encoding="utf-8")
-    os.replace(temporary, folder / "stamp")
+    os.replace(temporary, environment.folder / "stamp")
     _say(f"{environment.name}: ready")
 
 
 def _is_as_asked(environment: Environment) -> bool:
     """Whether `environment` is current and has the running Python, if it can have that one."""
-    if interpreter(environment.name) is None:
-        return False
-    return pythons.RUNNING not in _pythons(environment) or pythons.RUNNING == _read_stamp(environment)["python"]
+    version = environment.stamp().get("python")
+    return environment.current() and (version == RUNNING or RUNNING not in environment.pythons)
 
 
-def _last_error(log: Path, returncode: int) -> str:
-    """What went wrong, in one line: pip's last ERROR line, else the log's last line."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    return re.sub(r"^ERROR:\s*", "", (errors or lines or [f"exit code {returncode} and no output"])[-1])
-
-
-def _read_stamp(environment: Environment) -> dict:
-    try:
-        return json.loads((_folder(environment) / "stamp").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+def _last_error(log: Path) -> str:
+    """The last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
+    text = log.read_text(encoding="utf-8", errors="replace").strip()
+    found = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE)
+    return ": ".join(dict.fromkeys((found[0], found[-1]))) if found else text.rpartition("\n")[2]
 
 
 def _remove(environment: Environment) -> None:
-    folder = _folder(environment)
-    (folder / "stamp").unlink(missing_ok=True)  # first, so that a removal cut short leaves a half-made one
-    shutil.rmtree(folder, ignore_errors=True)
-    for suffix in ("reason", "log"):
-        _beside(environment, suffix).unlink(missing_ok=True)
+    (environment.folder / "stamp").unlink(missing_ok=True)  # first: if removal stops here, the rest is half-made
+    shutil.rmtree(environment.folder, ignore_errors=True)
+    environment.beside("reason").unlink(missing_ok=True)
+    environment.beside("log").unlink(missing_ok=True)
 
 
 def _environment(name: str) -> Environment:
     if name not in ENVIRONMENTS:
         raise UserError(f"no environment is named {name!r}; there are {', '.join(ENVIRONMENTS)}")
     return ENVIRONMENTS[name]
-
-
-def _pythons(environment: Environment) -> Tuple[str, ...]:
-    return environment.pythons or SUPPORTED_PYTHONS
-
-
-def _lock_hash(environment: Environment) -> str:
-    return hashlib.sha256(_requirements(environment).read_bytes()).hexdigest()
-
-
-def _requirements(environment: Environment) -> Path:
-    return ROOT / "requirements" / environment.requirements
-
-
-def _folder(environment: Environment) -> Path:
-    return ROOT / ".venv" / environment.name
-
-
-def _beside(environment: Environment, suffix: str) -> Path:
-    return ROOT / ".venv" / f"{environment.name}.{suffix}"
-
-
-def _lock_path() -> Path:
-    return ROOT / ".venv" / ".lock"
 
 
 def _say(line: str) -> None:
@@ -218,11 +209,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     ):
         commands.add_parser(command, help=text, description=text).add_argument("names", nargs="*", metavar="NAME")
     parsed = parser.parse_args(arguments)
-    return guarded(
-        "environments",
-        lambda: _run(parsed.command, parsed.names),
-        interrupted="interrupted; `make setup` starts the unfinished environment again",
-    )
+    return guarded("environments", lambda: _run(parsed.command, parsed.names), interrupted=INTERRUPTED)
 
 
 def _run(command: str, names: List[str]) -> int:
@@ -232,26 +219,17 @@ def _run(command: str, names: List[str]) -> int:
         if command == "clean":
             clean(names)
             return EXIT_OK
-        return _show(names or list(ENVIRONMENTS), names_too=command == "status")
-    except BrokenPipeError:  # not of these files
-        raise
     except OSError as error:
-        _say(f"environments: error: {error}; make {ROOT / '.venv'} writable or free some space, then run it again")
+        _say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
         return EXIT_FAILED
-
-
-def _show(names: List[str], names_too: bool) -> int:
-    code = EXIT_OK
-    for name in names:
-        python = interpreter(name)
-        if names_too:
+    pythons = {name: interpreter(name) for name in names or ENVIRONMENTS}
+    if command == "status":
+        for name, python in pythons.items():
             print(f"{name:8}{python or reason(name)}")
-        elif python is not None:
-            print(python)
-        else:
-            _say(reason(name))
-            code = EXIT_FAILED
-    return code
+        return EXIT_OK
+    for name, python in pythons.items():
+        print(python or reason(name), file=sys.stdout if python else sys.stderr)
+    return EXIT_OK if all(pythons.values()) else EXIT_FAILED
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Losses compiled from their source packages: fetched once, compiled once, kept in .build/ and imported from there.
 
-A build is keyed by the package, torch, Python, compiler and device, and appears under its name only when it is whole.
-The sources and the Python package are the sdist's own; only its cmake route, which downloads pybind11 and moderngpu and
-fights today's torch over the C++ standard, is replaced by torch.utils.cpp_extension.  An installed package that imports
-is used instead.  Leaves out how a loss is called (the adapters).  torch is imported only when there is something to do.
+A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
+Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
+pybind11 and moderngpu and want another C++ standard than today's torch.  An installed package that imports is used
+instead.  Leaves out how a loss is called (the adapters).  torch is imported only to compile.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Callable, List, Optional
 
-from common.errors import EXIT_FAILED, EXIT_OK, NotRunnable
+from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
+from common.core.guard import guarded
+from common.core.paths import ROOT
 from common.setup import sdists, toolchain
-from common.setup.locks import locked
 from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
+from common.system.locks import locked
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / ".build"
 
 
@@ -90,7 +91,7 @@ def _compile(
 ) -> None:
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
-    shutil.rmtree(partial, ignore_errors=True)  # of a build that was killed; torch's own lock file in it would hang us
+    shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
     unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources", progress), partial / "sdist")
     progress(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
@@ -123,25 +124,30 @@ def _import(package: str) -> Optional[ModuleType]:
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.extensions",
-        description="build: compile every source package for this Python, unless it is there; what cannot be compiled "
-        "is said, with what to do, and the exit code is 1.  path PACKAGE: print the folder of one, for PYTHONPATH.",
+        description="build: compile source packages for this Python, unless that is done or they are installed; the "
+        "exit code is 1 when one cannot be compiled.  path: print the folder of one, for PYTHONPATH.",
     )
     parser.add_argument("command", choices=["build", "path"])
-    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="of path")
+    parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="default for build: every one")
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], help="default: cpu, and cuda too where MODERNGPU_HOME is set"
     )
     parsed = parser.parse_args(arguments)
-    if (parsed.command == "path") != (parsed.package is not None):
-        parser.error("path wants a package, build wants none")
-    if parsed.command == "path":
-        return _print_path(parsed.package, parsed.device or "cpu")
-    devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]
+    if parsed.command == "build":
+        devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]
+        packages = [parsed.package] if parsed.package else [*SOURCE_PACKAGES]
+        return guarded("extensions", lambda: _build_all(packages, devices))
+    if parsed.package is None:
+        parser.error("path needs a package")
+    return _print_path(parsed.package, parsed.device or "cpu")
+
+
+def _build_all(packages: List[str], devices: List[str]) -> int:
     code = EXIT_OK
-    for package in SOURCE_PACKAGES:
+    for package in packages:
         if importlib.util.find_spec(package) is not None:  # installed: used as it is
             continue
-        for device in [device for device in devices if device in SOURCE_PACKAGES[package].devices]:
+        for device in sorted(set(devices).intersection(SOURCE_PACKAGES[package].devices)):
             try:
                 build(package, device)
             except NotRunnable as error:

@@ -7,18 +7,17 @@ k2.  Otherwise the environments of `make setup` are used, wherever the script wa
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Mapping, Optional, Sequence, Tuple
 
-from common.errors import UserError
-from common.implementations import Implementation
-from common.running import machine
+from common.core.errors import UserError
+from common.core.implementations import Implementation
 from common.setup import environments
+from common.system import machine
+from common.system.processes import output
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,7 @@ def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
 def _torch_version(python: Path) -> Tuple[int, ...]:
     """(2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
-    try:
-        answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ()
+    answer = output([str(python), "-c", code], timeout=120)
     return tuple(int(part) for part in answer.strip().partition("+")[0].split(".") if part.isdigit())
 
 
@@ -74,6 +70,11 @@ def other(environment: str) -> Optional[Path]:
     managed = environments.interpreter(environment)
     is_this = managed is not None and Path(sys.prefix).resolve() == managed.parent.parent.resolve()
     return None if is_this else managed
+
+
+def lacks(*packages: str) -> bool:
+    """Is one of `packages` missing from the running Python?"""
+    return any(importlib.util.find_spec(package) is None for package in packages)
 
 
 def continue_in(environment: str) -> None:
@@ -87,12 +88,9 @@ def continue_in(environment: str) -> None:
 
 def _cuda_devices(python: Path) -> int:
     """CUDA devices that the torch of `python` sees; 0 where it has no torch."""
-    code = "import json, torch; print(json.dumps(torch.cuda.device_count() if torch.cuda.is_available() else 0))"
-    try:
-        answer = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=120)
-        return int(json.loads(answer.stdout)) if answer.returncode == 0 else 0
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return 0
+    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
+    answer = output([str(python), "-c", code], timeout=120).strip()
+    return int(answer) if answer.isdigit() else 0
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import Optional
 
-from common.implementations import BY_NAME, Implementation
+from common.core.implementations import BY_NAME, Implementation
+from common.core.paths import ROOT
 from common.setup import environments
-from common.setup.source_packages import SOURCE_PACKAGES
 
 SHOWN = "shown.py"
 #: What a matrix adds to the name of a row whose kernels ran in a simulator.
@@ -37,11 +37,8 @@ def effort(name: str) -> int:
 
 def _locked(implementation: Implementation, environment: environments.Environment) -> bool:
     """Is the package among the environment's requirements?"""
-    lock = environments.ROOT / "requirements" / environment.requirements
-    return any(
-        line.partition("==")[0].replace("-", "_") == implementation.package
-        for line in lock.read_text(encoding="utf-8").splitlines()
-    )
+    lines = (ROOT / environment.requirements).read_text(encoding="utf-8").splitlines()
+    return any(line.partition("==")[0].replace("-", "_") == implementation.package for line in lines)
 
 
 def source(name: str) -> str:
@@ -51,7 +48,7 @@ def source(name: str) -> str:
         return "not an implementation of this suite"
     if effort(name) < 2:
         return f"`{environments.ENVIRONMENTS[implementation.environment].command}` brings it"
-    return importlib.import_module(implementation.script).ADAPTER.hint
+    return str(importlib.import_module(implementation.script).ADAPTER.hint)
 
 
 def command(name: str) -> str:
@@ -64,6 +61,6 @@ def command(name: str) -> str:
     if name.endswith(SIMULATED):
         simulator = importlib.import_module(implementation.script).ADAPTER.simulator
         before = "".join(f"{variable}={value} " for variable, value in simulator.items())
-    if implementation.package in SOURCE_PACKAGES:
+    if implementation.built:
         before += f'PYTHONPATH="$({python} -m common.setup.extensions path {implementation.package})" '
     return f"{before}{python} {SHOWN}"

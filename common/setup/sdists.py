@@ -6,7 +6,6 @@ pip is the only client, so that a user's own index, proxy and certificates are u
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -17,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from common.errors import NotRunnable
+from common.core.errors import NotRunnable
+from common.core.paths import ROOT
 
-PINS = Path(__file__).resolve().parents[2] / "requirements" / "sources.txt"
+PINS = ROOT / "requirements" / "sources.txt"
 
 
 @dataclass(frozen=True)
@@ -50,39 +50,33 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
     target = folder / pin.file_name
     if target.exists() and _sha256(target) == pin.sha256:
         return target
-    lacking = [name for name in ("pip", "setuptools", "wheel") if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise NotRunnable(
-            "missing",
-            f"{package} is fetched with pip, which needs {' and '.join(lacking)}: pip install {' '.join(lacking)}",
-        )
     progress(f"{package}: fetching {pin.file_name}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         requirement = Path(temporary) / "requirement.txt"
         requirement.write_text(f"{package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
-        # pip asks an sdist for its metadata even here; without isolation it need not fetch setuptools for that.
+        # pip asks an sdist for its metadata even here; without isolation it takes the setuptools that is installed.
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
         command += ["--require-hashes", "--no-input", "--disable-pip-version-check", "--dest", temporary]
+        command += ["-r", str(requirement)]
         done = subprocess.run(
-            [*command, "-r", str(requirement)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         downloaded = Path(temporary) / pin.file_name
         if done.returncode != 0 or not downloaded.exists():
-            lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
-            errors = [line[len("ERROR:") :].strip() for line in lines if line.startswith("ERROR:")]
-            errors = errors or [line for line in lines if re.match(r"\w*(Error|Exception): ", line)]  # of its setup.py
-            error = (errors or lines or [f"pip ended with {done.returncode}"])[-1]
-            raise NotRunnable(
-                "missing",
-                f"{package} cannot be fetched: {error}; run `make setup` again, or put {pin.file_name} into {folder}",
-            )
+            advice = f"run `make setup` again, or put {pin.file_name} into {folder}"
+            raise NotRunnable("missing", f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
         os.replace(downloaded, target)
     return target
+
+
+def _error(output: str) -> str:
+    """pip's last error in one line; without one, the last error of the package's setup.py."""
+    for pattern in (r"^ERROR: *(.+)$", r"^\s*(\w*(?:Error|Exception): .+)$", r"(.+)"):
+        found = re.findall(pattern, output, flags=re.MULTILINE)
+        if found:
+            return str(found[-1]).strip()
+    return "pip failed without a message"
 
 
 def unpack(sdist: Path, folder: Path) -> Path:

@@ -5,21 +5,22 @@ torch is described from its files, not imported, so that finding a build that is
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.util
 import os
 import re
 import runpy
 import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional
+from typing import Dict, Iterator, Optional
 
-from common.errors import NotRunnable
+from common.core.errors import NotRunnable
 from common.setup.source_packages import SourcePackage
+from common.system.processes import output
 
 
 @dataclass(frozen=True)
@@ -61,17 +62,16 @@ class Toolchain:
 def find(device: str, moderngpu: Optional[Path] = None) -> Toolchain:
     """The tools for `device`.  Raises NotRunnable when there is no torch, or none with CUDA for device "cuda"."""
     torch = _torch_version()
-    torch_cuda = torch.get("cuda") or ""
-    compiler = os.environ.get("CXX", "c++")
-    tools = Toolchain(device, torch["__version__"], torch_cuda, compiler, _first_line([compiler, "--version"]))
+    version, torch_cuda, compiler = torch["__version__"] or "", torch.get("cuda") or "", os.environ.get("CXX", "c++")
+    tools = Toolchain(device, version, torch_cuda, compiler, output([compiler, "--version"]).partition("\n")[0])
     if device == "cpu":
         return tools
     if not torch_cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
     home = next(_toolkits(torch_cuda), None)
     named = moderngpu or os.environ.get("MODERNGPU_HOME")
-    return Toolchain(
-        *(device, tools.torch, torch_cuda, compiler, tools.compiler_version),
+    return dataclasses.replace(
+        tools,
         cuda_home=home,
         nvcc_version=_release(home) if home else "",
         architectures=os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures(),
@@ -83,44 +83,38 @@ def check(source: SourcePackage, tools: Toolchain) -> None:
     """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
     if tools.device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {tools.device} version")
-    if tools.device == "cuda":
-        _check_cuda(source, tools)
-    what = f"{source.package} is compiled from source, which needs"
-    if not tools.compiler_version:
-        raise NotRunnable(
-            "missing", f"{what} a C++ compiler; `{tools.compiler}` is none: install gcc and g++ (or set CXX)"
-        )
-    if shutil.which("ninja", path=_path()) is None:
-        raise NotRunnable("missing", f"{what} ninja: pip install ninja")
+    lacking = _lacking_for_cuda(source, tools) if tools.device == "cuda" else ""
+    if lacking:
+        raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
+    lacking = _lacking(tools)
+    if lacking:
+        raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
+
+
+def _lacking(tools: Toolchain) -> str:
     headers = Path(sysconfig.get_path("include"))
+    if not tools.compiler_version:
+        return f"a C++ compiler; `{tools.compiler}` is none: install gcc and g++ (or set CXX)"
+    if shutil.which("ninja", path=_path()) is None:
+        return "ninja: pip install ninja"
     if not (headers / "Python.h").exists():
-        version = "{}.{}".format(*sys.version_info)
-        raise NotRunnable("missing", f"{what} Python's headers, not in {headers}: install python{version}-dev")
+        return "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
+    return ""
 
 
-def _check_cuda(source: SourcePackage, tools: Toolchain) -> None:
-    what = f"{source.package} on CUDA needs"
+def _lacking_for_cuda(source: SourcePackage, tools: Toolchain) -> str:
     if source.needs_moderngpu and tools.moderngpu is None:
-        raise NotRunnable(
-            "unsupported",
-            f"{what} moderngpu's headers: clone moderngpu from GitHub and set MODERNGPU_HOME to the checkout",
-        )
-    if source.needs_moderngpu and not (tools.moderngpu / "src" / "moderngpu" / "context.hxx").exists():
-        raise NotRunnable(
-            "unsupported",
-            f"{what} moderngpu's headers, and {tools.moderngpu} has no src/moderngpu/context.hxx: "
-            "set MODERNGPU_HOME to a checkout of moderngpu",
-        )
+        return "moderngpu's headers: clone moderngpu from GitHub and set MODERNGPU_HOME to the checkout"
+    if source.needs_moderngpu and not Path(tools.moderngpu or "", "src", "moderngpu", "context.hxx").exists():
+        missing = f"{tools.moderngpu} has no src/moderngpu/context.hxx"
+        return f"moderngpu's headers, and {missing}: set MODERNGPU_HOME to a checkout of moderngpu"
     if tools.cuda_home is None:
-        raise NotRunnable(
-            "unsupported", f"{what} nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
-        )
-    if tools.nvcc_version.split(".")[0] != tools.torch_cuda.split(".")[0]:
-        raise NotRunnable(
-            "unsupported",
-            f"{what} nvcc of CUDA {tools.torch_cuda.split('.')[0]}, as torch {tools.torch} has, and {tools.cuda_home} "
-            f"is {tools.nvcc_version}: set CUDA_HOME to another",
-        )
+        return f"nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
+    major = tools.torch_cuda.partition(".")[0]
+    if tools.nvcc_version.partition(".")[0] != major:
+        found = f"{tools.cuda_home} is {tools.nvcc_version}"
+        return f"nvcc of CUDA {major}, as torch {tools.torch} has, and {found}: set CUDA_HOME to another"
+    return ""
 
 
 def meaningful_line(log: str) -> str:
@@ -151,30 +145,16 @@ def _toolkits(torch_cuda: str) -> Iterator[Path]:
 
 def _release(cuda_home: Path) -> str:
     """ "13.0" of the toolkit's nvcc; "" when it does not say."""
-    done = subprocess.run([str(cuda_home / "bin" / "nvcc"), "--version"], stdout=subprocess.PIPE, text=True)
-    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    found = re.search(r"release (\d+\.\d+)", output([str(cuda_home / "bin" / "nvcc"), "--version"]))
     return found[1] if found else ""
 
 
 def _architectures() -> str:
     """ "8.0;9.0": the compute capabilities of this machine's GPUs; "" where there is no nvidia-smi (torch decides)."""
-    lines = _output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
     return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
 
 
 def _path() -> str:
     """PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
-
-
-def _first_line(command: List[str]) -> str:
-    return (_output(command).splitlines() or [""])[0]
-
-
-def _output(command: List[str]) -> str:
-    """What `command` prints; "" when it is not there or fails."""
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    except OSError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""

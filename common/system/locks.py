@@ -1,89 +1,91 @@
-"""One at a time: a file lock that the kernel drops when its holder dies, however it dies."""
+"""One at a time: a file lock that the kernel drops when its holder dies, however it dies.
+
+The package filelock does not serve: set-up takes a lock before any package is installed, and hands it to its children.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import platform
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable, Iterator
-
-
-@contextlib.contextmanager
-def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock file `path` (made when missing); `waiting` is called once when another process has it.
-
-    Yields the descriptor: a child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so that
-    the files it writes stay its own even when its parent was killed.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                waiting()
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is(path, descriptor):
-                yield descriptor
-                return
-            # The holder removed the file (`make clean`): take the new one.
-            path.parent.mkdir(parents=True, exist_ok=True)
-        finally:
-            os.close(descriptor)
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    """Whether `path` still names the open file `descriptor`."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+from typing import Callable, Iterator, Optional
 
 
 class Held(Exception):
-    """Another process has the lock; `holder`: its number and computer, "unknown" where it did not get to say."""
+    """Another process has the lock; `holder`: its number and computer, "unknown" where it could not write that."""
 
     def __init__(self, holder: str):
         super().__init__(holder)
         self.holder = holder
 
 
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
+    """Hold the lock file `path` (made when missing); `waiting` is called once when another process has it.
+
+    Yields the descriptor: a child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so that no
+    other process writes its files even when its parent was killed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = _taken(path, waiting)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 class Claim:
     """The lock file `path`, held without waiting until `release`, which removes it, or until this process ends.
 
-    A file that a killed process left is no lock.  Where the file system has no locks, nothing is held.  Raises Held,
-    and OSError when the file cannot be made.
+    A file that a killed process left is no lock.  Raises Held, and OSError when the file cannot be made.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        self.descriptor = self._taken()
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, and its holder is unknown
+        self.descriptor = _taken(path, None)
+        with suppress(OSError):  # a full disk: the lock holds, and its holder is unknown
             os.ftruncate(self.descriptor, 0)
             os.write(self.descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
-
-    def _taken(self) -> int:
-        while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                holder = os.read(descriptor, 200).decode("utf-8", "replace").strip()
-                os.close(descriptor)
-                raise Held(holder or "unknown") from None
-            except OSError:
-                return descriptor
-            if _is(self.path, descriptor):
-                return descriptor
-            os.close(descriptor)  # its holder released it in between
 
     def release(self) -> None:
         """May be called again."""
         if self.descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self.path.unlink()  # while it is held: nobody else's file
+            with suppress(OSError):
+                self.path.unlink()  # while it is held, so that it is not another process's file
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
+    """The descriptor of the locked file; where the file system has no locks, of the file.  Raises Held where `waiting`
+    is None."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting is None:
+                    holder = os.read(descriptor, 200).decode("utf-8", "replace").strip()
+                    raise Held(holder or "unknown") from None
+                waiting()
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            except OSError:
+                return descriptor
+            if _names(path, descriptor):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its holder removed the file (a release, `make clean`): take the new one
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _names(path: Path, descriptor: int) -> bool:
+    """Whether `path` still names the open file `descriptor`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -9,15 +9,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
-#: Share of the machine's CPU time, taken by others, from which on a sample is flagged "busy".
-BUSY_SHARE = 0.05
-#: /proc/stat counts in ticks of 10 ms: shares over less than this are noise.
-SHORTEST_WINDOW_NS = 200_000_000
+from common.system.memory import proc_field, total_memory
 
 
 def cpu_count() -> int:
@@ -27,21 +22,10 @@ def cpu_count() -> int:
     return os.cpu_count() or 1
 
 
-def _field(path: str, key: str) -> Optional[str]:
-    try:
-        for line in Path(path).read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == key:
-                return value.strip()
-    except OSError:
-        pass
-    return None
-
-
 def describe() -> Dict[str, Any]:
     """The machine as the ``run`` record keeps it."""
     return {
-        "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": cpu_count(),
         "memory_bytes": total_memory(),
         "os": platform.platform(),
@@ -49,10 +33,20 @@ def describe() -> Dict[str, Any]:
     }
 
 
-def free_bytes() -> Optional[int]:
-    """Memory that programs could take now; None where the system does not tell."""
-    free = _field("/proc/meminfo", "MemAvailable")
-    return int(free.split()[0]) * 1024 if free else None
+#: Variables that change how fast a process computes: threads and their places, the allocator, TF32.
+TUNING = ("OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "NVIDIA_TF32", "TORCH_ALLOW_TF32", "CUBLAS_")
+
+
+def tuning() -> Dict[str, Any]:
+    """What of this process's surroundings changes how fast it computes: its `variables`, and the kernel's
+    `transparent_huge_pages` ("madvise"; None where the system does not tell)."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        pages: Optional[str] = modes[modes.index("[") + 1 : modes.index("]")]
+    except (OSError, ValueError):
+        pages = None
+    variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
+    return {"variables": variables, "transparent_huge_pages": pages}
 
 
 def cache_bytes() -> Optional[int]:
@@ -83,121 +77,6 @@ def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
         return None, None
 
 
-def oom_kills() -> int:
-    """How often the kernel has killed for memory since it started; 0 where it does not say."""
-    try:
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    except OSError:
-        pass
-    return 0
-
-
-def _number(path: Path) -> Optional[int]:
-    """The number in a file; None where there is none ("max", no such file)."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-#: Limit and use of a cgroup's memory: version 2, then 1.
-CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-
-
-def _cgroup_room() -> List[int]:
-    """Bytes that each cgroup around this process has left; what its files hold of the page cache counts as used."""
-    found = []
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = Path("/sys/fs/cgroup") / controllers
-        inside = top / path.lstrip("/")
-        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
-            for most, used in CGROUP_FILES:
-                bound, now = _number(folder / most), _number(folder / used)
-                if bound is not None and now is not None:
-                    found.append(max(bound - now, 0))
-    return found
-
-
-def total_memory() -> Optional[int]:
-    """Bytes of memory of the machine."""
-    field = _field("/proc/meminfo", "MemTotal")
-    return int(field.split()[0]) * 1024 if field else None
-
-
-def available_memory() -> Optional[int]:
-    """Bytes that can be taken without swapping, by the machine's count and by that of every cgroup around us."""
-    field = _field("/proc/meminfo", "MemAvailable")
-    return min([int(field.split()[0]) * 1024, *_cgroup_room()]) if field else None
-
-
 def gpu_may_be_here() -> bool:
     """Is there a device file of a GPU driver?  Cheap; only torch can tell for sure."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
-
-
-def _busy_seconds() -> Optional[float]:
-    """CPU time all processes have used since the machine started, in seconds; time stolen by a hypervisor counts."""
-    try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-    except OSError:
-        return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in words[:8])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _own_seconds() -> float:
-    times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
-
-
-class ForeignLoad:
-    """The share of the machine's CPU time that other processes took since the last `share()`."""
-
-    def __init__(self) -> None:
-        self.cpus = os.cpu_count() or 1
-        self._mark()
-
-    def _mark(self) -> None:
-        self.busy, self.own, self.since = _busy_seconds(), _own_seconds(), time.perf_counter_ns()
-
-    def ready(self) -> bool:
-        """Has enough time passed for a share to mean something?"""
-        return time.perf_counter_ns() - self.since >= SHORTEST_WINDOW_NS
-
-    def share(self) -> Optional[float]:
-        """In 0..1; None where the system does not tell.  Starts the next window."""
-        before, own, since = self.busy, self.own, self.since
-        self._mark()
-        elapsed = (self.since - since) / 1e9
-        if before is None or self.busy is None or elapsed <= 0:
-            return None
-        foreign = (self.busy - before) - (self.own - own)
-        return round(min(max(foreign / (elapsed * self.cpus), 0.0), 1.0), 4)
-
-
-def busy_flags(share: Optional[float]) -> List[str]:
-    """["busy"] for what was measured beside more load than BUSY_SHARE."""
-    return ["busy"] if share is not None and share > BUSY_SHARE else []
-
-
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, so that a killed run leaves nothing measuring behind."""
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-    import signal
-
-    PR_SET_PDEATHSIG = 1
-    try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass

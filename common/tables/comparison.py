@@ -1,57 +1,61 @@
-"""Rows of a comparison (see comparison.py) -> text: a table for the terminal, Markdown for a pull request, or JSON."""
+"""Rows of a comparison (see analysis/comparison.py) -> text: a table for the terminal, Markdown for a pull request, or
+JSON."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
 
-from common.results.change_verdicts import percent
-from common.results.comparison import Row
-from common.results.exports import json_text, plain
-from common.results.run_pairs import Sides
-from common.results.wording import escaped
+from common.analysis.change_verdicts import percent
+from common.analysis.comparison import Change
+from common.analysis.pairs import Sides
+from common.core.table import Cell, Column, Table
+from common.core.text import error, escaped, gathered
+from common.tables.export import json_text
+from common.tables.text import aligned, listed, markdown
 
 FORMATS = ("table", "markdown", "json")
-TITLES = ("implementation", "what", "verdict", "ratio", "interval", "baseline", "new", "rounds", "batches")
-_TEXT_COLUMNS = 3  # the others are numbers, aligned to the right
+COLUMNS = (
+    *(Column(title, False) for title in ("implementation", "what", "verdict")),
+    *(Column(title) for title in ("ratio", "interval", "baseline", "new", "rounds", "batches")),
+)
 
 
 class Line(NamedTuple):
-    """One line of the table and why its verdict is what it is."""
+    """One line of the table; what, verdict, reason: of its sentence below."""
 
-    cells: List[str]
+    what: str
+    verdict: str
     reason: str
+    cells: Sequence[str]
 
 
-def render(rows: Sequence[Row], remarks: Sequence[str], format: str = "table") -> str:
+def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table") -> str:
     """The comparison as text that ends with a newline.  remarks: lines to stand below it; not in the JSON."""
     if format == "json":
-        return json_text(rows)
+        return json_text([row.as_json() for row in rows])
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
     shown = [row for row in rows if _measured(row)] or rows
     if len(shown) < len(rows):
-        others = dict.fromkeys(row["name"] for row in rows if not _measured(row))
+        others = dict.fromkeys(row.name for row in rows if not _measured(row))
         remarks = [*remarks, f"measured on neither side: {', '.join(others)}"]
-    lines = [line for row in shown for line in _lines(row)]
-    sentences = [sentence for row in shown for sentence in _sentences(row["name"], _lines(row))]
-    head = [plain(text) for text in _head(rows)]
-    below = [plain(text) for text in [*sentences, *_notes(shown), *remarks]]
+    below = [sentence for row in shown for sentence in _sentences(row.name, _lines(row))]
+    below += [*_notes(shown), *remarks]
     if format == "markdown":
-        table = [TITLES, ["---"] * _TEXT_COLUMNS + ["---:"] * (len(TITLES) - _TEXT_COLUMNS)]
-        table += [[escaped(plain(cell)) for cell in line.cells] for line in lines]
-        blocks = [
-            "\n\n".join(escaped(text) for text in head),
-            "\n".join(f"| {' | '.join(cells)} |" for cells in table),
-            "\n".join(f"- {escaped(text)}" for text in below),
-        ]
+        blocks = [*map(escaped, _head(rows)), markdown(table(shown))]
     else:
-        blocks = ["\n".join(head), _aligned([[plain(cell) for cell in line.cells] for line in lines]), "\n".join(below)]
-    return "\n\n".join(blocks) + "\n"
+        blocks = [listed(_head(rows), format), aligned(table(shown))]
+    return "\n\n".join([*blocks, listed(below, format)]) + "\n"
 
 
-def _measured(row: Row) -> bool:
-    return row["baseline"]["measured"] or row["new"]["measured"]
+def table(rows: Sequence[Change]) -> Table:
+    lines = [[row.name, line.what, line.verdict, *line.cells] for row in rows for line in _lines(row)]
+    return Table("comparison", "Comparison", COLUMNS, [[Cell(words) for words in line] for line in lines])
+
+
+def _measured(row: Change) -> bool:
+    return row.baseline.measured or row.new.measured
 
 
 def on_one_side(sides: Sides) -> List[str]:
@@ -63,16 +67,16 @@ def on_one_side(sides: Sides) -> List[str]:
     ]
 
 
-def _head(rows: Sequence[Row]) -> List[str]:
+def _head(rows: Sequence[Change]) -> List[str]:
     """Where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
-        runs = [row[side] for row in rows]
-        files = list(dict.fromkeys(run["file"] for run in runs))
+        runs = [getattr(row, side) for row in rows]
+        files = list(dict.fromkeys(run.file for run in runs))
         folders = dict.fromkeys(str(Path(file).parent.parent) for file in files)
         where = files[0] if len(files) == 1 else f"{', '.join(folders)} ({len(files)} runs)"
-        lines.append(f"{side}: {where}, started {min(run['started'] or '' for run in runs)}")
-    paired = {time["paired"] for row in rows for time in row["time"].values() if time["ratio"] is not None}
+        lines.append(f"{side}: {where}, started {min(run.started or '' for run in runs)}")
+    paired = {time.paired for row in rows for time in row.time.values() if time.ratio is not None}
     ways = {
         True: "rounds paired: both sides were measured beside each other",
         False: "two independent groups of rounds (Welch): the sides were measured at different times",
@@ -80,65 +84,55 @@ def _head(rows: Sequence[Row]) -> List[str]:
     how = "; ".join(ways[way] for way in sorted(paired)) or "no times to compare"
     lines.append(
         f"time: new / baseline, geometric mean over batches and rounds; {how}. "
-        f"Intervals over rounds: {percent(rows[0]['confidence'])} each, which makes 95% for all of them together. "
-        f"Tolerance: {percent(rows[0]['tolerance'])}."
+        f"Intervals over rounds: {percent(rows[0].confidence)} each, which makes 95% for all of them together. "
+        f"Tolerance: {percent(rows[0].tolerance)}."
     )
     return lines
 
 
-def _lines(row: Row) -> List[Line]:
+def _lines(row: Change) -> List[Line]:
     lines = []
-    for scope, time in row["time"].items():
-        interval = "-" if time["low"] is None else f"{time['low']:.3f}-{time['high']:.3f}"
-        rounds = time["baseline_rounds"], time["new_rounds"]
-        shown = str(rounds[0]) if time["paired"] else f"{rounds[0]} + {rounds[1]}"
-        cells = [interval, *_sides(time, "ms"), shown, str(time["batches"])]
-        lines.append(_line(row, f"{scope} time", time, cells))
-    for scope, memory in row["memory"].items():
-        lines.append(
-            _line(row, f"{scope} memory", memory, ["-", *_sides(memory, "mb", "MB"), "-", str(memory["batches"])])
-        )
+    for scope, time in row.time.items():
+        interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
+        rounds = time.baseline_rounds, time.new_rounds
+        shown = str(rounds[0]) if time.paired else f"{rounds[0]} + {rounds[1]}"
+        lines.append(_line(f"{scope} time", time, [interval, *_sides(time, "ms"), shown, str(time.batches)]))
+    for scope, memory in row.memory.items():
+        cells = ["-", *_sides(memory, "mb", "MB"), "-", str(memory.batches)]
+        lines.append(_line(f"{scope} memory", memory, cells))
     errors = [
-        ", ".join(_error(row["errors"][f"{side}_{key}"]) for key in ("loss_error", "grad_error"))
+        ", ".join(error(getattr(row.errors, f"{side}_{key}")) for key in ("loss_error", "grad_error"))
         for side in ("baseline", "new")
     ]
-    return [*lines, _line(row, "errors", {**row["errors"], "ratio": None}, ["-", *errors, "-", "-"])]
+    return [*lines, _line("errors", row.errors, ["-", *errors, "-", "-"])]
 
 
-def _error(value: Optional[float]) -> str:
-    return "-" if value is None else f"{value:.1e}"
-
-
-def _line(row: Row, what: str, change: Dict[str, Any], cells: List[str]) -> Line:
-    ratio = "-" if change["ratio"] is None else f"{change['ratio']:.3f}"
-    return Line([row["name"], what, change["verdict"], ratio, *cells], change["reason"])
+def _line(what: str, change: Any, cells: Sequence[str]) -> Line:
+    ratio = "-" if change.ratio is None else f"{change.ratio:.3f}"
+    return Line(what, change.verdict, change.reason, [ratio, *cells])
 
 
 def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
     """One for each line of the table, but those that need no explanation are one together."""
     plainly_same = []
     for line in lines:
-        _, what, verdict = line.cells[:_TEXT_COLUMNS]
-        if verdict == "same" and not what.endswith("time"):
-            plainly_same.append(what)
+        if line.verdict == "same" and not line.what.endswith("time"):
+            plainly_same.append(line.what)
         else:
-            yield f"{name}, {what}: {verdict}: {line.reason}"
+            yield f"{name}, {line.what}: {line.verdict}: {line.reason}"
     if plainly_same:
         yield f"{name}: {', '.join(plainly_same)}: same"
 
 
-def _sides(change: Dict[str, Any], unit: str, shown: Optional[str] = None) -> List[str]:
-    values = [change[f"{side}_{unit}"] for side in ("baseline", "new")]
+def _sides(change: Any, unit: str, shown: Optional[str] = None) -> List[str]:
+    values = [getattr(change, f"{side}_{unit}") for side in ("baseline", "new")]
     return ["-" if value is None else f"{value:.4g} {shown or unit}" for value in values]
 
 
-def _notes(rows: Sequence[Row]) -> List[str]:
+def _notes(rows: Sequence[Change]) -> List[str]:
     """Each note once, with the rows it is about."""
-    about: Dict[str, List[str]] = {}
-    for row in rows:
-        for note in _notes_of(row):
-            about.setdefault(note, []).append(row["name"])
-    return [f"{', '.join(names)}: {note}" for note, names in about.items()]
+    found = gathered((note, row.name) for row in rows for note in _notes_of(row))
+    return [f"{', '.join(names)}: {note}" for note, names in found.items()]
 
 
 #: What a side that is no exact loss is, for a comparison of two implementations.
@@ -149,28 +143,16 @@ OTHER_KINDS = {
 }
 
 
-def _notes_of(row: Row) -> Iterator[str]:
+def _notes_of(row: Change) -> Iterator[str]:
     """What changed in the code and around it; failures; approximations."""
-    sides = {side: row[side] for side in ("baseline", "new")}
-    one_loss = sides["baseline"]["name"] == sides["new"]["name"]
-    if row["changed"]:
-        yield f"changed: {', '.join(row['changed'])}"
+    sides = {side: getattr(row, side) for side in ("baseline", "new")}
+    one_loss = sides["baseline"].name == sides["new"].name
+    if row.changed:
+        yield f"changed: {', '.join(row.changed)}"
     elif one_loss:
         yield "nothing that is recorded of the code changed: a difference would be of the machine, or of chance"
     for word, side in sides.items():
-        if side["status"] != "ok":
-            yield f"the {word} run is {side['status']}: {side['reason']}"
-        if side["kind"] in OTHER_KINDS and not one_loss:
-            yield f"{side['name']} {OTHER_KINDS[side['kind']]}"
-
-
-def _aligned(body: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(TITLES, *body)]
-    table = [TITLES, ["-" * width for width in widths], *body]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place < _TEXT_COLUMNS else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(cells, widths))
-        ).rstrip()
-        for cells in table
-    )
+        if side.status != "ok":
+            yield f"the {word} run is {side.status}: {side.reason}"
+        if side.kind in OTHER_KINDS and not one_loss:
+            yield f"{side.name} {OTHER_KINDS[side.kind]}"

@@ -10,18 +10,12 @@ import csv
 import io
 import json
 import math
-import re
-import unicodedata
 from typing import Any, Dict, Sequence
+
+from common.core.text import plain
 
 #: Each batch and round, each option of a package would be columns of their own.
 NOT_IN_CSV = ("round_medians_ms", "options")
-
-
-def plain(text: Any) -> str:
-    """Text on one line, without what a terminal would obey: control, direction and format characters, surrogates."""
-    spaced = re.sub(r"\s+", " ", str(text))
-    return "".join(character for character in spaced if unicodedata.category(character)[0] != "C")
 
 
 def json_text(rows: Sequence[Dict[str, Any]]) -> str:

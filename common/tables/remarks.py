@@ -1,63 +1,61 @@
-"""What stands below tables of rows (see tables.py): reasons, intervals, errors at size, limits, stages, options."""
+"""The lines below the tables of rows: reasons, intervals, errors at size, limits, stages, options."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from common.results.exports import plain
-from common.results.summary import Row
-from common.results.wording import error, escaped, number, short
+from common.analysis.row import Row
+from common.core.text import count, error, gathered, number, plain, short
+from common.tables.text import listed
 
 Lines = List[str]
 
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Blocks of lines of the "table" or "markdown" format."""
-    blocks = []
-    for part in (_reasons, _ratios, _at_size, _limits, _stages, _options, _notes):
-        shown = [plain(line) for line in part(rows)]
-        if shown:
-            blocks.append(
-                "\n".join(f"- {escaped(line)}" for line in shown) if format == "markdown" else "\n".join(shown)
-            )
-    return blocks
+    parts = (_reasons, _ratios, _at_size, _limits, _stages, _options, _notes)
+    return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
 def _reasons(rows: Sequence[Row]) -> Lines:
-    return [f"{row['name']}: {row['status']}: {row['reason']}" for row in rows if row["reason"]]
+    return [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
 
 
 def _ratios(rows: Sequence[Row]) -> Lines:
     """The intervals behind the column "over the fastest"."""
     lines = []
     for row in rows:
-        found = row["against_fastest"]
+        found = row.against_fastest
         if not found or found["is_fastest"]:
             continue
-        what = f"{row['name']} {found['scope']} over {found['fastest']}'s"
+        what = f"{row.name} {found['scope']} over {found['fastest']}'s"
         if found["ratio"] is None:
             lines.append(f"{what}: no batch or round in common")
             continue
         batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
+        if found["of_file"]:
+            batches = f"all batches of the file, from {batches}"
+        else:
+            batches = f"these {batches}" + ", in this run" * found["paired"]
         if found["low"] is None:
             said = "one round gives no interval"
         else:
             low, high = (number(found[key], 3) for key in ("low", "high"))
             said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
+            if found["of_file"]:
+                said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
         apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
-        lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}, {said}{apart}")
+        lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}; {said}{apart}")
     return lines
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:
     """The errors on a measured batch, a line for each size."""
-    found: Dict[str, List[str]] = {}
-    for row in rows:
-        errors = row["at_size"]
-        if errors:
-            size = " x ".join(str(errors[key]) for key in ("N", "T_max", "U_max"))
-            said = f"{row['name']} {error(errors['loss_error'])} / {error(errors['grad_error'])}"
-            found.setdefault(size, []).append(said)
+    errors = [(row.name, row.at_size) for row in rows if row.at_size]
+    found = gathered(
+        (f"{of['N']} x {of['T_max']} x {of['U_max']}", f"{name} {error(of['loss_error'])} / {error(of['grad_error'])}")
+        for name, of in errors
+    )
     return [f"loss / grad error on a measured batch, N x T x U {size}: {', '.join(of)}" for size, of in found.items()]
 
 
@@ -65,13 +63,12 @@ def _limits(rows: Sequence[Row]) -> Lines:
     """The peaks behind the column "% of limit", and what it would be if the padding were work to do."""
     found: Dict[str, List[str]] = {}
     for row in rows:
-        padded = [row["limit_percent"].get(scope, {}).get("padded") for scope in ("step", "loss")]
+        padded = [row.limit_percent.get(scope, {}).get("padded") for scope in ("step", "loss")]
         if any(padded):
-            copies, products = (
-                number(row[key] and row[key] / 1e9, 3) for key in ("copy_bytes_per_second", "flops_per_second")
-            )
+            rates = (row.copy_bytes_per_second, row.flops_per_second)
+            copies, products = (number(rate and rate / 1e9, 3) for rate in rates)
             peaks = f"copies {copies} GB/s, products {products} GFLOP/s"
-            found.setdefault(peaks, []).append(f"{row['name']} {' / '.join(number(value, 2) for value in padded)}")
+            found.setdefault(peaks, []).append(f"{row.name} {' / '.join(number(value, 2) for value in padded)}")
     return [
         f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"
         for peaks, of in found.items()
@@ -79,7 +76,7 @@ def _limits(rows: Sequence[Row]) -> Lines:
 
 
 def _options(rows: Sequence[Row]) -> Lines:
-    return [f"{row['name']} options: {options_text(row['options'])}" for row in rows if row["options"]]
+    return [f"{row.name} options: {options_text(row.options)}" for row in rows if row.options]
 
 
 def options_text(options: Dict[str, Dict[str, Any]]) -> str:
@@ -95,27 +92,23 @@ def _stages(rows: Sequence[Row]) -> Lines:
     """Where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
     lines = []
     for row in rows:
-        stages = {scope: (parts, "ms") for scope, parts in row["stages"].items() if parts}
-        if not stages and row["profiled_stages_us"]:
-            stages = {"profiled": (row["profiled_stages_us"], "us")}
+        stages = {scope: (parts, "ms") for scope, parts in row.stages.items() if parts}
+        if not stages and row.profiled_stages_us:
+            stages = {"profiled": (row.profiled_stages_us, "us")}
         for scope, (parts, unit) in stages.items():
             split = ", ".join(f"{short(plain(name))} {number(value, 3)} {unit}" for name, value in parts.items())
-            lines.append(f"{row['name']} {scope}: {split}")
+            lines.append(f"{row.name} {scope}: {split}")
     return lines
 
 
 def _notes(rows: Sequence[Row]) -> Lines:
     """Each note once, with the rows it is about."""
-    about: Dict[str, List[str]] = {}
-    for row in rows:
-        for note in row["notes"]:
-            about.setdefault(note, []).append(row["name"])
+    about = gathered((note, row.name) for row in rows for note in row.notes)
     lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items()]
-    inflated = [f"{row['name']} {number(row['profiler_inflation'], 3)}x" for row in rows if row["profiler_inflation"]]
+    inflated = [f"{row.name} {number(row.profiler_inflation, 3)}x" for row in rows if row.profiler_inflation]
     if inflated:
         lines.append(f"profiled steps over the same steps without the profiler: {', '.join(inflated)}")
-    earlier = sum(row["earlier_runs"] for row in rows)
+    earlier = sum(row.earlier_runs for row in rows)
     if earlier:
-        runs = "1 earlier run" if earlier == 1 else f"{earlier} earlier runs"
-        lines.append(f"{runs} of the same configuration not shown (--all-runs shows them)")
+        lines.append(f"{count(earlier, 'earlier run')} of the same configuration not shown (--all-runs shows them)")
     return lines

@@ -8,21 +8,19 @@ curve is what is allocated above the step's start.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_high
 from typing import Any, Dict, List, Optional, Tuple
 
-from common.results import trace_reader
-from common.results.profiled import MB
-from common.results.trace_events import Counters
-from common.results.trace_reader import CUDA, Device
+from common.core.units import MB
+from common.traces import reader
+from common.traces.reader import CUDA, FEW, Device, Step, StepCollector
 
 MOST_BINS = 1 << 14  # per device, over the whole file; past it, neighbours are merged
 MOST_SPANS = 1 << 15  # labelled spans kept
 MOST_DEVICES = 64
 MOST_POINTS = 600  # of the curve that is drawn
-_STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
 Span = Tuple[float, float, str]  # start, end in microseconds, label
 
@@ -44,8 +42,9 @@ class Curve:
 
 
 def read(path: Path) -> Optional[Curve]:
-    """The curve of one trace; None when it has no memory events.  Raises TraceError as ``trace_reader.read`` does."""
-    collector, _ = trace_reader.collect(path, make=_Collector)
+    """The curve of one trace; None when it has no memory events.  Raises TraceError as ``reader.read`` does."""
+    collector = _Collector()
+    reader.collect(path, collector)
     return collector.curve(path.name)
 
 
@@ -73,12 +72,8 @@ class _Timeline:
 
     def between(self, begin: float, end: float) -> List[Tuple[float, float]]:
         """(time, highest) of the bins whose last event is in [begin, end]."""
-        return [
-            (self.bins[place][1], self.bins[place][0]) for place in sorted(self.bins) if self._in(place, begin, end)
-        ]
-
-    def _in(self, place: int, begin: float, end: float) -> bool:
-        return begin <= self.bins[place][1] <= end
+        bins = (self.bins[place] for place in sorted(self.bins))
+        return [(at, highest) for highest, at, _ in bins if begin <= at <= end]
 
     def before(self, time: float) -> Optional[float]:
         """The last value before `time`."""
@@ -86,39 +81,30 @@ class _Timeline:
         return max(earlier)[1] if earlier else None
 
 
-class _Collector:
-    """Gathers steps, labelled spans and memory, event by event; fields may be of any type."""
-
+class _Collector(StepCollector):
     def __init__(self) -> None:
-        self._steps: List[Tuple[float, float, int]] = []  # start, end, number
+        self._steps: List[Step] = []
         self._spans: List[Span] = []
         self._timelines: Dict[Device, _Timeline] = {}
 
-    def header(self, key: str, value: Any) -> None:
-        pass
+    def memory(self, device: Device, ts: Any, total: int) -> None:
+        if reader.is_number(ts) and (device in self._timelines or len(self._timelines) < MOST_DEVICES):
+            self._timelines.setdefault(device, _Timeline()).add(ts, total)
 
-    def event(self, ph: Any, cat: Any, name: Any, ts: Any, dur: Any, counters: Counters) -> None:
-        if not trace_reader.is_number(ts):
-            return
-        if name == "[memory]":
-            if counters is not None and all(trace_reader.is_number(counter) for counter in counters):
-                device = (int(counters[1]), int(counters[2]))
-                if device in self._timelines or len(self._timelines) < MOST_DEVICES:
-                    self._timelines.setdefault(device, _Timeline()).add(ts, counters[0])
-        elif cat == "user_annotation" and ph == "X" and isinstance(name, str):
-            if not trace_reader.is_number(dur) or dur < 0:
-                return
-            step = _STEP.match(name)
-            if step and len(self._steps) < MOST_SPANS:
-                self._steps.append((ts, ts + dur, int(step.group(1))))
-            elif not step and len(self._spans) < MOST_SPANS:
-                self._spans.append((ts, ts + dur, name))
+    def step(self, ts: float, dur: float, number: int) -> None:
+        if len(self._steps) < MOST_SPANS:
+            self._steps.append((ts, dur, number))
+
+    def label(self, ts: float, dur: float, name: str) -> None:
+        if len(self._spans) < MOST_SPANS:
+            self._spans.append((ts, ts + dur, name))
 
     def curve(self, file: str) -> Optional[Curve]:
         step, timeline = self._step(), self._timeline()
         if step is None or timeline is None:
             return None
-        begin, end, number = step
+        begin, duration, number = step
+        end = begin + duration
         found = timeline.between(begin, end)
         if not found:
             return None
@@ -139,13 +125,11 @@ class _Collector:
             stage_mb,
         )
 
-    def _step(self) -> Optional[Tuple[float, float, int]]:
+    def _step(self) -> Optional[Step]:
         """The last step, or the one before it when the end of the loop cut the last one off."""
         steps = sorted(self._steps)
-        if len(steps) > 1:
-            usual = sorted(end - begin for begin, end, _ in steps[:-1])[(len(steps) - 1) // 2]
-            if (steps[-1][1] - steps[-1][0]) * 4 < usual:
-                return steps[-2]
+        if len(steps) > 1 and steps[-1][1] * FEW < median_high([duration for _, duration, _ in steps[:-1]]):
+            return steps[-2]
         return steps[-1] if steps else None
 
     def _timeline(self) -> Optional[_Timeline]:

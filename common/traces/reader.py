@@ -14,15 +14,15 @@ import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from common.errors import UserError
-from common.results.statistics import median
-from common.results.trace_events import Broken, Counters, any_events
-from common.results.trace_kineto import fast_events
+from common.core.errors import UserError
+from common.core.statistics import median
+from common.traces.events import Broken, Collector, read_events
+from common.traces.kineto import Event
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
-FEW = 4  # a step is short, or has few operators, below a FEWth of what the others have
+FEW = 4  # a step is short, or has few operators, when it has less than 1/FEW of what the others have
 MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
 LONGEST_LABEL = 1000  # characters kept, likewise
 OTHER_LABELS = "(other labels)"
@@ -33,7 +33,7 @@ Step = Tuple[float, float, int]  # start, duration, number
 
 
 class TraceError(UserError):
-    """A file that is no whole trace, or one without steps.  The message names the file and the place."""
+    """A file that is not a whole trace, or one without steps.  The message names the file and the place."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,12 @@ class TraceSummary:
 def read(path: Path, fast: bool = True) -> TraceSummary:
     """Read one trace (.json or .json.gz, told by its content).
 
-    fast: try the way for Kineto's own layout first; the answer is the same.  Raises TraceError for a file that cannot
-    be read, is cut short or broken, or has no step.
+    fast: see ``read_events``; the answer is the same.  Raises TraceError for a file that cannot be read, is cut short
+    or broken, or has no step.
     """
-    collector, salvaged = collect(Path(path), fast)
-    return collector.summary(str(path), _stub(Path(path), collector.steps, fast), salvaged)
+    collector = _SummaryCollector()
+    salvaged = collect(path, collector, fast)
+    return collector.summary(str(path), _stub(path, collector.steps, fast), salvaged)
 
 
 def memory_rise(path: Path) -> Dict[Device, int]:
@@ -105,7 +106,8 @@ def memory_rise(path: Path) -> Dict[Device, int]:
     For a trace that need not have steps and whose counter may start above zero: it goes on from one profiled window of
     a process to the next.  TraceError as for ``read``.
     """
-    collector, _ = collect(Path(path))
+    collector = _SummaryCollector()
+    collect(path, collector)
     return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
@@ -115,15 +117,16 @@ def count_operators(path: Path, begin: float = -math.inf, end: float = math.inf,
     Reads the whole file: where events stand in it does not tell when they began, and only its end tells which step was
     the last.  TraceError as for ``read``.
     """
-    counter, _ = collect(path, fast, make=lambda: _OperatorCounter(begin, end))
+    counter = _OperatorCounter(begin, end)
+    collect(path, counter, fast)
     return counter.inside, counter.all
 
 
 def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
     """The number of the last step when the loop ended in it: it is short next to the other steps, and holds few
-    operators (1.13 puts one of its own there) next to them.  Both, since a true step may be either.
+    operators (1.13 puts one of its own there) next to them.  Both are asked, since a whole step may be either.
 
-    Only a short one is worth reading the file again for its operators.
+    Only where it is short is the file read again for its operators.
     """
     if len(steps) < 2:
         return None
@@ -135,77 +138,78 @@ def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
     return number if usual >= FEW and inside * FEW < usual else None
 
 
-def collect(path: Path, fast: bool = True, make: Optional[Callable[[], Any]] = None) -> Tuple[Any, int]:
-    """Hand the events of a trace to a fresh collector: what `make` gives, with the methods ``event`` and ``header``,
-    and ``operator`` where it wants the starts of operators.
-
-    Returns it and how many events were salvaged.  TraceError as for ``read``, but steps are not asked for.
-    """
+def collect(path: Path, collector: Collector, fast: bool = True) -> int:
+    """Hand the events of a trace to a collector.  Returns how many of them were not valid JSON; TraceError as for
+    ``read``, but a trace need not have steps."""
     try:
-        with open(path, "rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        for way in (fast_events, any_events) if fast else (any_events,):
-            collector = (make or _Collector)()
-            with gzip.open(path) if packed else open(path, "rb") as stream:
-                salvaged = way(stream, collector.event, collector.header, getattr(collector, "operator", None))
-            if salvaged is not None:
-                return collector, salvaged
+        with open(path, "rb") as stream:
+            packed = stream.read(2) == b"\x1f\x8b"
+            stream.seek(0)
+            unpacked: Any = gzip.open(stream) if packed else stream
+            return read_events(unpacked, collector, fast)
     except (Broken, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: not a whole trace: {error}; profile again") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-    raise AssertionError("any_events always answers")
 
 
-class _Collector:
-    """Gathers the summary event by event.  Fields may be of any type: files can be garbled."""
+class StepCollector(Collector):
+    """Finds the steps, labelled spans and memory counts among the events; the fields of a garbled event may be of any
+    type."""
 
+    kernels = False  # of CUDA were seen
+
+    def event(self, event: Event) -> None:
+        if event.name == "[memory]":
+            if event.args is not None:
+                total, device_type, device_id = event.args.total, event.args.device_type, event.args.device_id
+                if is_number(total) and is_number(device_type) and is_number(device_id):
+                    self.memory((int(device_type), int(device_id)), event.ts, int(total))
+        elif event.cat == "user_annotation" and event.ph == "X" and isinstance(event.name, str):
+            if is_number(event.ts) and is_number(event.dur) and event.dur >= 0:
+                step = _STEP.match(event.name)
+                if step:
+                    self.step(event.ts, float(event.dur), int(step[1]))
+                else:
+                    self.label(event.ts, event.dur, event.name)
+        elif event.cat == "kernel":
+            self.kernels = True
+
+    def memory(self, device: Device, ts: Any, total: int) -> None:
+        """The count of bytes of a device; `ts` may be of any type."""
+
+    def step(self, ts: float, dur: float, number: int) -> None:
+        """A span ProfilerStep#number, in microseconds."""
+
+    def label(self, ts: float, dur: float, name: str) -> None:
+        """Another span of record_function, in microseconds."""
+
+
+class _SummaryCollector(StepCollector):
     def __init__(self) -> None:
         self.steps: List[Step] = []
         self.peaks: Dict[Device, int] = {}
         self.lowest: Dict[Device, int] = {}
         self._memory_events = 0
         self._labels: Dict[str, float] = {}
-        self._kernels = False
         self._header: Dict[str, Any] = {}
 
     def header(self, key: str, value: Any) -> None:
         self._header[key] = value
 
-    def event(self, ph: Any, cat: Any, name: Any, ts: Any, dur: Any, counters: Counters) -> None:
-        if name == "[memory]":
-            self._memory(counters)
-        elif cat == "user_annotation":
-            if ph == "X" and isinstance(name, str) and is_number(ts) and is_number(dur) and dur >= 0:
-                self._annotation(name, ts, dur)
-        elif cat == "kernel":
-            self._kernels = True
+    def step(self, ts: float, dur: float, number: int) -> None:
+        self.steps.append((ts, dur, number))
 
-    def _annotation(self, name: str, ts: float, dur: float) -> None:
-        step = _STEP.match(name)
-        if step:
-            self.steps.append((ts, float(dur), int(step.group(1))))
-            return
+    def label(self, ts: float, dur: float, name: str) -> None:
         name = name[:LONGEST_LABEL]
         if name not in self._labels and len(self._labels) >= MOST_LABELS:
             name = OTHER_LABELS
         self._labels[name] = self._labels.get(name, 0.0) + dur
 
-    def _memory(self, counters: Counters) -> None:
-        if counters is None:
-            return
-        total, device_type, device_id = counters
-        if not (is_number(total) and is_number(device_type) and is_number(device_id)):
-            return
-        total, device_type, device_id = int(total), int(device_type), int(device_id)
+    def memory(self, device: Device, ts: Any, total: int) -> None:
         self._memory_events += 1
-        device = (device_type, device_id)
-        if device not in self.peaks:
-            self.peaks[device] = self.lowest[device] = total
-        elif total > self.peaks[device]:
-            self.peaks[device] = total
-        elif total < self.lowest[device]:
-            self.lowest[device] = total
+        self.peaks[device] = max(total, self.peaks.get(device, total))
+        self.lowest[device] = min(total, self.lowest.get(device, total))
 
     def summary(self, path: str, stub: Optional[int], salvaged: int) -> TraceSummary:
         if not self.steps:
@@ -216,6 +220,7 @@ class _Collector:
         gaps = (range(low + 1, min(high, low + 1000)) for low, high in zip(distinct, distinct[1:]))
         properties = self._header.get("deviceProperties")
         first_device = properties[0] if isinstance(properties, list) and properties else None
+        name = str(first_device["name"]) if isinstance(first_device, dict) and "name" in first_device else None
         distributed = self._header.get("distributedInfo")
         rank = distributed.get("rank") if isinstance(distributed, dict) else None
         return TraceSummary(
@@ -227,27 +232,21 @@ class _Collector:
             peak_bytes=self.peaks,
             memory_events=self._memory_events,
             label_us=self._labels,
-            on_cuda=self._kernels or any(device_type == CUDA for device_type, _ in self.peaks),
-            device_name=str(first_device["name"])
-            if isinstance(first_device, dict) and "name" in first_device
-            else None,
-            rank=int(rank) if is_number(rank) else None,
+            on_cuda=self.kernels or any(device_type == CUDA for device_type, _ in self.peaks),
+            device_name=name,
+            rank=int(rank) if rank is not None and is_number(rank) else None,
             salvaged=salvaged,
         )
 
 
-class _OperatorCounter:
+class _OperatorCounter(Collector):
     """Counts operators, and those that begin within [begin, end)."""
+
+    wants_operators = True
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = begin, end
         self.inside = self.all = 0
-
-    def header(self, key: str, value: Any) -> None:
-        pass
-
-    def event(self, *fields: Any) -> None:
-        pass
 
     def operator(self, ts: Any) -> None:
         if is_number(ts):
@@ -256,5 +255,5 @@ class _OperatorCounter:
 
 
 def is_number(value: Any) -> bool:
-    """A number that arithmetic can be done with, and no bool."""
+    """A finite number of usual size, and not a bool."""
     return type(value) in (int, float) and -1e18 < value < 1e18

@@ -5,18 +5,17 @@ Profiled means: with the profiler's own cost in it.  Windows stay apart and are 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple, Union
 
-from common.results import statistics, trace_reader
-from common.results.trace_reader import CPU, CUDA, FEW, TraceError, TraceSummary
+from common.core import statistics
+from common.core.units import MB
+from common.traces import reader
+from common.traces.reader import CPU, CUDA, FEW, TraceError, TraceSummary
 
-MB = 2**20
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
-_FILE = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
 
 #: A file and what it says, or why it says nothing.
 Window = Tuple[Path, Union[TraceSummary, TraceError]]
@@ -38,31 +37,12 @@ class Profiled:
     notes: List[str] = field(default_factory=list)
 
 
-def trace_files(folder: Path) -> List[Path]:
-    """The trace files directly in a folder, by the time in their names."""
-    files = [path for path in folder.iterdir() if _FILE.match(path.name) and path.is_file()]
-    return sorted(files, key=order)
-
-
-def order(path: Path) -> Tuple[int, int, str]:
-    """Sorts the windows of a worker: by the time in the name (its unit depends on the torch version), then by name."""
-    found = _FILE.match(path.name)
-    time = (found["time"] if found else None) or ""
-    return (len(time), int(time or 0), path.name)
-
-
-def worker(path: Path) -> str:
-    """The part of the file name before its time: host and process by default, one for each rank."""
-    found = _FILE.match(path.name)
-    return found["worker"] if found else path.name
-
-
 def read_windows(files: List[Path]) -> List[Window]:
     """Read the traces; a broken one is kept as its error, not raised."""
     windows: List[Window] = []
     for path in files:
         try:
-            windows.append((path, trace_reader.read(path)))
+            windows.append((path, reader.read(path)))
         except TraceError as error:
             windows.append((path, error))
     return windows
@@ -171,5 +151,5 @@ def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], resul
 
 def _few_operators(alone: Path, before: Path, steps_before: int) -> bool:
     """Has the one step of `alone` few operators next to the steps of the window before it, if those have any?"""
-    (_, mine), (_, others) = map(trace_reader.count_operators, (alone, before))
+    (_, mine), (_, others) = map(reader.count_operators, (alone, before))
     return others == 0 or mine * FEW < others / steps_before

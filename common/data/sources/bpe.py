@@ -1,6 +1,6 @@
 """Counting the tokens of a text with a SentencePiece model, and training one.
 
-sentencepiece is imported only when used; its C++ log is kept off the screen, its errors become one line.
+sentencepiece is imported only when it is used.  Its C++ log is not shown, and its errors become one line.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import re
 from pathlib import Path
 from typing import Any, Callable, List, Sequence
 
-from common.errors import UserError
+from common.core.errors import UserError
 
-MODEL_TYPES = ("bpe", "unigram")
 _LOG_NOTHING_BELOW_FATAL = 3
 
 
 def load(path: Path) -> bytes:
-    """The SentencePiece model in `path`, checked.  Raises UserError for a missing file and for one that is no model."""
+    """The SentencePiece model in `path`, checked.  Raises UserError for a file that is missing or not a model."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
     try:
-        if not content:  # parses as a model with nothing in it
+        if not content:  # sentencepiece reads this as a model without pieces
             raise RuntimeError("empty")
         _processor(content)
     except RuntimeError as error:
@@ -34,11 +33,11 @@ def load(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """A SentencePiece model of `texts`, one utterance each, with icefall's settings but for the type.
+    """A SentencePiece model of `texts`, one utterance each, with icefall's settings except for the type.
 
-    Ids: 0 <blk>, 1 <sos/eos>, 2 <unk>; every character is covered.  icefall's own lang_bpe_500 is, for all its name, of
-    type ``unigram``.  The same texts give the same model.  Raises UserError where `texts` cannot have that many tokens,
-    with the largest or smallest number that they can.
+    Ids: 0 <blk>, 1 <sos/eos>, 2 <unk>; every character is covered.  icefall's own lang_bpe_500 has the type
+    ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError where `texts` cannot give
+    so many tokens, with the largest or smallest possible number.
     """
     import sentencepiece
 

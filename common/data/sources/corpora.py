@@ -1,7 +1,8 @@
-"""Utterances straight from a corpus on disk, through lhotse's own recipes: audio headers are read, no features made.
+"""Utterances directly from a corpus on disk, by lhotse's own recipes: they read audio headers and make no features.
 
-Nothing that a corpus says is run.  lhotse would: a Kaldi wav.scp can hold shell commands, and it reads .sph and .opus
-files through a shell, by their names.  Those are refused unless reco2dur makes opening them unnecessary.
+No command in a corpus is run.  lhotse would run some: a Kaldi wav.scp can hold shell commands, and lhotse reads .sph
+and .opus files through a shell, by their names.  Such files are refused, unless reco2dur makes it unnecessary to open
+them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Iterator, List, Sequence
 
-from common.data.manifest_files import one_line
-from common.data.manifests import Timing, Utterance, of_supervisions, span_of
+from common.core.errors import UserError
 from common.data.shapes import sha256
-from common.errors import UserError
+from common.data.sources.manifest_files import one_line
+from common.data.sources.manifests import Timing, Utterance, of_supervisions, span_of
 
 KALDI_FILES = ("wav.scp", "segments", "text", "utt2spk", "reco2dur")
 READ_THROUGH_A_SHELL = (".sph", ".opus")
 
 
 def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Counter) -> Iterator[Utterance]:
-    """Utterances of `parts` of LibriSpeech, sorted by id within a part: lhotse finds them in the file system's order.
+    """Utterances of `parts` of LibriSpeech, sorted by id within a part; lhotse's order is that of the file system.
 
     corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100.
     """
@@ -34,11 +35,11 @@ def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Coun
     from lhotse.recipes import prepare_librispeech
 
     with _lhotse(f"--corpus-dir {corpus}", counts):
-        threads = min(8, os.cpu_count() or 1)  # they wait for the disk, a header per utterance
+        threads = min(8, os.cpu_count() or 1)  # they wait for the disk: one header per utterance
         prepared = prepare_librispeech(corpus, dataset_parts=list(parts), num_jobs=threads)
     for part in parts:
         supervisions = sorted(prepared[part]["supervisions"], key=lambda supervision: supervision.id)
-        yield from _utterances(corpus / part, supervisions, prepared[part]["recordings"], timing, counts)
+        yield from _utterances(corpus / part, iter(supervisions), prepared[part]["recordings"], timing, counts)
 
 
 def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
@@ -53,7 +54,7 @@ def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
 def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> Iterator[Utterance]:
     """Utterances of a Kaldi data folder: of ``segments``, else (with ``utt2spk``) one per recording, in lhotse's order.
 
-    Durations are those of ``reco2dur`` where it is there, else of the audio headers.  ``feats.scp`` is not opened.
+    Durations are those of ``reco2dur`` if it exists, else of the audio headers.  ``feats.scp`` is not opened.
     """
     _check_kaldi(folder)
     from lhotse.kaldi import load_kaldi_data_dir
@@ -67,7 +68,7 @@ def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> 
 
 
 def kaldi_files(folder: Path) -> List[Path]:
-    """The files of a Kaldi data folder that decide about the shapes."""
+    """The files of a Kaldi data folder on which the shapes depend."""
     return [folder / name for name in KALDI_FILES if (folder / name).is_file()]
 
 
@@ -90,7 +91,7 @@ def _check_parts(corpus: Path, parts: Sequence[str]) -> None:
 
 
 def _check_kaldi(folder: Path) -> None:
-    """UserError for a folder that is none, and for one that lhotse would run something to read."""
+    """Raise UserError for a folder without wav.scp, and for one where lhotse would run a command."""
     try:
         lines = (folder / "wav.scp").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -110,16 +111,16 @@ def _check_kaldi(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _lhotse(source: str, counts: Counter) -> Iterator[None]:
-    """What lhotse warns about is counted, not shown; what it raises becomes one line that starts with `source`.
+    """Count lhotse's warnings instead of showing them, and turn its errors into one line that starts with `source`.
 
-    Its progress bars show only on a terminal.
+    Its progress bars are shown only on a terminal.
     """
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [_Count(counts)]
     try:
         with contextlib.nullcontext() if sys.stderr.isatty() else contextlib.redirect_stderr(io.StringIO()):
             yield
-    except Exception as error:  # recipes check little: a wrong corpus raises whatever they run into
+    except Exception as error:  # recipes check little, so a wrong corpus can raise anything
         raise UserError(f"{source}: lhotse cannot read it ({one_line(error)})") from error
     finally:
         root.handlers = handlers

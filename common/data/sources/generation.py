@@ -1,7 +1,7 @@
-"""What generate_shape_info.py does once its flags are checked: a source, its rows, their provenance, the files.
+"""What generate_shape_info.py does after its flags are checked: a source, its rows, their provenance, the files.
 
-The provenance names files without their folders and says no time (but SOURCE_DATE_EPOCH): the same input and the same
-versions give the same files.
+The provenance names files without their folders, and no time except SOURCE_DATE_EPOCH, so that the same input and the
+same versions give the same files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import numpy as np
 
-from common.data import bpe, corpora, figures, manifests, shapes
-from common.data.tabulate import table
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data import shapes
+from common.data.sources import bpe, corpora, manifests, published
+from common.data.sources.tabulate import table
 
 SCHEMA = 1
 KALDI_SAMPLING_RATE = 16000
@@ -29,7 +30,7 @@ KALDI_SAMPLING_RATE = 16000
 
 @dataclass
 class Source:
-    """Where utterances come from.  files: those read, for hashes; also: more provenance of the source."""
+    """Where utterances come from.  files: that are read, for their hashes; also: more provenance of the source."""
 
     kind: str
     files: List[Path]
@@ -38,7 +39,8 @@ class Source:
 
 
 def generate(flags: argparse.Namespace) -> List[str]:
-    """Write the shape file that `flags` ask for; lines to show.  Raises UserError, and then has written nothing."""
+    """Write the shape file that `flags` ask for; returns lines to show.  Where it raises UserError nothing is
+    written."""
     shapes.check_output(flags.output)
     rows, provenance, beside = (_from_figures if flags.from_figures else _from_corpus)(flags)
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
@@ -54,15 +56,15 @@ def generate(flags: argparse.Namespace) -> List[str]:
 
 
 def _from_figures(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
-    seed = figures.SEED if flags.seed is None else flags.seed
+    seed = published.SEED if flags.seed is None else flags.seed
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
         "not the corpus",
-        "source": {"kind": "figures", "files": [_described(figures.FIGURES)]},
+        "source": {"kind": "figures", "files": [_described(published.FIGURES)]},
         "options": {"seed": seed},
         "versions": _versions("torch"),
     }
-    return figures.draw(figures.load_figures(), seed), provenance, []
+    return published.draw(published.load_figures(), seed), provenance, []
 
 
 def _from_corpus(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
@@ -74,10 +76,10 @@ def _from_corpus(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any],
     _keep_inputs(outputs, [*source.files, *([flags.bpe_model] if model else [])])
     described = {"kind": source.kind, "files": [_described(path) for path in source.files], **source.also}
 
-    utterances = islice(source.utterances, flags.limit)
+    utterances: Iterator[manifests.Utterance] = islice(source.utterances, flags.limit)
     beside = []
     if model is None:
-        read = list(utterances)  # twice: to train on, and to count
+        read = list(utterances)  # needed twice: to train, and to count
         texts = [utterance.text for utterance in read if utterance.text]
         model = bpe.train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
         beside.append((trained_at, model))
@@ -102,7 +104,7 @@ def _from_corpus(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any],
 
 
 def _open(flags: argparse.Namespace, counts: Counter) -> Source:
-    """The source that `flags` name; nothing of it is read yet but what tells that it is none."""
+    """The source that `flags` name.  Nothing of it is read yet except to check that it is one."""
     timing = manifests.Timing(flags.frame_shift, tuple(flags.speed_perturbation))
     if flags.manifest:
         recordings = flags.recordings or (None if flags.features else manifests.beside(flags.manifest))
@@ -117,7 +119,7 @@ def _open(flags: argparse.Namespace, counts: Counter) -> Source:
 
 
 def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:
-    """UserError where writing would replace what is read, e.g. cuts.json by the provenance of cuts.pt."""
+    """Raise UserError where an output would replace an input, such as cuts.json by the provenance of cuts.pt."""
     for output in outputs:
         for path in inputs:
             if output.exists() and path.exists() and output.samefile(path):

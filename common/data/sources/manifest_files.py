@@ -1,7 +1,7 @@
 """Entries of a lhotse manifest file, one by one, with a progress bar over its bytes.
 
-lhotse's own loaders would do, but: they try to open a path as a command or a URL first, keep a .json manifest under
-whatever kind parses, and raise whatever they meet in a wrong file.  Here a path is a file, and an error names the line.
+Not lhotse's own loaders: they try a path as a command or a URL first, give a .json manifest any kind that parses, and
+raise any error for a wrong file.  Here a path is a file, and an error names the line.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO, Iterator, Tuple, Type
 
-from common.errors import UserError
+from common.core.errors import UserError
 
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
 
 
 def read(path: Path) -> Iterator[Tuple[int, Any]]:
-    """(entry, counted from 1; lhotse object) of the manifest `path`; the format is told by its content, not its name.
+    """(entry, counted from 1; lhotse object) of the manifest `path`; its content decides the format, not its name.
 
     A .jsonl manifest is read line by line and an entry is a line; a .json one is a single value and is read whole.
     Raises UserError with the number of the entry for what is no such manifest.
@@ -31,7 +31,7 @@ def read(path: Path) -> Iterator[Tuple[int, Any]]:
         for number, value in _values(path):
             try:
                 item = deserialize_item(json.loads(value) if isinstance(value, str) else value)
-            except Exception as error:  # lhotse checks nothing: a wrong entry raises whatever it runs into
+            except Exception as error:  # lhotse checks nothing, so a wrong entry can raise anything
                 raise UserError(f"{path}: entry {number} is not of {WANTED} ({one_line(error)})") from error
             yield number, item
     except OSError as error:  # a damaged gzip header is one too
@@ -54,7 +54,7 @@ def of_kind(kind: Type, path: Path, entries: Iterator[Tuple[int, Any]]) -> Itera
 
 
 def one_line(error: Exception) -> str:
-    """The error's kind and message, cut to what fits a line."""
+    """The error's class and message, at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else text[:197] + "..."
 

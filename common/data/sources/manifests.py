@@ -1,8 +1,8 @@
 """Utterances of lhotse manifests: their text and how many feature frames they have.  No audio or feature is opened.
 
-A cut is one utterance, with the texts of its supervisions in time order; of a supervisions manifest, each supervision
-is one, from its start to its end or its recording's, as lhotse's trim_to_supervisions cuts them.  Nothing that a
-manifest names is run: its recordings may be shell commands.
+A cut is one utterance, with the texts of its supervisions in time order.  In a supervisions manifest each supervision
+is one, from its start to its end or to that of its recording, as lhotse's trim_to_supervisions cuts them.  The
+recordings of a manifest may be shell commands; none is run.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
-from common.data.manifest_files import of_kind, one_line, read, read_only
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data.sources.manifest_files import of_kind, one_line, read, read_only
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
 
@@ -49,8 +49,8 @@ class Timing:
     def frames(self, span: Span) -> Tuple[int, ...]:
         """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.
 
-        As in lhotse, another speed detaches the features: frames are counted anew, of the perturbed duration at the
-        features' own frame shift.
+        As in lhotse, another speed drops the features: the frames are counted from the perturbed duration and the frame
+        shift of the features.
         """
         from lhotse.utils import compute_num_samples, perturb_num_samples
 
@@ -82,10 +82,10 @@ def utterances(
     recordings: Optional[Path] = None,
     features: Optional[Path] = None,
 ) -> Iterator[Utterance]:
-    """Utterances of the cuts or supervisions in `path`, lazily and in file order; `counts` is filled on the way.
+    """Utterances of the cuts or supervisions in `path`, lazily and in file order; counts what it meets in `counts`.
 
-    recordings, features: manifests for supervisions (cuts bring their own); one of them is needed.  Raises UserError
-    with the number of the entry at fault.
+    recordings, features: manifests for supervisions, which need one of them (cuts have their own).  Raises UserError
+    with the number of the wrong entry.
     """
     from lhotse import SupervisionSegment
     from lhotse.cut import Cut
@@ -122,7 +122,7 @@ def of_supervisions(
     counts: Counter,
     features: Optional[Dict[str, List[Span]]] = None,
 ) -> Iterator[Utterance]:
-    """An utterance of each (number, lhotse supervision); `path` is where they are from, for errors."""
+    """An utterance of each (number, lhotse supervision); path: where they are from, for errors."""
     used = set()
     for number, supervision in supervisions:
         used.add(supervision.recording_id)
@@ -143,7 +143,7 @@ def span_of(recording: Any) -> Span:
 
 
 def load_features(path: Path) -> Dict[str, List[Span]]:
-    """What the features manifest `path` says about the features of each recording, by recording id."""
+    """The spans of features in the features manifest `path`, by recording id."""
     from lhotse import Features
 
     spans: Dict[str, List[Span]] = {}
@@ -154,7 +154,7 @@ def load_features(path: Path) -> Dict[str, List[Span]]:
 
 
 def beside(path: Path) -> Optional[Path]:
-    """The recordings manifest that goes by its name with the supervisions manifest `path`, if there is one."""
+    """The recordings manifest whose name fits that of the supervisions manifest `path`, if it exists."""
     named = path.with_name(path.name.replace("supervisions", "recordings"))
     return named if named != path and named.is_file() else None
 
@@ -172,7 +172,7 @@ def _of_cut(cut: Any, timing: Timing, counts: Counter) -> Utterance:
     span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
     if not (isinstance(cut, MixedCut) and cut.has_recording):
         return Utterance(text, timing.frames(span))
-    # each track of a mixed cut is perturbed, and rounded to samples, on its own
+    # each track of a mixed cut is perturbed and rounded to samples separately
     plain = cut.drop_features()
     at_one = Timing(timing.frame_shift, (1.0,))
     frames = (
@@ -204,7 +204,7 @@ def _of_supervision(
 
 
 def _text(supervisions: List[Any], counts: Counter) -> str:
-    """The texts in time order, joined by a space; "" where there is none.  Counts what is out of the ordinary."""
+    """The texts in time order, joined by a space; "" where there is none.  Counts unusual cases."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
@@ -218,7 +218,7 @@ def _text(supervisions: List[Any], counts: Counter) -> str:
 
 
 def _guarded(path: Path, number: int, function: Callable[..., Utterance], entry: Any, *arguments: Any) -> Utterance:
-    """``function(entry, ...)``, with whatever a wrong value in the entry raises as one line that names it."""
+    """``function(entry, ...)``; an error becomes a UserError of one line that names the entry."""
     try:
         return function(entry, *arguments)
     except Exception as error:  # a manifest can hold any value anywhere

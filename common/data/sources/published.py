@@ -2,7 +2,7 @@
 
 The figures (train_clean_100_shapes.json, beside this file) are the joint distribution of T and U; their "about" says
 how to draw from them.  A draw has the real marginal of T and the real spread of U given T; it is not the corpus, and
-says nothing about its order.  generate_shape_info.py makes the exact shapes from the corpus.
+its order is random.  generate_shape_info.py makes the exact shapes from the corpus.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Dict
 
 import numpy as np
 
-from common.data.draws import uniform
+from common.data.streams import uniform64
 
 FIGURES = Path(__file__).with_name("train_clean_100_shapes.json")
 # Of the committed shape_info.pt.  Of seeds 0 to 299, 36 also give the published batches (2,772-2,773 sorted ones at
@@ -31,11 +31,11 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
 
     T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
     interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.
-    U is kept within the published minimum and maximum, which products of a T and a U per T from the two ends of a bin
-    can miss by a token or two.  The same seed gives the same rows on every machine.
+    U is clipped to the published minimum and maximum, which the product of a T and a U per T can miss by a token or two
+    at the ends of a bin.  The same seed gives the same rows on every machine.
     """
     count = figures["utterances"]
-    percent_t, percent_u = 100.0 * uniform(seed, 2 * count).reshape(2, count)
+    percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
 
     at_percent = np.asarray(figures["T_at_percent"])[np.newaxis]
     frames = _interpolate(percent_t, np.asarray(figures["T_percent"]), at_percent, np.zeros(count, dtype=np.intp))
@@ -53,8 +53,8 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
 def _interpolate(at: np.ndarray, known_at: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Linear interpolation of row ``table[i]`` of `tables` (rows, points) at ``at[i]``.
 
-    Not np.interp: there a compiler may fuse the multiplication into the addition, which rounds differently from machine
-    to machine; single numpy operations are exact IEEE.
+    Not np.interp: a compiler may fuse its multiplication and addition, which rounds differently from machine to
+    machine. Single numpy operations are exact IEEE.
     """
     left = np.clip(np.searchsorted(known_at, at, side="right") - 1, 0, len(known_at) - 2)
     share = (at - known_at[left]) / (known_at[left + 1] - known_at[left])

@@ -9,11 +9,11 @@ from typing import Callable, Iterable, List
 
 import numpy as np
 
-from common.data.manifests import Utterance
+from common.core.errors import UserError
 from common.data.shapes import LARGEST, subsampled
-from common.errors import UserError
+from common.data.sources.manifests import Utterance
 
-AT_ONCE = 1000  # utterances: enough to keep the encoder busy, little to hold
+AT_ONCE = 1000  # utterances: fast enough for the tokenizer, and little memory
 
 
 def table(
@@ -44,8 +44,8 @@ def table(
             frames_at[speed].extend(frames)
     empty = counts["without_supervision"] + counts["with_empty_text"]
     counts["kept_without_text" if keep_empty else "left_out_without_text"] = empty
-    rows = [np.stack([subsampled(np.array(frames), factor), np.array(tokens)], axis=1) for frames in frames_at]
-    rows = np.concatenate(rows) if rows else np.zeros((0, 2), dtype=np.int64)
+    tables = [np.stack([subsampled(np.array(frames), factor), np.array(tokens)], axis=1) for frames in frames_at]
+    rows = np.concatenate(tables) if tables else np.zeros((0, 2), dtype=np.int64)
     enough = rows[:, 0] >= 1
     counts["rows_left_out_as_too_short"] = int((~enough).sum())
     rows = rows[enough]

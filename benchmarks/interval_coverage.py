@@ -1,0 +1,172 @@
+"""How often do intervals of a ratio hold the truth?  Simulated runs over the real shapes; a Markdown table on stdout.
+
+    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000
+
+Each simulated run draws batches from the shape file, and times of two losses: log(time) = level + slope x + deviation
+of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  "Holds"
+is the share of runs whose 95% interval contains it (within 1% for 2,000 runs), "width" the mean half-width.  The
+figures that the worlds are made of (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common.core import ratios, statistics
+from common.data import batching, shapes
+
+Interval = Optional[Tuple[float, float]]
+
+
+class World(NamedTuple):
+    """What a simulated machine and two losses are like.  slope, curve: of log(ratio) over x; deviation: of a batch from
+    it; process, noise: spread of log(time) of a process, and of a sample; outlier: share of processes that are slower
+    by 20% on average; common: spread of an effect that all processes of a run have in common."""
+
+    slope: float = 0.8
+    curve: float = 0.0
+    deviation: float = 0.09
+    process: float = 0.02
+    noise: float = 0.03
+    outlier: float = 0.0
+    common: float = 0.0
+
+
+WORLDS = {
+    "as measured": World(),
+    "one process in ten is an outlier": World(outlier=0.1),
+    "an effect common to a run": World(common=0.2),
+    "quiet processes": World(process=0.005, noise=0.01),
+    "noisy processes": World(process=0.05),
+    "noisy samples": World(noise=0.15),
+    "a curve instead of a line": World(curve=0.5),
+    "no effect of padding": World(slope=0.0, deviation=0.1),
+    "all batches alike": World(slope=0.0, deviation=0.0),
+}
+
+
+class Run(NamedTuple):
+    """x and log(ratio) of each round's batches, (rounds, batches)."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batches: int, own: bool, rng) -> Run:
+    """One run.  own: each round has batches of its own; else all rounds have the same."""
+    chosen = rng.choice(len(x), rounds * batches if own else batches, replace=False)
+    chosen = chosen.reshape(rounds, batches) if own else np.tile(chosen, (rounds, 1))
+    sides = []
+    for _ in range(2):
+        outlier = (rng.random((rounds, 1)) < world.outlier) * rng.exponential(0.2, (rounds, 1))
+        noise = rng.normal(0, world.noise, (rounds, batches))
+        sides.append(rng.normal(0, world.process, (rounds, 1)) + outlier + noise)
+    common = rng.normal(0, world.common) if world.common else 0.0
+    return Run(x[chosen], truth[chosen] + (sides[1] + common) - (sides[0] + common))
+
+
+def regression(run: Run, x_mean: float) -> Interval:
+    """The suite's own."""
+    baseline = {name: {(name, at): [1.0] for at in range(len(ys))} for name, ys in enumerate(run.y)}
+    new = {name: {(name, at): [math.exp(y)] for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
+    x = {(name, at): value for name, xs in enumerate(run.x.tolist()) for at, value in enumerate(xs)}
+    found = ratios.own_batches_ratio(baseline, new, padding=ratios.Padding(x, x_mean))
+    return (math.log(found.low), math.log(found.high)) if found and found.of_file else None
+
+
+def over_rounds(run: Run, x_mean: float) -> Interval:
+    """Student's t over the rounds' means, without regard to padding."""
+    found = statistics.interval([math.exp(value) for value in run.y.mean(axis=1)])
+    return (math.log(found[0]), math.log(found[1])) if found else None
+
+
+def bootstrap(run: Run, x_mean: float, draws: int = 300) -> Interval:
+    """Percentiles of the regression's estimate over resampled rounds and batches."""
+    rng = np.random.default_rng(3)
+    rounds, batches = run.y.shape
+    found = []
+    for _ in range(draws):
+        picked = np.ix_(rng.integers(0, rounds, rounds), rng.integers(0, batches, batches))
+        xs, ys = run.x[picked].ravel(), run.y[picked].ravel()
+        deviations = xs - xs.mean()
+        squares = (deviations**2).sum()
+        if squares:
+            found.append(ys.mean() + (deviations * ys).sum() / squares * (x_mean - xs.mean()))
+    return tuple(np.percentile(found, [2.5, 97.5])) if found else None
+
+
+class Design(NamedTuple):
+    """A way to measure and a way to conclude."""
+
+    title: str
+    rounds: int
+    batches: int
+    own: bool
+    method: Callable[[Run, float], Interval]
+
+
+DESIGNS = (
+    Design("2 batches, the same in 3 rounds; t over rounds", 3, 2, False, over_rounds),
+    Design("20 batches, the same in 3 rounds; bootstrap", 3, 20, False, bootstrap),
+    Design("5 rounds of 4 own batches; t over rounds", 5, 4, True, over_rounds),
+    Design("5 rounds of 4 own batches; regression (the CPU preset)", 5, 4, True, regression),
+    Design("6 rounds of 14 own batches; regression (the seed preset)", 6, 14, True, regression),
+)
+
+
+def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
+    """(share of intervals that hold the truth, mean half-width of log(ratio)) over `runs` simulated runs."""
+    rng = np.random.default_rng(seed)
+    truth = 0.2 + world.slope * x + world.curve * x**2 + rng.normal(0, world.deviation, len(x))
+    x_mean, whole = float(x.mean()), float(truth.mean())
+    if design.method is bootstrap:
+        runs = max(runs // 10, 1)
+    found: List[Tuple[float, float]] = []
+    for _ in range(runs):
+        interval = design.method(simulate(world, x, truth, design.rounds, design.batches, design.own, rng), x_mean)
+        assert interval is not None
+        found.append((interval[0] <= whole <= interval[1], (interval[1] - interval[0]) / 2))
+    held, width = np.mean(found, axis=0)
+    return float(held), float(width)
+
+
+def padding(batch_size: int, shape_file: Path) -> np.ndarray:
+    """-log(useful / padded cells) of every batch of the shape file."""
+    useful, padded = batching.fixed_size(shapes.load(shape_file), batch_size).all_cells()
+    return -np.log(useful / padded)
+
+
+def table(runs: int, seed: int, x: np.ndarray, designs: Sequence[Design] = DESIGNS) -> str:
+    """Markdown: a row for each world, a column for each design."""
+    lines = ["| world | " + " | ".join(design.title for design in designs) + " |"]
+    lines.append("| --- |" + " ---: |" * len(designs))
+    for name, world in WORLDS.items():
+        cells = [coverage(world, design, x, runs, seed) for design in designs]
+        lines.append(
+            f"| {name} | " + " | ".join(f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in cells) + " |"
+        )
+        print(f"{name}: done", file=sys.stderr)
+    return "\n".join(lines)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2000, help="simulated runs of each cell. Default: 2000")
+    parser.add_argument("--batch-size", type=int, default=2, help="utterances in a batch. Default: 2")
+    parser.add_argument("--seed", type=int, default=1, help="Default: 1")
+    arguments = parser.parse_args(argv)
+    root = Path(__file__).resolve().parents[1]
+    print(table(arguments.runs, arguments.seed, padding(arguments.batch_size, root / "shape_info.pt")))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

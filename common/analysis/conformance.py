@@ -1,0 +1,214 @@
+"""What a user must know, in plain words, from the cells of a matrix: wrong answers without an error first, then
+crashes, then errors where an answer could be expected.  No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence, Tuple
+
+from common.core.errors import UserError
+from common.core.implementations import with_variants
+from common.records.conformance import (
+    CRASHES,
+    DIFFERS,
+    ERROR,
+    INFINITE,
+    NOT_APPLICABLE,
+    PASS,
+    REFUSES,
+    TIMEOUT,
+    Asked,
+    Judged,
+    Outcome,
+)
+from common.setup import obtaining
+
+WRONG, FATAL, REFUSAL = "Wrong without an error", "Ends or hangs the process", "Refuses what one could expect to work"
+KINDS = (WRONG, FATAL, REFUSAL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """kind: one of KINDS; who: implementations by what they said; shown: code by the name of its implementation, one
+    for each package that has some, those first that are easy to get."""
+
+    kind: str
+    case: Asked
+    sentence: str
+    who: Dict[str, List[str]]
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+
+def called(entry: Mapping[str, Any]) -> str:
+    """The name of an implementation; a simulated one says so."""
+    return str(entry["name"]) + (obtaining.SIMULATED if entry.get("simulator") else "")
+
+
+def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
+    """(implementation, outcome) of those that were judged by the case."""
+    return [
+        (called(entry), Outcome.from_json(entry["cells"][case]))
+        for entry in document["implementations"]
+        if case in entry["cells"]
+    ]
+
+
+def findings(document: Mapping[str, Any]) -> List[Finding]:
+    found = []
+    for kind, results in ((WRONG, (DIFFERS,)), (FATAL, (CRASHES, TIMEOUT)), (REFUSAL, (REFUSES,))):
+        for case in map(Asked.from_json, document["cases"]):
+            hits = [(who, outcome) for who, outcome in outcomes_of(document, case.name) if outcome.result in results]
+            if hits and not (kind == REFUSAL and not case.refusal):
+                found.append(_finding(kind, case, hits))
+    return found
+
+
+def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding:
+    who: Dict[str, List[str]] = {}
+    for name, outcome in hits:
+        who.setdefault(outcome.message, []).append(name)
+    sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
+    packages: Dict[str, Tuple[str, str]] = {}
+    for name, outcome in sorted(hits, key=lambda hit: obtaining.effort(hit[0])):
+        if outcome.reproduction:
+            implementation = obtaining.implementation_of(name)
+            packages.setdefault(implementation.package if implementation else name, (name, outcome.reproduction))
+    return Finding(kind, case, sentence, who, dict(packages.values()))
+
+
+#: Version of the document's fields; 2 has the words `wrong` and `refusal` of each case.
+FORMAT = 2
+LEGEND = {
+    PASS: "as asked",
+    DIFFERS: "a wrong answer without an error; the number is the larger relative error of loss and gradient",
+    REFUSES: "an error instead of an answer",
+    CRASHES: "its process died, or its CUDA context, which only a new process gets back",
+    TIMEOUT: "no answer in time",
+    NOT_APPLICABLE: "the case does not concern it, or was not asked",
+    ERROR: "this suite failed",
+}
+
+
+def document(
+    judged: Sequence[Judged],
+    cases: Sequence[Asked],
+    *,
+    device: str,
+    machine: Mapping[str, Any],
+    suite: Sequence[Any],
+    command: Sequence[str],
+) -> Dict[str, Any]:
+    """What conformance.json holds.  suite: (git revision, are there uncommitted changes?).  Each row says when and by
+    which revision it was judged, as rows of other runs may come beside it (common.conformance.updating)."""
+    origin = {
+        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "git_revision": suite[0],
+        "git_dirty": suite[1],
+    }
+    return {
+        "format": FORMAT,
+        **origin,
+        "command": list(command),
+        "machine": dict(machine),
+        "device": device,
+        "cases": [case.to_json() for case in cases],
+        "implementations": [
+            {
+                "name": one.name,
+                "kind": one.kind,
+                "status": one.status,
+                "reason": one.reason,
+                **origin,
+                **one.about,
+                "cells": {name: outcome.to_json() for name, outcome in one.cells.items()},
+            }
+            for one in judged
+        ],
+    }
+
+
+def cell(outcome: Outcome) -> str:
+    """A few words: "pass", "differs 2e-01", "refuses"."""
+    errors = [error for error in (outcome.loss_error, outcome.grad_error) if error is not None]
+    if outcome.result != DIFFERS or not errors:
+        return outcome.result
+    return f"{DIFFERS} {'nan' if max(errors) >= INFINITE else f'{max(errors):.0e}'}"
+
+
+def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The implementations that have cells."""
+    return [entry for entry in document["implementations"] if entry["status"] == "judged"]
+
+
+def heading(document: Mapping[str, Any]) -> str:
+    """Device, machine, day and revision."""
+    about = document["machine"]
+    device = next((entry["device_name"] for entry in judged_of(document) if entry.get("device_name")), about.get("cpu"))
+    return f"{document['device']}: {device}, {about.get('cores')} cores; {judged_when(document)}"
+
+
+def judged_when(origin: Mapping[str, Any]) -> str:
+    """Day and revision of a document or of one of its rows."""
+    revision = str(origin["git_revision"] or "unknown")[:12]
+    return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
+
+
+def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """`judged_when` of a row that an earlier run judged, "" for one of the document's own."""
+    earlier = "made" in entry and judged_when(entry) != judged_when(document)
+    return judged_when(entry) if earlier else ""
+
+
+def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
+    """(result, message) -> who, of all that have something to say."""
+    found: Dict[Tuple[str, str], List[str]] = {}
+    for name, outcome in outcomes_of(document, case):
+        if outcome.message:
+            found.setdefault((outcome.result, outcome.message), []).append(name)
+    return found
+
+
+#: Of the run that judged a row; a document of the time before rows had them has them for all.
+ORIGIN = ("made", "git_revision", "git_dirty")
+
+
+def read(path: Path, device: str, cpu: str) -> Dict[str, Any]:
+    """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's."""
+    try:
+        found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        there = (found["device"], found["machine"]["cpu"])
+        rows = {entry["name"]: entry["status"] for entry in found["implementations"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"--update: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
+    if there != (device, cpu) and rows:
+        raise UserError(
+            f"--update: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
+        )
+    return found
+
+
+def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    """`document` with what it leaves out of `earlier`: rows that it has not, and those that are missing here but were
+    judged then."""
+    rows = {entry["name"]: entry for entry in document["implementations"]}
+    for entry in earlier.get("implementations", ()):
+        today = rows.get(entry["name"])
+        if today is None or (today["status"] == "missing" and entry["status"] == "judged"):
+            rows[entry["name"]] = _kept(entry, document, earlier)
+    order = {one.name: place for place, one in enumerate(with_variants())}
+    return {**document, "implementations": sorted(rows.values(), key=lambda row: order.get(row["name"], len(order)))}
+
+
+def _kept(entry: Mapping[str, Any], document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    row = {**{key: earlier.get(key) for key in ORIGIN}, **entry}
+    if row["status"] != "judged":
+        return row
+    unasked = Outcome(NOT_APPLICABLE, f"not asked (judged at {str(row['git_revision'])[:12]})").to_json()
+    cells = {case["name"]: entry["cells"].get(case["name"], unasked) for case in document["cases"]}
+    return {**row, "cells": cells}

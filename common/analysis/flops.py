@@ -1,0 +1,168 @@
+"""What a counter counted, put together by module, by class of module and by operator.
+
+A document is what common.measure.flops.counter.FlopCounter.document returns, or JSON of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+Document = Mapping[str, Any]
+
+#: What the rows of a breakdown can be.
+BREAKDOWNS = ("module", "class", "operator")
+BACKWARD = "backward"
+
+
+@dataclass
+class Part:
+    """A module with all below it, the modules of a class without what is below them, an operator, or everything.
+
+    name: path, class or operator; kind: the class of a module, else ""; calls: of the module (of all of its class), or
+    of the operator; trainable, frozen: parameters; macs, flops: forward and backward, of which `backward_macs` and
+    `backward_flops`; own_macs, own_flops: without the modules below; ns: nanoseconds in operators, None where they were
+    not measured.
+    """
+
+    name: str
+    kind: str = ""
+    calls: int = 0
+    trainable: int = 0
+    frozen: int = 0
+    macs: int = 0
+    flops: int = 0
+    backward_macs: int = 0
+    backward_flops: int = 0
+    own_macs: int = 0
+    own_flops: int = 0
+    ns: Optional[int] = None
+
+    def add(self, counted: Mapping[str, Any], own: bool) -> None:
+        """One entry of a document's counts."""
+        macs, flops = counted["macs"], counted["flops"]
+        self.macs += macs
+        self.flops += flops
+        if counted["phase"] == BACKWARD:
+            self.backward_macs += macs
+            self.backward_flops += flops
+        if own:
+            self.own_macs += macs
+            self.own_flops += flops
+        if counted["ns"] is not None:
+            self.ns = (self.ns or 0) + counted["ns"]
+
+    def add_module(self, module: Mapping[str, Any]) -> None:
+        self.trainable += module["trainable"]
+        self.frozen += module["frozen"]
+
+
+@dataclass
+class Breakdown:
+    """total: of everything; parts: its rows; convention: the counter's; not_counted: ("aten::x in encoder", reason),
+    once each."""
+
+    total: Part
+    parts: List[Part]
+    convention: str
+    not_counted: List[Tuple[str, str]] = field(default_factory=list)
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """Each part as CSV and JSON have it, with its shares of the total."""
+        return [{**asdict(part), **self.shares(part)} for part in self.parts]
+
+    def shares(self, part: Part) -> Dict[str, Optional[float]]:
+        """Fractions of the total; None where that is nothing."""
+        return {f"{key}_share": _share(getattr(part, key), getattr(self.total, key)) for key in ("macs", "flops", "ns")}
+
+
+def breakdown(document: Document, by: str = "module", depth: Optional[int] = None) -> Breakdown:
+    """The rows of one of BREAKDOWNS; modules down to `depth` names below the model, all of them by default."""
+    parts = {"module": _modules, "class": _classes, "operator": _operators}[by](document, depth)
+    missing = {f"{one['operator']} in {one['path'] or 'the model'}": one["reason"] for one in document["not_counted"]}
+    return Breakdown(total(document), parts, document["convention"], list(missing.items()))
+
+
+def total(document: Document) -> Part:
+    result = Part("total")
+    for module in document["modules"]:
+        result.add_module(module)
+    for counted in document["counts"]:
+        result.add(counted, own=True)
+        result.calls += counted["calls"]
+    return result
+
+
+def merged(documents: Sequence[Document]) -> Document:
+    """One document of several runs of one model: parameters once, all else added up."""
+    first = documents[0]
+    calls: Dict[str, int] = {}
+    for document in documents:
+        for module in document["modules"]:
+            calls[module["path"]] = calls.get(module["path"], 0) + module["calls"]
+    modules = {module["path"]: module for document in reversed(documents) for module in document["modules"]}
+    return {
+        **first,
+        "modules": [{**module, "calls": calls[path]} for path, module in modules.items()],
+        "counts": [counted for document in documents for counted in document["counts"]],
+        "not_counted": [one for document in documents for one in document["not_counted"]],
+    }
+
+
+def _modules(document: Document, depth: Optional[int]) -> List[Part]:
+    """In the order of the model, each before those below it; places that are no module come last."""
+    parts = {
+        module["path"]: Part(module["path"], module["class"], module["calls"])
+        for module in document["modules"]
+        if depth is None or _depth(module["path"]) <= depth
+    }
+    for module in document["modules"]:
+        for path in _above(module["path"], parts):
+            parts[path].add_module(module)
+    for counted in document["counts"]:
+        if not _above(counted["path"], parts):
+            parts[counted["path"]] = Part(counted["path"])
+        for path in _above(counted["path"], parts):
+            parts[path].add(counted, own=path == counted["path"])
+    return list(parts.values())
+
+
+def _classes(document: Document, _: Optional[int]) -> List[Part]:
+    kinds = {module["path"]: module["class"] for module in document["modules"]}
+    parts: Dict[str, Part] = {}
+    for module in document["modules"]:
+        part = parts.setdefault(module["class"], Part(module["class"]))
+        part.add_module(module)
+        part.calls += module["calls"]
+    for counted in document["counts"]:
+        kind = kinds.get(counted["path"], counted["path"])
+        parts.setdefault(kind, Part(kind)).add(counted, own=True)
+    return _largest_first(parts.values())
+
+
+def _operators(document: Document, _: Optional[int]) -> List[Part]:
+    parts: Dict[str, Part] = {}
+    for counted in document["counts"]:
+        part = parts.setdefault(counted["operator"], Part(counted["operator"]))
+        part.add(counted, own=True)
+        part.calls += counted["calls"]
+    return _largest_first(parts.values())
+
+
+def _largest_first(parts: Iterable[Part]) -> List[Part]:
+    return sorted(parts, key=lambda part: (-part.flops, -part.macs, part.name))
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1 if path else 0
+
+
+def _above(path: str, known: Mapping[str, Part]) -> List[str]:
+    """Those of the known modules that `path` is, or lies in.  What is in parentheses lies outside of the model."""
+    names = path.split(".") if path else []
+    prefixes = (".".join(names[:count]) for count in range(len(names) + 1))
+    return [one for one in prefixes if one in known and (one or not path.startswith("("))]
+
+
+def _share(part: Optional[int], whole: Optional[int]) -> Optional[float]:
+    return part / whole if whole and part is not None else None

@@ -1,0 +1,202 @@
+"""What the report shows of each row beyond the row itself: samples in order, memory per batch, the machine, the curve.
+
+Nothing here raises for what is in a folder: what cannot be read is not shown, and the row says why where it can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from common.analysis import ranking
+from common.analysis.row import Row
+from common.core import workloads
+from common.core.implementations import KINDS
+from common.core.text import plain
+
+LONGEST_LABEL = 40  # characters
+
+Configuration = Dict[str, Any]  # of a row
+
+
+@dataclass
+class Group:
+    """Rows of one configuration, exact ones first, then by step time.  heading: what they have in common; search: of
+    --find-largest, by throughput."""
+
+    heading: str
+    rows: List[Row]
+    search: bool = False
+
+
+def collect(rows: Sequence[Row]) -> List[Group]:
+    found = [Group(heading(group), _labelled(group), search=bool(group[0].largest)) for group in groups(rows)]
+    return sorted(found, key=lambda group: group.search)
+
+
+def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
+    """(end of the key, end of the title, entries) of each plot: one of the exact losses and one of the others, which
+    have other stages and take far less time and memory; one where there is only one of the two."""
+    exact, others = ([entry for entry in entries if entry.is_exact is is_exact] for is_exact in (True, False))
+    if exact and others:
+        return [("", ", exact losses", exact), ("-others", ", losses of other kinds", others)]
+    return [("", "", list(entries))] if entries else []
+
+
+def _labelled(rows: Sequence[Row]) -> List[Row]:
+    """The rows, each with a label of its own."""
+    names = [plain(row.name) or "(no name)" for row in rows]
+    labels: List[str] = []
+    for row, name in zip(rows, names):
+        label = short_label(name if names.count(name) == 1 else f"{name} ({plain(Path(row.log_dir).name)})")
+        same = labels.count(label)
+        labels.append(label if not same else f"{label} {same + 1}")
+    for row, label in zip(rows, labels):
+        row.label = label
+    return list(rows)
+
+
+def short_label(label: str) -> str:
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
+
+
+def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
+    """Indices of the points that no other beats in both (lower is better), by the first coordinate."""
+    order = sorted(range(len(points)), key=lambda place: points[place])
+    front: List[int] = []
+    for place in order:
+        if not front or points[place][1] < points[front[-1]][1]:
+            front.append(place)
+    return front
+
+
+def same_configuration(mine: Configuration, theirs: Configuration) -> bool:
+    """Whether two rows' settings agree, as far as both know them: a run whose package
+    was missing knows no shape file hash."""
+    return all(mine.get(key) == value or mine.get(key) is None or value is None for key, value in theirs.items())
+
+
+OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
+
+
+def groups(rows: Sequence[Row]) -> List[List[Row]]:
+    """Rows of one configuration together, the fastest step first, each compared with the fastest of its kind (see
+    ranking.py), but for those of --find-largest, which were timed on batches of their own.  What only concerns one
+    implementation, or which scopes were timed, does not part them."""
+    ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
+    result: List[List[Row]] = []
+    for row in ordered:
+        fitting = (
+            group
+            for group in result
+            if group[0].unreadable == row.unreadable
+            and bool(group[0].configuration) == bool(row.configuration)
+            and bool(group[0].largest) == bool(row.largest)
+            and same_configuration(_shared(group[0]), _shared(row))
+        )
+        group = next(fitting, None)
+        if group is None:
+            result.append([row])
+        else:
+            group.append(row)
+    for group in result:
+        if not group[0].largest:
+            ranking.fill(group)
+        group.sort(key=rank)
+    return sorted(result, key=lambda group: not group[0].configuration)
+
+
+def _shared(row: Row) -> Configuration:
+    return {key: value for key, value in row.configuration.items() if key not in OWN}
+
+
+def kind_rank(row: Row) -> int:
+    return KINDS.index(row.kind) if row.kind in KINDS else 0
+
+
+def rate(row: Row, what: str) -> Optional[float]:
+    """Utterances or frames per second, of a row of --find-largest."""
+    found: Optional[float] = row.largest[f"{what}_per_second"]
+    return found
+
+
+def rank(row: Row) -> Tuple[Any, ...]:
+    """By kind first: an approximation that is faster is not the faster loss.  Then by step time; of --find-largest, by
+    throughput."""
+    if row.largest:
+        speed = rate(row, "utterances")
+        return kind_rank(row), math.inf if speed is None else -speed, row.name
+    medians = [times["median"] if times else math.inf for times in (row.step_ms, row.loss_ms)]
+    profiled = row.average_step_time_us
+    found = row.against_fastest
+    ratio = found.get("ratio")
+    profiled = math.inf if profiled is None else profiled
+    ratio = math.inf if ratio is None else ratio
+    return kind_rank(row), found.get("scope") != "step", ratio, *medians, profiled, row.name
+
+
+def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:
+    """What is known of the configuration of rows that agree in it."""
+    known: Dict[str, Any] = {}
+    for row in group:
+        known.update({key: value for key, value in row.configuration.items() if value is not None})
+    return known
+
+
+def heading(group: Sequence[Row]) -> str:
+    """One line that says what the rows of a group have in common."""
+    known = known_configuration(group)
+    if group[0].unreadable:
+        return "unreadable"
+    if not known:
+        return "traces without records of this suite"
+    measured = {row.measured_batches for row in group} - {None}
+    if len(measured) == 1 and not known.get("find_largest"):
+        known["num_batches"] = measured.pop()
+    batches = "batch" if known.get("num_batches") == 1 else "batches"
+    size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
+    if known.get("find_largest"):
+        size = f"largest {known['find_largest']} that fits"
+    parts = [
+        " ".join(filter(None, (_known(size, known), _known(f"({{batches}} {{num_batches}} {batches})", known)))),
+        *workloads.described(known),
+        _known("V {vocab_size}", known),
+        _known("joiner {encoder_dim}", known),
+        _known("{dtype}", known),
+        " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
+    ]
+    if known.get("device") == "cpu":
+        spare = known.get("cores") not in (None, known.get("threads"))
+        threads = _known("{threads} threads" + " of {cores} cores" * spare, known)
+        reuse = "allocator: reuse" if known.get("allocator") == "reuse" else ""
+        parts += [threads, _known("denormals: {denormals}", known), reuse]
+    most = max(row.rounds for row in group)
+    parts.append(f"{most} round{'' if most == 1 else 's'}")
+    useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
+    if len(useful) == 1:
+        parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
+    return plain(", ".join(filter(None, parts))) + _search_heading(group)
+
+
+def _search_heading(group: Sequence[Row]) -> str:
+    """What the rows of a search have in common besides."""
+    if not group[0].largest:
+        return ""
+    found = {tuple(sorted(over.items())) for row in group if (over := row.largest["timed_over"])}
+    same = ""
+    if len(found) == 1:
+        over = dict(*found)
+        same = f"; throughput over the same {over['utterances']} utterances ({over['frames']} frames)"
+    elif found:
+        same = "; throughput NOT over the same utterances: run these together"
+    return f"; scope {group[0].largest['scope']}{same}"
+
+
+def _known(text: str, known: Dict[str, Any]) -> str:
+    """The text with what is known of the rows; nothing where that does not fill it."""
+    try:
+        return text.format_map(known)
+    except KeyError:
+        return ""

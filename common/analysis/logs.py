@@ -1,0 +1,159 @@
+"""Log folders -> what was measured: the newest run of each implementation and configuration, searches, sweeps.
+
+Nothing here raises for what is in a folder: a folder that cannot be read is a row with status "error", a sweep says its
+reason.  Timing numbers come from the samples of timing jobs that ended well, warm-up left out, flagged samples kept and
+counted; ``step_ms`` is wall time on every device (CUDA synchronised at both ends).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from common.analysis import measured, search, sweep
+from common.analysis.groups import Group, collect, same_configuration
+from common.analysis.row import Row
+from common.analysis.sweep import Sweep
+from common.core.errors import UserError
+from common.records import schema, store
+from common.traces.files import is_trace, trace_files, worker
+from common.traces.reader import TraceSummary
+from common.traces.windows import Window, profiled, read_windows
+
+
+@dataclass
+class Log:
+    """rows: of runs and of traces without records; searches: of --find-largest."""
+
+    rows: List[Row]
+    searches: List[Row]
+    sweeps: List[Sweep]
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.searches or self.sweeps)
+
+    @property
+    def readable(self) -> bool:
+        """Could anything that was found be read?"""
+        rows = [*self.rows, *self.searches]
+        return any(not row.unreadable for row in rows) or any(not one.reason for one in self.sweeps)
+
+    @cached_property
+    def groups(self) -> List[Group]:
+        """The rows by configuration, searches last."""
+        return collect([*self.rows, *self.searches])
+
+    def newest(self) -> Log:
+        """Without the earlier runs of an implementation and configuration; "earlier_runs" of the newest counts them."""
+        return Log(_newest(self.rows), _newest(self.searches), sweep.newest(self.sweeps))
+
+
+def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
+    """What is in, at or under `paths` (default: ``log``).
+
+    A path may also be a single trace, results.jsonl or sweep.jsonl.  `all_runs`: earlier runs too.  Raises UserError
+    for a path that does not exist (the default may be absent).
+    """
+    found = [row for folder, traces in _folders(paths).items() for row in _rows_of(folder, traces)]
+    rows, searches = ([row for row in found if bool(row.largest) is is_search] for is_search in (False, True))
+    log = Log(rows, searches, sweep.find(paths))
+    return log if all_runs else log.newest()
+
+
+def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
+    """The rows of `read`."""
+    return read(paths, all_runs).rows
+
+
+def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
+    """The run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
+    found: Dict[Path, List[Path]] = {}
+    for path in [Path(path) for path in paths] or [Path("log")]:
+        if path.is_dir():
+            for folder in run_folders(path):
+                found[folder] = []
+        elif path.is_file():
+            if path.name == schema.FILE_NAME:
+                found[path.parent] = []
+            elif path.name != schema.SWEEP_FILE_NAME:
+                found.setdefault(path.parent, []).append(path)
+        elif paths:
+            raise UserError(f"{path}: no such file or folder; name a log folder, a results.jsonl or a trace")
+    return found
+
+
+def run_folders(top: Path) -> Iterator[Path]:
+    """The folders at or under `top` that hold records or traces."""
+    for folder, below, names in os.walk(top):
+        below.sort()
+        if schema.FILE_NAME in names or any(map(is_trace, names)):
+            yield Path(folder)
+
+
+def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
+    try:
+        if (folder / schema.FILE_NAME).exists() and not traces:
+            header, records = store.read_run(folder)
+            return [search.row(records, folder) if search.is_search(header) else measured.row(records, folder)]
+        return _foreign_rows(traces or trace_files(folder), folder)
+    except UserError as error:
+        return [_unreadable(folder, str(error))]
+    except OSError as error:
+        return [_unreadable(folder, f"{folder}: cannot be read: {error.strerror or error}")]
+
+
+def _unreadable(folder: Path, reason: str) -> Row:
+    return Row(folder.resolve().name, str(folder), status="error", reason=reason, unreadable=True)
+
+
+def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
+    """Traces without records: a row for each worker (each rank has its own), with what the traces tell."""
+    by_worker: Dict[Tuple[str, Optional[int]], List[Window]] = {}
+    for path, window in read_windows(files):
+        rank = window.rank if isinstance(window, TraceSummary) else None
+        by_worker.setdefault((worker(path), rank), []).append((path, window))
+    name = folder.resolve().name
+    result = []
+    for (worker_name, rank), windows in by_worker.items():
+        label = worker_name if rank is None else f"{worker_name} rank {rank}"
+        numbers = profiled(windows)
+        readable = not numbers.error or any(window["steps"] for window in numbers.windows)
+        row = Row(
+            name if len(by_worker) == 1 else f"{name} {label}",
+            str(folder),
+            status="error" if numbers.error else "ok",
+            reason=numbers.error or "",
+            device=("cuda" if numbers.on_cuda else "cpu") if readable else None,
+            device_name=numbers.device_name if numbers.on_cuda else None,
+            windows=numbers.windows,
+            average_step_time_us=numbers.average_step_time_us,
+            peak_memory_mb=numbers.peak_memory_mb,
+            profiled_stages_us=numbers.label_us,
+            unreadable=not readable,
+            notes=numbers.notes,
+        )
+        result.append(row)
+    return result
+
+
+def _newest(found: Sequence[Row]) -> List[Row]:
+    earlier: Dict[Row, int] = {}  # of those that stay
+    dated = sorted(enumerate(found), key=lambda item: (item[1].started or "", item[0]), reverse=True)
+    for _, row in dated:
+        newer = next((other for other in earlier if _same_run(other, row)), None)
+        if newer is None:
+            earlier[row] = 0
+        else:
+            earlier[newer] += 1
+    for row, count in earlier.items():
+        row.earlier_runs = count
+    return [row for row in found if row in earlier]
+
+
+def _same_run(one: Row, other: Row) -> bool:
+    """Are they of one implementation and configuration?"""
+    known = one.run_id is not None and other.run_id is not None
+    return known and one.name == other.name and same_configuration(one.configuration, other.configuration)

@@ -1,0 +1,101 @@
+"""One configuration on several machines."""
+
+from __future__ import annotations
+
+from string import ascii_uppercase
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.analysis import ranking
+from common.analysis.groups import OWN, Group, kind_rank, known_configuration, same_configuration
+from common.analysis.row import Row
+from common.core.text import plain
+
+#: Of a configuration, what is of the machine.
+MACHINE = ("device", "device_name", "cores", "threads")
+
+
+class Machine(NamedTuple):
+    """A group of the report as one of several machines.  letter: "A"; name: what it is; place: of the group."""
+
+    letter: str
+    name: str
+    place: int
+    rows: List[Row]
+
+    @property
+    def title(self) -> str:
+        return f"Machine {self.letter}: {self.name}"
+
+    def row(self, name: str) -> Optional[Row]:
+        """The row of an implementation, the fastest where it was measured in several ways (two prune ranges, say)."""
+        return next((row for row in self.rows if row.name == name), None)
+
+    @property
+    def fastest_exact(self) -> Optional[Row]:
+        """By its step."""
+        found = ranking.standings([row for row in self.rows if row.is_exact], "step")
+        return found[0].row if found else None
+
+
+def families(groups: Sequence[Group]) -> List[List[Machine]]:
+    """The groups that differ only in their machine, together; machines that have no other are left out."""
+    found: List[Tuple[Dict[str, Any], List[int]]] = []
+    for place, group in enumerate(groups):
+        known = known_configuration(group.rows)
+        if group.search or not known:
+            continue
+        rest = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
+        family = next((places for other, places in found if same_configuration(other, rest)), None)
+        if family is None:
+            found.append((rest, [place]))
+        else:
+            family.append(place)
+    return [_machines(groups, places) for _, places in found if len(places) > 1]
+
+
+def _machines(groups: Sequence[Group], places: Sequence[int]) -> List[Machine]:
+    return [
+        Machine(letter(at), _name(groups[place].rows), place, groups[place].rows) for at, place in enumerate(places)
+    ]
+
+
+def letter(at: int) -> str:
+    """A, B, ..., Z, A2, ..."""
+    turn, place = divmod(at, len(ascii_uppercase))
+    return ascii_uppercase[place] + (str(turn + 1) if turn else "")
+
+
+def _name(rows: Sequence[Row]) -> str:
+    """ "AMD EPYC, 2 threads of 4 cores"."""
+    known = known_configuration(rows)
+    name = plain(known.get("device_name") or known.get("device") or "unknown")
+    if known.get("device") != "cpu":
+        return name
+    cores, threads = known.get("cores"), known.get("threads")
+    if cores is None:
+        return f"{name}, {threads} threads"
+    return f"{name}, {cores} cores" if threads in (None, cores) else f"{name}, {threads} threads of {cores} cores"
+
+
+def shared_configuration(row: Row) -> Dict[str, Any]:
+    """Its configuration without what is of the machine."""
+    return {key: value for key, value in row.configuration.items() if key not in MACHINE}
+
+
+def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
+    """Every implementation with its first row, by kind."""
+    met: Dict[str, Row] = {}
+    for machine in family:
+        for row in machine.rows:
+            met.setdefault(row.name, row)
+    return dict(sorted(met.items(), key=lambda item: kind_rank(item[1])))
+
+
+def over_fastest_exact(row: Optional[Row], fastest: Optional[Row]) -> Optional[float]:
+    """Its step over that of the fastest exact loss of its machine."""
+    if row is None or fastest is None or row.status != "ok":
+        return None
+    if row is fastest:
+        return 1.0
+    ratio = ranking.over(fastest, row, "step")
+    return ratio and ratio.ratio

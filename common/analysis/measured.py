@@ -1,0 +1,332 @@
+"""One row from the records of one run: status, timing, memory, correctness, batches, configuration, notes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from common.analysis import roofline
+from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
+from common.core import statistics, workloads
+from common.core.units import MB
+from common.records import schema, store
+from common.records.schema import FILE_NAME, Correctness, Environment, Header, JobLine, Limits, Line, Memory, Trace
+from common.traces.files import perhaps_packed, trace_files
+from common.traces.windows import Profiled, profiled, read_windows
+
+Jobs = Mapping[str, Sequence[JobLine]]
+
+#: From harmless to serious; the worst of the jobs is the row's status.
+SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
+_SETTINGS = (
+    "dtype",
+    "batch_size",
+    "max_frames",
+    "sort_utterance",
+    "batches",
+    "num_batches",
+    "vocab_size",
+    "encoder_dim",
+    "seed",
+    "scopes",
+    "pruned_recipe",
+    "prune_range",
+)
+BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, also next to those without the profiler"
+
+
+def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bool = True) -> Row:
+    """The row of a run, of which `records` begin with the header.  traces: read them too."""
+    header = records[0]
+    assert isinstance(header, Header)
+    jobs = store.latest_jobs(records)
+    environment = newest(jobs, Environment) or Environment(job="")
+    well = [line for lines in jobs.values() if _outcome(lines) == "ok" for line in lines]
+    timed = [line for line in well if isinstance(line, schema.Sample)]
+    samples = [line for line in timed if not line.warmup]
+    peaks_mb = _peaks([line for line in well if isinstance(line, Memory)])
+    correctness = newest(jobs, Correctness)
+    trace = newest(jobs, Trace)
+    traced = newest({trace.job: jobs[trace.job]}, Environment) if trace else None
+    numbers = _profiled(trace, folder) if traces else Profiled()
+    limits = [line for line in records if isinstance(line, Limits)]
+    batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
+    least = roofline.of_run(limits, str(header.kind), batches, header.settings, samples)
+    status, reason = _status(jobs, header, correctness, numbers)
+    flagged = sum(bool(sample.flags) for sample in samples)
+    notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
+    return Row(
+        name=header.name,
+        log_dir=str(folder),
+        status=status,
+        reason=reason,
+        device=device_of(header, environment),
+        device_name=environment.device_name,
+        torch_version=environment.torch,
+        implementation_version=environment.implementation_version,
+        kind=header.kind,
+        options={name: {"ours": one.ours, "default": one.default} for name, one in environment.options.items()},
+        exact=header.kind == "exact",
+        windows=numbers.windows,
+        average_step_time_us=numbers.average_step_time_us,
+        peak_memory_mb=numbers.peak_memory_mb,
+        profiled_stages_us=numbers.label_us,
+        profiler_inflation=_inflation(numbers, trace, traced, samples),
+        **_times(samples, "step"),
+        **_times(samples, "loss"),
+        stages={scope: stages for scope in SCOPES if (stages := _stages(samples, scope))},
+        round_medians_ms={scope: _round_medians(samples, scope) for scope in SCOPES},
+        samples=len(samples),
+        flagged_samples=flagged,
+        rounds=len({sample.round for sample in samples}),
+        **_errors(correctness),
+        memory={scope: _highest(of_scope) for scope, of_scope in peaks_mb.items()},
+        **_cells(batches),
+        **least.numbers,
+        configuration=_configuration(header, environment),
+        suffix=header.suffix,
+        run_id=header.run_id,
+        started=header.started,
+        notes=[*notes, *least.notes, *_about_errors(header, correctness), *_about_traces(numbers, trace)],
+        header=header,
+        environment=environment,
+        jobs=jobs,
+        timed=list(_in_order(timed)),
+        peaks_mb=peaks_mb,
+        file=file,
+    )
+
+
+def device_of(header: Header, environment: Environment) -> Optional[str]:
+    """ "cpu" or "cuda"."""
+    return environment.device or header.settings.get("device", "").split(":")[0] or None
+
+
+def allocator_of(header: Header, environment: Environment) -> Optional[str]:
+    """How memory was taken on a CPU; runs that are older than the setting took the system's way."""
+    if device_of(header, environment) != "cpu":
+        return None
+    return environment.allocator or header.settings.get("allocator") or "system"
+
+
+def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
+    end = store.status_of(lines)
+    return end.status if end else None
+
+
+def _configuration(header: Header, environment: Environment) -> Dict[str, Any]:
+    """The settings that make rows comparable; None where they are not known or do not apply."""
+    settings = header.settings
+    found = {key: settings.get(key) for key in _SETTINGS}
+    if settings:
+        found.update(workloads.comparable(settings))
+    found["max_frames" if not settings.get("sort_utterance") else "batch_size"] = None
+    if header.kind != "pruned":
+        found["pruned_recipe"] = found["prune_range"] = None
+    found["device"] = device_of(header, environment)
+    found["device_name"] = environment.device_name
+    found["cores"] = header.machine.cores if found["device"] == "cpu" else None
+    found["threads"] = environment.threads or settings.get("threads")
+    found["denormals"] = environment.denormals or settings.get("denormals")
+    found["allocator"] = allocator_of(header, environment)
+    found["shape_file_sha256"] = environment.shape_file_sha256
+    return found
+
+
+def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:
+    """The worst status of the jobs and its reason; else what else went wrong."""
+    status, reason = _of_jobs(jobs, header.settings)
+    if status == "ok" and correctness and correctness.ok is False:
+        return "error", f"loss or gradient is further from the oracle than {correctness.tolerance}"
+    if status == "ok" and numbers.error:
+        return "error", numbers.error
+    return status, reason
+
+
+def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
+    """ "interrupted" too when planned jobs are not there."""
+    worst, reason = "ok", ""
+    done: Dict[str, int] = {}
+    for job, lines in jobs.items():
+        end = store.status_of(lines)
+        status = "interrupted" if end is None else end.status if end.status in SEVERITY else "error"
+        pass_name = (end and end.pass_name) or job
+        done[pass_name] = done.get(pass_name, 0) + 1
+        if SEVERITY.index(status) > SEVERITY.index(worst):
+            said = (end.reason or "no reason was recorded") if end else "stopped before its end"
+            worst, reason = status, said if status in ("missing", "unsupported") else f"{job}: {said}"
+    if worst == "ok":
+        planned = {name: settings.get("rounds", 1) if name == "timing" else 1 for name in settings.get("passes", ())}
+        absent = [
+            name if count == 1 else f"{count - done.get(name, 0)} of {count} {name} rounds"
+            for name, count in planned.items()
+            if done.get(name, 0) < count
+        ]
+        if absent or not jobs:
+            return "interrupted", "stopped before: " + (", ".join(absent) or "its first pass")
+    return worst, reason
+
+
+# Times.
+
+
+def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
+    elapsed = 0.0
+    for line in timed:
+        elapsed += line.total_wall_ns / 1e9
+        if not line.warmup:
+            place = line.scope, str(line.round), str(line.batch)
+            yield Sample(*place, elapsed, line.total_wall_ns / 1e6, bool(line.flags), line.foreign_cpu)
+
+
+def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
+    mine = [sample for sample in samples if sample.scope == scope]
+    by_round: Dict[int, List[float]] = {}
+    for sample in mine:
+        by_round.setdefault(sample.round, []).append(sample.total_wall_ns / 1e6)
+    interval = statistics.interval_of_rounds(by_round)
+    # On CUDA the host runs ahead of forward, so only the events know when it ended.
+    forward = [sample.forward_wall_ns for sample in mine if sample.forward_wall_ns is not None]
+    forward = forward or [sample.forward_event_ns for sample in mine if sample.forward_event_ns is not None]
+    events = [sample.total_event_ns for sample in mine if sample.total_event_ns is not None]
+    return {
+        f"{scope}_ms": statistics.describe([value for values in by_round.values() for value in values]),
+        f"{scope}_ms_interval": list(interval) if interval else None,
+        f"{scope}_event_ms": statistics.describe([time / 1e6 for time in events]),
+        f"{scope}_forward_ms": statistics.describe([time / 1e6 for time in forward]),
+    }
+
+
+def _stages(samples: Sequence[schema.Sample], scope: str) -> Dict[str, float]:
+    """Median milliseconds of each."""
+    stages: Dict[str, List[float]] = {}
+    for sample in samples:
+        if sample.scope == scope:
+            for stage, duration in (sample.stages or {}).items():
+                stages.setdefault(stage, []).append(duration / 1e6)
+    return {stage: statistics.median(values) for stage, values in stages.items()}
+
+
+def _round_medians(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Dict[str, float]]:
+    """round -> batch -> median; text, as JSON keeps keys."""
+    found: Dict[str, Dict[str, List[float]]] = {}
+    for sample in samples:
+        if sample.scope == scope:
+            batches = found.setdefault(str(sample.round), {})
+            batches.setdefault(str(sample.batch), []).append(sample.total_wall_ns / 1e6)
+    return {
+        name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in found.items()
+    }
+
+
+# Batches, memory, errors.
+
+
+def _cells(batches: Sequence[schema.Batch]) -> Dict[str, Any]:
+    if not batches:
+        return {}
+    padded = sum(batch.padded_cells for batch in batches)
+    useful = sum(batch.useful_cells for batch in batches)
+    return {
+        "measured_batches": len(batches),
+        "padded_cells": padded,
+        "useful_cells": useful,
+        "useful_fraction": useful / padded,
+    }
+
+
+def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
+    """scope -> counter -> batch -> the highest."""
+    found: Dict[str, Dict[str, Dict[str, float]]] = {}
+    for line in lines:
+        of_scope = found.setdefault(line.scope, {counter: {} for counter in COUNTERS})
+        for counter in COUNTERS:
+            value = getattr(line, f"{counter}_bytes")
+            if value is not None:
+                batch = str(line.batch)
+                of_scope[counter][batch] = max(of_scope[counter].get(batch, 0.0), value / MB)
+    return found
+
+
+def _highest(of_scope: Mapping[str, Mapping[str, float]]) -> Dict[str, Optional[float]]:
+    return {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
+
+
+def _errors(line: Optional[Correctness]) -> Dict[str, Any]:
+    if line is None:
+        return {}
+    at_size = line.at_size and {
+        key: getattr(line.at_size, key)
+        for key in ("batch", "N", "T_max", "U_max", "loss_error", "grad_error", "grad_tolerance")
+    }
+    return {
+        "loss_error": line.loss_error,
+        "grad_error": line.grad_error,
+        "approximation_gap": line.approximation_gap,
+        "at_size": at_size,
+        "approximation_gaps": _gaps(line),
+    }
+
+
+def _gaps(line: Correctness) -> Dict[str, float]:
+    return {kind: gap for kind, gap in (line.approximation_gaps or {}).items() if gap is not None}
+
+
+def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
+    if line is None or header.kind != "pruned":
+        return []
+    return ["approximate by design: its errors are those with the range widened to all of U" + _gaps_in_words(line)]
+
+
+def _gaps_in_words(line: Correctness) -> str:
+    """How far off an approximate loss is; results from before peaky logits know one gap, on random ones."""
+    gaps = _gaps(line)
+    if not gaps and line.approximation_gap is None:
+        return ""
+    said = "; as timed, its loss is {:.1e} off the exact one"
+    if not gaps:
+        return said.format(line.approximation_gap)
+    (kind, gap), *others = ((kind, abs(gap)) for kind, gap in gaps.items())
+    return f"{said.format(gap)} on {kind} logits" + "".join(f", {gap:.1e} on {kind} ones" for kind, gap in others)
+
+
+# Traces.
+
+
+def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
+    """The numbers of the run's traces.  A broken trace costs these, never the others."""
+    files = [perhaps_packed(folder / Path(name).name) for name in line.files] if line else trace_files(folder)
+    # The record is only written when the loop has run all its steps.
+    return profiled(read_windows(files), to_the_end=line is not None)
+
+
+def _about_traces(numbers: Profiled, line: Optional[Trace]) -> List[str]:
+    notes = list(numbers.notes)
+    if line and line.note:
+        notes.append(line.note)
+    if line and line.flags:
+        notes.append(BUSY_TRACE)
+    return notes
+
+
+def _inflation(
+    numbers: Profiled, line: Optional[Trace], environment: Optional[Environment], samples: Sequence[schema.Sample]
+) -> Optional[float]:
+    """Mean profiled step / mean unprofiled step, over the steps of the windows and the same batches."""
+    if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
+        return None
+    by_batch: Dict[int, List[float]] = {}
+    for sample in samples:
+        if sample.scope == "step":
+            by_batch.setdefault(sample.batch, []).append(sample.total_wall_ns / 1e3)
+    with_profiler, without = [], []
+    schedule = line.schedule
+    lead = schedule.wait + schedule.warmup
+    for window, durations in enumerate(numbers.step_us):
+        for place, duration in enumerate(durations):
+            step = window * (lead + schedule.active) + lead + place
+            batch = environment.batches[step % len(environment.batches)].index
+            if batch in by_batch:
+                with_profiler.append(duration)
+                without.append(statistics.mean(by_batch[batch]))
+    return statistics.mean(with_profiler) / statistics.mean(without) if without else None

@@ -1,0 +1,252 @@
+"""The one list of what is known of a row: numbers, and the words for them.
+
+Tables, the report, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the lists below
+names stands at the end of every table where a row knows it, in CSV and JSON under its key, in TensorBoard as
+metrics/KEY, and has a plot in every sweep.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+from common.analysis.row import COUNTERS, SCOPES, Row, marked
+from common.core.text import error, number
+from common.core.units import GIB, MB
+
+
+def _unknown(row: Row) -> Optional[float]:
+    return None
+
+
+class Metric(NamedTuple):
+    """title: of its column, "" where it has none; on_page: of its column in the report where that is another; value:
+    what it is sorted by, None where it is not known; words: None for the value as a number; unit; better: "lower" or
+    "higher"; numeric: aligned to the right; profiled: from the trace; tag: of TensorBoard's scalar."""
+
+    key: str
+    title: str
+    value: Callable[[Row], Optional[float]] = _unknown
+    words: Optional[Callable[[Row], str]] = None
+    unit: str = ""
+    better: str = ""
+    on_page: str = ""
+    numeric: bool = True
+    profiled: bool = False
+    tag: str = ""
+
+    def shown(self, row: Row) -> str:
+        if self.words:
+            return self.words(row)
+        value = self.value(row)
+        return str(value) if isinstance(value, int) else number(value)
+
+
+def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
+    """Of a field that is {median, p20, p80, n}."""
+    return lambda row: (getattr(row, key) or {}).get(part)
+
+
+def _of(key: str) -> Callable[[Row], Optional[float]]:
+    """Of the search."""
+    return lambda row: row.largest[key]
+
+
+def _counter(scope: str, counter: str) -> Callable[[Row], Optional[float]]:
+    return lambda row: (row.memory.get(scope) or {}).get(f"{counter}_mb")
+
+
+def _process(row: Row) -> Optional[float]:
+    return (row.memory.get("step") or row.memory.get("loss") or {}).get("process_mb")
+
+
+def _percent(scope: str) -> Callable[[Row], Optional[float]]:
+    """Of the limit without padding, which no layout can do without."""
+    return lambda row: row.limit_percent.get(scope, {}).get("packed")
+
+
+def _spread(described: Optional[Dict[str, float]]) -> str:
+    if described is None:
+        return "-"
+    low, high = (number(described[part], 3) for part in ("p20", "p80"))
+    return f"{number(described['median'])} [{low}-{high}] {described['n']}"
+
+
+def _spread_of(scope: str) -> Callable[[Row], str]:
+    return lambda row: _spread(row.ms(scope))
+
+
+def _percent_of(scope: str) -> Callable[[Row], str]:
+    return lambda row: number(_percent(scope)(row), 2)
+
+
+def _over_fastest(row: Row) -> str:
+    """ "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
+    found = row.against_fastest
+    if not found or found["ratio"] is None:
+        return "-"
+    return "1.00" if found["is_fastest"] else f"{found['ratio']:.2f}x {found['verdict']}"
+
+
+def _percents(row: Row) -> str:
+    both = [number(_percent(scope)(row), 2) for scope in SCOPES]
+    return "-" if both == ["-", "-"] else " / ".join(both)
+
+
+def _gap(row: Row) -> Optional[float]:
+    return None if row.approximation_gap is None else abs(row.approximation_gap)
+
+
+def _version(value: Optional[str]) -> str:
+    return (value or "-").split("+")[0]
+
+
+def amount(size: Optional[float]) -> str:
+    """Bytes in GiB, or MiB where that is below one."""
+    if size is None:
+        return "-"
+    return f"{number(size / GIB)} GiB" if size >= GIB else f"{number(size / MB)} MiB"
+
+
+def largest(row: Row) -> str:
+    """ "24"; ">=24" where the search did not end; "none" where not even the smallest fits."""
+    found = row.largest
+    if found["size"] is None:
+        return "none" if found["too_large"] is not None else "-"
+    return f"{'>=' if found['at_least'] else ''}{found['size']}"
+
+
+def _limited_by(row: Row) -> str:
+    found = row.largest["limited_by"]
+    return {"all": "all there are", "cap": "--largest-cap"}.get(found, found or "-")
+
+
+def _heaviest(row: Row) -> str:
+    found = row.largest
+    return "-" if found["N"] is None else f"{found['N']} x {found['T_max']} x {found['U_max'] + 1}"
+
+
+def _useful(row: Row) -> Optional[float]:
+    return None if row.useful_fraction is None else 100 * row.useful_fraction
+
+
+_ALL = (
+    Metric("implementation", "implementation", words=lambda row: marked(row.name, row.kind), numeric=False),
+    Metric("label", "implementation", words=lambda row: row.marked, numeric=False),
+    Metric("version", "version", words=lambda row: _version(row.implementation_version), numeric=False),
+    Metric("torch", "torch", words=lambda row: _version(row.torch_version), numeric=False),
+    Metric("status", "status", words=lambda row: row.status, numeric=False),
+    Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
+    *(Metric(f"{scope}_spread", f"{scope} ms median [p20-p80] n", words=_spread_of(scope)) for scope in SCOPES),
+    *(
+        Metric(
+            f"{scope}_{part}",
+            f"{scope} ms" if part == "median" else part if scope == "step" else "",
+            _part(f"{scope}_ms", part),
+            unit="ms",
+            better="lower",
+            tag=f"timing/{scope}_ms_{part}",
+        )
+        for scope in SCOPES
+        for part in ("median", "p20", "p80")
+    ),
+    Metric("step_n", "n", _part("step_ms", "n")),
+    Metric("loss_n", "loss n", _part("loss_ms", "n")),
+    Metric("forward_ms", "forward ms", _part("step_forward_ms", "median"), unit="ms", better="lower"),
+    Metric("over_fastest", "over the fastest", lambda row: row.against_fastest.get("ratio"), _over_fastest),
+    Metric("limits", "% of limit step / loss", words=_percents),
+    *(
+        Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")
+        for scope in SCOPES
+    ),
+    Metric("peak_mb", "peak memory MB", lambda row: row.peak_mb, unit="MB", better="lower", on_page="peak MB"),
+    Metric("process_mb", "process MB", _process, unit="MB", better="lower"),
+    *(
+        Metric(f"{scope}_{counter}_mb", "", _counter(scope, counter), unit="MB", tag=f"memory/{scope}_{counter}_mb")
+        for scope in SCOPES
+        for counter in COUNTERS
+    ),
+    Metric("profiled_us", "profiled step us", lambda row: row.average_step_time_us, unit="us", profiled=True),
+    Metric("profiled_mb", "profiled peak MB", lambda row: row.peak_memory_mb, unit="MB", profiled=True),
+    Metric("inflation", "", lambda row: row.profiler_inflation, tag="profiled/inflation"),
+    Metric(
+        "loss_error",
+        "loss error",
+        lambda row: row.loss_error,
+        lambda row: error(row.loss_error),
+        better="lower",
+        tag="correctness/loss_error",
+    ),
+    Metric(
+        "grad_error",
+        "grad error",
+        lambda row: row.grad_error,
+        lambda row: error(row.grad_error),
+        better="lower",
+        on_page="gradient error",
+        tag="correctness/grad_error",
+    ),
+    Metric("useful", "useful %", _useful, lambda row: number(_useful(row), 3), "%"),
+    Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
+    # of --find-largest
+    Metric("within", "within", _of("limit_bytes"), lambda row: amount(row.largest["limit_bytes"]), "bytes"),
+    Metric("largest", "largest that fits", _of("size"), largest, better="higher"),
+    Metric("limited_by", "limited by", words=_limited_by, numeric=False),
+    Metric("heaviest", "heaviest batch N x T x U+1", _of("padded_cells"), _heaviest),
+    Metric("heaviest_cells", "padded cells", _of("padded_cells")),
+    Metric("largest_mb", "peak MB", _of("peak_mb"), unit="MB", better="lower"),
+    Metric(
+        "searched_spread",
+        "ms median [p20-p80] n",
+        lambda row: (row.ms(row.largest["scope"]) or {}).get("median"),
+        lambda row: _spread(row.ms(row.largest["scope"])),
+    ),
+    Metric("utterances_per_second", "utterances /s", _of("utterances_per_second"), better="higher"),
+    Metric("frames_per_second", "frames /s", _of("frames_per_second"), better="higher"),
+)
+
+METRICS: Dict[str, Metric] = {metric.key: metric for metric in _ALL}
+
+_ERRORS = ("loss_error", "grad_error")
+_SHORT = ("step_spread", "loss_spread", "over_fastest", "limits", "peak_mb")
+_PAGE = (
+    *("step_median", "loss_median", "over_fastest", "step_limit", "loss_limit", "peak_mb", *_ERRORS),
+    *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
+)
+
+#: The columns of each table; those of the report begin with "page".
+COLUMNS: Dict[str, Sequence[str]] = {
+    "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
+    "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
+    "search": (
+        *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
+        *("searched_spread", "utterances_per_second", "frames_per_second", "version", "torch"),
+    ),
+    "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
+    "page sweep": ("label", "status", *_PAGE, "gap", "reason"),
+}
+COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
+_LISTED = {key for keys in COLUMNS.values() for key in keys}
+
+
+def others() -> List[Metric]:
+    """Those with a title that no list names."""
+    return [metric for key, metric in METRICS.items() if metric.title and key not in _LISTED]
+
+
+def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
+    """The columns of a table of COLUMNS."""
+    more = [metric for metric in others() if any(metric.value(row) is not None for row in rows)]
+    return [*(METRICS[key] for key in COLUMNS[table]), *more]
+
+
+def exported(row: Row) -> Dict[str, Any]:
+    """What CSV and JSON have of a row."""
+    return {**row.as_json(), **{metric.key: metric.value(row) for metric in others()}}
+
+
+def scalars(row: Row) -> Dict[str, float]:
+    """What TensorBoard has of a row, by tag."""
+    tagged = {metric.tag: metric for metric in METRICS.values() if metric.tag}
+    tagged.update({f"metrics/{metric.key}": metric for metric in others() if not metric.tag})
+    found = {tag: metric.value(row) for tag, metric in tagged.items()}
+    return {tag: value for tag, value in found.items() if value is not None}

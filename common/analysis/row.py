@@ -1,0 +1,247 @@
+"""The one read model: what was measured in one run, with what tables, plots and the report show beside the numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+
+from common.core.ratios import Padding
+from common.core.text import plain
+from common.records import schema
+from common.records.schema import FILE_NAME, Batch, Correctness, Distribution, Environment, Header, JobLine
+from common.records.store import status_of
+from common.traces import memory_curve
+from common.traces.memory_curve import Curve
+from common.traces.reader import TraceError
+
+SCOPES = ("step", "loss")
+#: Of memory, in MB, as the records have them in bytes.
+COUNTERS = ("device_allocated", "device_reserved", "torch_allocated", "process")
+#: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
+PEAKS = ("device_allocated", "torch_allocated", "process")
+T = TypeVar("T", bound=JobLine)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+class Sample(NamedTuple):
+    """A timed sample, warm-up left out.  at_s: seconds of timed work of this implementation at its end, warm-up
+    included."""
+
+    scope: str
+    round: str
+    batch: str
+    at_s: float
+    ms: float
+    flagged: bool
+    foreign_cpu: Optional[float]
+
+
+@dataclass(eq=False)
+class Exported:
+    """What CSV and JSON have of a run: the fields are their keys, in this order, each with its value where nothing is
+    known.  ms, us and MB (2**20 bytes) as the names say."""
+
+    name: str = ""
+    log_dir: str = ""
+    status: str = "ok"
+    reason: str = ""
+    device: Optional[str] = None
+    device_name: Optional[str] = None
+    torch_version: Optional[str] = None
+    implementation_version: Optional[str] = None
+    kind: Optional[str] = None
+    options: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # of the package's function: name -> ours, default
+    exact: Optional[bool] = None
+    # profiled
+    windows: List[Dict[str, Any]] = field(default_factory=list)
+    average_step_time_us: Optional[float] = None
+    peak_memory_mb: Optional[float] = None
+    profiled_stages_us: Dict[str, float] = field(default_factory=dict)
+    profiler_inflation: Optional[float] = None
+    # timing pass; times are {median, p20, p80, n}
+    step_ms: Optional[Dict[str, float]] = None
+    loss_ms: Optional[Dict[str, float]] = None
+    step_ms_interval: Optional[List[float]] = None
+    loss_ms_interval: Optional[List[float]] = None
+    step_event_ms: Optional[Dict[str, float]] = None
+    loss_event_ms: Optional[Dict[str, float]] = None
+    against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
+    step_forward_ms: Optional[Dict[str, float]] = None
+    loss_forward_ms: Optional[Dict[str, float]] = None
+    stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> median ms
+    round_medians_ms: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)  # scope -> round -> batch
+    samples: int = 0
+    flagged_samples: int = 0
+    rounds: int = 0
+    # correctness and memory passes, batches
+    loss_error: Optional[float] = None
+    grad_error: Optional[float] = None
+    at_size: Optional[Dict[str, Any]] = None
+    approximation_gap: Optional[float] = None
+    approximation_gaps: Dict[str, float] = field(default_factory=dict)
+    memory: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> counter -> highest peak
+    measured_batches: Optional[int] = None  # fewer than asked for where there are no more
+    padded_cells: Optional[int] = None
+    useful_cells: Optional[int] = None
+    useful_fraction: Optional[float] = None
+    # what the device does at best, what the loss must do at least, and how much of the median that is
+    copy_bytes_per_second: Optional[float] = None
+    flops_per_second: Optional[float] = None
+    floor: Dict[str, Dict[str, Dict[str, Any]]] = field(default_factory=dict)  # scope -> layout -> bytes, flops, ms
+    limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
+    # the run
+    configuration: Dict[str, Any] = field(default_factory=dict)
+    largest: Dict[str, Any] = field(default_factory=dict)  # of --find-largest alone: see analysis/search
+    suffix: Optional[str] = None
+    sweep: Dict[str, Any] = field(default_factory=dict)  # id, cell, and the values of the swept settings
+    run_id: Optional[str] = None
+    started: Optional[str] = None
+    earlier_runs: int = 0
+    unreadable: bool = False  # nothing of it could be read
+    notes: List[str] = field(default_factory=list)
+
+    def as_json(self) -> Dict[str, Any]:
+        return {key: getattr(self, key) for key in Exported.__dataclass_fields__}
+
+
+@dataclass(eq=False)
+class Row(Exported):
+    """One run.  label: its name, unique in its group, harmless and short; header, environment: its ``run`` and newest
+    ``environment`` record, empty for traces alone; jobs: the records of each job's last attempt; timed: the samples in
+    the order taken; peaks_mb: scope -> counter -> batch -> peak; file: the name of its records' file."""
+
+    label: str = ""
+    header: Header = Header(name="")
+    environment: Environment = Environment(job="")
+    jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
+    timed: List[Sample] = field(default_factory=list)
+    peaks_mb: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)
+    file: str = FILE_NAME
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.log_dir)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / self.file
+
+    @property
+    def trace(self) -> Optional[Path]:
+        """Its first trace file."""
+        return self.folder / Path(str(self.windows[0]["file"])).name if self.windows else None
+
+    @cached_property
+    def distribution(self) -> Optional[Distribution]:
+        """Of the utterances of the shape file; None where it was not recorded."""
+        return next(filter(None, map(schema.distribution, self.environments)), None)
+
+    @cached_property
+    def curve(self) -> Optional[Curve]:
+        """Memory within a step of that trace; None where it tells none."""
+        try:
+            return memory_curve.read(self.trace) if self.trace else None
+        except (TraceError, *MALFORMED):
+            return None
+
+    @property
+    def is_exact(self) -> bool:
+        """Also where it is not known: traces without records are not another kind."""
+        return self.exact is not False
+
+    @property
+    def of_one_model(self) -> bool:
+        """Whether it trains the model of the exact losses: additive losses and other lattices train others."""
+        return self.is_exact or self.kind == "pruned"
+
+    @property
+    def marked(self) -> str:
+        """The label with what sets its kind apart from an exact loss."""
+        return marked(self.label, self.kind)
+
+    def ms(self, scope: str) -> Optional[Dict[str, float]]:
+        """The times of a scope: {median, p20, p80, n}."""
+        return self.step_ms if scope == "step" else self.loss_ms
+
+    @property
+    def scope(self) -> str:
+        """The scope that its time is told of: the step where it was measured."""
+        return "step" if self.step_ms or not self.loss_ms else "loss"
+
+    @property
+    def peaks(self) -> Dict[str, float]:
+        """MB by batch, of the step, or of the loss where no step was measured."""
+        of_scope = self.peaks_mb.get("step") or self.peaks_mb.get("loss") or {}
+        return next((of_scope[counter] for counter in PEAKS if of_scope[counter]), {}) if of_scope else {}
+
+    @property
+    def peak_mb(self) -> Optional[float]:
+        """The highest over the batches."""
+        return max(self.peaks.values(), default=None)
+
+    @cached_property
+    def environments(self) -> List[Environment]:
+        """One of each job: rounds may have batches of their own."""
+        return [line for lines in self.jobs.values() for line in lines if isinstance(line, Environment)]
+
+    @cached_property
+    def batches(self) -> List[Batch]:
+        """Of all jobs, each once."""
+        return batches_of(self.environments)
+
+    @cached_property
+    def padding(self) -> Optional[Padding]:
+        """Of the measured batches and of all of the file; None where it is not known."""
+        totals = (one.shape_file_totals for one in self.environments if one.shape_file_totals)
+        share = next((one.mean_log_useful_share for one in totals if one.mean_log_useful_share is not None), None)
+        if share is None:
+            return None
+        of_batch = {str(one.index): math.log(one.padded_cells / one.useful_cells) for one in self.batches}
+        return Padding(of_batch, -share)
+
+    @property
+    def correctness(self) -> Optional[Correctness]:
+        """Of a failed check too."""
+        return newest(self.jobs, Correctness)
+
+    @property
+    def failure(self) -> Optional[Tuple[str, str]]:
+        """(status, reason) of the first job that is not ok; None when all are."""
+        for job, lines in self.jobs.items():
+            end = status_of(lines)
+            if end is None or end.status != "ok":
+                said = end and end.reason
+                return (end.status if end else "interrupted"), f"{job}: {said or 'stopped before its end'}"
+        return None if self.jobs else ("interrupted", "stopped before its first pass")
+
+    def of_scope(self, scope: str) -> List[Sample]:
+        return [sample for sample in self.timed if sample.scope == scope]
+
+    def stage_medians(self, scope: str) -> Dict[str, float]:
+        """Median milliseconds of each stage of a scope."""
+        stages = self.stages.get(scope) or {}
+        return {plain(stage): value for stage, value in stages.items() if is_positive(value)}
+
+
+def batches_of(environments: Sequence[Environment]) -> List[Batch]:
+    """Those of all jobs, each once: rounds may have batches of their own."""
+    return list({batch.index: batch for one in environments for batch in one.batches or ()}.values())
+
+
+def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
+    """The last record of a kind."""
+    found = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
+    return found[-1] if found else None
+
+
+def is_positive(value: Any) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e15
+
+
+def marked(name: str, kind: Optional[str]) -> str:
+    """A name with what sets its kind apart from an exact loss."""
+    mark = {"topology": " (topology)", "pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
+    return name + mark

@@ -1,0 +1,85 @@
+"""The end of every benchmark command: its table, the report and the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Callable, Mapping, Optional, Sequence
+
+from common.analysis import logs
+from common.analysis.logs import Log
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.guard import drop_stdout
+from common.records import store
+from common.records.run import Run
+from common.report import writing
+
+#: The status of each row of a table; None where stdout did not take the table.
+Shown = Optional[Sequence[str]]
+
+
+def finish(
+    measure: Callable[[], None],
+    show: Callable[[Log], Shown],
+    discard: Callable[[], bool],
+    arguments: argparse.Namespace,
+    kept: str = "",
+) -> int:
+    """Measure, then print the table, write the report and return the exit code.
+
+    show: prints the table, of all that --log-dir holds; discard: removes folders without results, and says whether
+    others are left; kept: what an interruption leaves.  Raises the UserError of a mistake that stops the measuring,
+    after the table of what was measured before.
+    """
+    interrupted = failed = False
+    try:
+        measure()
+    except KeyboardInterrupt:
+        interrupted = True
+    except store.NotWritten as error:  # no room for a run's first line: what is measured stays
+        print(f"error: {error}", file=sys.stderr)
+        failed = True
+    except UserError:
+        if discard():
+            show(logs.read([arguments.log_dir], all_runs=True))
+        raise
+    log = logs.read([arguments.log_dir], all_runs=True)  # read back: what is shown is what is kept
+    statuses = show(log)
+    writing.after_run(arguments.log_dir, arguments.quiet, log)
+    if interrupted:
+        print(f"interrupted: {kept or _kept_in(arguments)}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if failed or statuses is None else exit_code(statuses)
+
+
+def _kept_in(arguments: argparse.Namespace) -> str:
+    return (
+        f"what was measured is in {arguments.log_dir} (of the stopped job too; the table leaves that out); "
+        "--resume continues and runs that job again"
+    )
+
+
+def exit_code(statuses: Sequence[str]) -> int:
+    """0 when every row that could run did (and at least one could), else 1."""
+    ran = [status for status in statuses if status not in NOT_RUNNABLE]
+    return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
+
+
+def printed(table: str, statuses: Sequence[str]) -> Shown:
+    """Print the table of what was measured.  Where stdout does not take it, that is a warning: the results are on
+    disk."""
+    try:
+        print(table, end="", flush=True)
+        return statuses
+    except OSError as error:
+        drop_stdout()
+        if not isinstance(error, BrokenPipeError):
+            print(f"warning: no table: {error.strerror or error}; summarize.py prints it", file=sys.stderr)
+        return None
+
+
+def discard_empty(run_of: Mapping[str, Run]) -> bool:
+    """Remove the folders of runs that measured nothing; are others left?"""
+    for run in run_of.values():
+        run.discard_if_empty()
+    return any(run.path.exists() for run in run_of.values())

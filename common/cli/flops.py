@@ -1,0 +1,239 @@
+"""The command count_flops.py: from flags to a count and its table.  No torch until something is counted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from common.analysis import flops
+from common.cli import flag_types
+from common.cli.parser import Parser
+from common.core.errors import EXIT_OK, UserError
+from common.tables import flops as tables
+
+DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
+
+One multiply-accumulate is one MAC and two FLOPs; docs/flops.md has every rule.  Every operator of torch is seen,
+however it is called; one without a rule is named."""
+EXAMPLES = """examples:
+  count_flops.py torchaudio.models:wav2vec2_base --input-shape 1x16000
+  count_flops.py torchaudio.models:Conformer --arg input_dim=80 --arg num_heads=8 --arg ffn_dim=2048 \\
+      --arg num_layers=12 --arg depthwise_conv_kernel_size=31 --input-shape 2x1000x80 2:int64=1000 --backward
+  count_flops.py encoder.py:Encoder --args encoder.yaml --input-shape 1x80x1000 --by operator --format csv
+  count_flops.py torchaudio.models:hubert_base --audio LibriSpeech/test-clean --device meta
+  count_flops.py torchaudio.models:hubert_base --pseudo-input 160000
+  count_flops.py s3prl:hubert --audio LibriSpeech/test-clean --convention superb
+  count_flops.py hf:facebook/hubert-base-ls960 --pseudo-input
+  count_flops.py --rules --format markdown
+
+Exit code: 0; 2 for bad usage, a model that cannot be made or does not take its input, or with --strict an operator
+without a rule."""
+#: Samples of --pseudo-input without a number: ten seconds, as SUPERB's profiler has it.
+PSEUDO_SAMPLES = 160000
+
+
+def parser() -> Parser:
+    result = Parser(
+        prog=Path(sys.argv[0]).name,
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    result.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="package.module:name or file.py:name (a class, a function that makes a model, or a model), s3prl:upstream "
+        "or hf:name (with weights that are here already)",
+    )
+    _model(result)
+    _input(result)
+    _output(result)
+    return result
+
+
+def _model(result: Parser) -> None:
+    group = result.add_argument_group("the model")
+    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="the constructor's arguments, YAML or JSON")
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=_pair,
+        metavar="KEY=VALUE",
+        help="one of them, over --args; repeatable",
+    )
+    group.add_argument("--method", default="forward", metavar="NAME", help="what is called. Default: forward")
+    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu")
+    group.add_argument("--train", action="store_true", help="in training mode. Default: evaluation")
+    group.add_argument("--backward", action="store_true", help="the backward too, from ones for every output")
+
+
+def _input(result: Parser) -> None:
+    group = result.add_argument_group("its input")
+    group.add_argument(
+        "--input-shape",
+        nargs="+",
+        default=[],
+        metavar="SHAPE",
+        help="one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with audio "
+        "S stands for its samples and F for its frames. Default with audio: 1xS",
+    )
+    group.add_argument(
+        "--audio",
+        type=flag_types.path,
+        metavar="DIR",
+        help="one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file",
+    )
+    group.add_argument(
+        "--pseudo-input",
+        nargs="?",
+        type=flag_types.whole(1),
+        const=PSEUDO_SAMPLES,
+        metavar="SAMPLES",
+        help=f"an utterance of random numbers. Without a number: {PSEUDO_SAMPLES}",
+    )
+    group.add_argument(
+        "--batch-size", type=flag_types.whole(1), default=1, metavar="N", help="utterances of --pseudo-input"
+    )
+    group.add_argument("--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Default: 16000")
+    group.add_argument(
+        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="samples of a frame. Default: 160"
+    )
+
+
+def _output(result: Parser) -> None:
+    group = result.add_argument_group("the count")
+    group.add_argument("--by", choices=flops.BREAKDOWNS, default="module", help="what a row is. Default: module")
+    group.add_argument(
+        "--depth", type=flag_types.whole(0), metavar="N", help="modules so many names below the model. Default: all"
+    )
+    group.add_argument(
+        "--convention",
+        choices=("exact", "superb"),
+        default="exact",
+        help="superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and "
+        "dropout for MACs. Default: exact",
+    )
+    group.add_argument("--strict", action="store_true", help="an operator without a rule is an error")
+    group.add_argument(
+        "--register",
+        type=flag_types.path,
+        metavar="FILE",
+        help="a Python file that calls common.measure.flops.rules.register",
+    )
+    group.add_argument("--format", choices=("table", "markdown", "csv", "json"), default="table", help="Default: table")
+    group.add_argument("--rules", action="store_true", help="print the table of rules, and stop")
+
+
+def _pair(text: str) -> Tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise argparse.ArgumentTypeError(f"give KEY=VALUE, not {text!r}")
+    return key.strip(), value
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.rules:
+        print(tables.rules(_rules(), arguments.format), end="")
+        return EXIT_OK
+    if not arguments.model:
+        raise UserError("give a MODEL (--help shows examples), or --rules")
+    if not (arguments.input_shape or arguments.audio or arguments.pseudo_input):
+        raise UserError("give --input-shape, --audio or --pseudo-input")
+    if arguments.audio and arguments.pseudo_input:
+        raise UserError("give --audio or --pseudo-input, not both")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not counted stands below the table
+        document, spoken = _count(arguments)
+    found = flops.breakdown(document, arguments.by, arguments.depth)
+    print(tables.render(found, arguments.by, arguments.format, spoken), end="")
+    if arguments.format in ("csv", "json"):
+        for name, reason in found.not_counted:
+            print(f"warning: not counted: {name} ({reason})", file=sys.stderr)
+    return EXIT_OK
+
+
+def _count(arguments: argparse.Namespace) -> Tuple[Mapping[str, Any], List[tables.Bucket]]:
+    """(the document of everything, the buckets of --audio or --pseudo-input)"""
+    from common.models import inputs, loading
+    from common.models.counting import Counting
+
+    given = [inputs.parse(text) for text in arguments.input_shape]
+    made_with: Dict[str, Any] = loading.read_arguments(arguments.args) if arguments.args else {}
+    made_with.update((key, loading.parse_value(value, f"--arg {key}")) for key, value in arguments.arg)
+    lengths = _lengths(arguments)
+    device = _device(arguments.device)
+    if arguments.register:
+        loading.run_file(arguments.register)
+    loaded = loading.load(arguments.model, made_with, device)
+    loaded.model.train(arguments.train)
+    counting = Counting(
+        loaded,
+        given,
+        device,
+        method=arguments.method,
+        backward=arguments.backward,
+        strict=arguments.strict,
+        timed=device != "meta",
+        convention=arguments.convention,
+        hop=arguments.hop,
+    )
+    if not lengths:
+        return counting.once(), []
+    documents, spoken = [], []
+    for name, samples in lengths.items():
+        document, macs = counting.utterances(samples, arguments.batch_size)
+        documents.append(document)
+        total = flops.total(document).flops
+        spoken.append(tables.Bucket(name, samples * arguments.batch_size, macs, total, arguments.sample_rate))
+    everything = flops.merged(documents)
+    if len(spoken) > 1:
+        spoken.append(_all(spoken))
+    return everything, spoken
+
+
+def _lengths(arguments: argparse.Namespace) -> Dict[str, List[int]]:
+    from common.models import inputs
+
+    if arguments.audio:
+        return inputs.bucketed(inputs.lengths(arguments.audio, arguments.sample_rate))
+    return {"pseudo": [arguments.pseudo_input]} if arguments.pseudo_input else {}
+
+
+def _all(spoken: List[tables.Bucket]) -> tables.Bucket:
+    return tables.Bucket(
+        "all",
+        [samples for bucket in spoken for samples in bucket.samples],
+        [macs for bucket in spoken for macs in bucket.macs],
+        sum(bucket.flops for bucket in spoken),
+        spoken[0].sample_rate,
+    )
+
+
+def _device(name: str) -> str:
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: {(str(error).strip() or 'not there').splitlines()[0]}") from error
+    return str(device)
+
+
+def _rules() -> List[Dict[str, str]]:
+    from common.measure.flops import counter, rules  # noqa: F401  (the counter fills the table)
+
+    return [
+        {
+            "operators": " ".join(name.replace("aten::", "", 1) for name in rule.operators) or "views",
+            "macs": rule.macs,
+            "flops": rule.flops,
+            "reason": rule.reason,
+        }
+        for rule in [*rules.RULES, rules.MOVES]
+    ]

@@ -1,0 +1,101 @@
+"""--sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
+
+An implementation that is missing, or cannot run in a dtype on this device, is tried once for each dtype; the device's
+limits are measured once for each dtype and number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import closing
+from typing import Any, List, Mapping, Sequence
+
+from common.analysis.logs import Log
+from common.cli import ending
+from common.cli.ending import Shown
+from common.core import grid, settings
+from common.core.errors import UserError
+from common.core.settings import Settings
+from common.core.text import count
+from common.jobs.executor import Executor
+from common.jobs.plan import plan
+from common.jobs.progress import Progress
+from common.jobs.session import Session
+from common.jobs.sweep import reuse
+from common.records.sweep import SweepFile, resume, start
+from common.setup import interpreters
+from common.tables.sweep import render
+
+
+def benchmark(
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    given: Mapping[str, Any],
+    device: str,
+    python_of: Mapping[str, interpreters.Choice],
+    executor: Executor,
+) -> int:
+    """Measure the implementations `names` in every cell and print the table; returns the exit code.
+
+    given: the settings that were given.
+    """
+    axes: List[grid.Axis] = arguments.sweep
+    grid.check(axes, given)
+    cells = grid.cells(axes)
+    given = {**given, "passes": given.get("passes") or grid.PASSES}
+    settings_of = [settings.resolve({**given, **cell}, device) for cell in cells]
+    _check(axes, settings_of)
+    shared = grid.shared(settings_of, axes)
+    if arguments.resume:
+        file = resume(axes, shared, arguments.log_dir)
+    else:
+        file = start(axes, shared, names, arguments.log_dir)
+
+    def measure() -> None:
+        for number, (cell, chosen) in enumerate(zip(cells, settings_of)):
+            run_of = {name: file.open_run(number, cell, name, chosen) for name in names}
+            limits = arguments.limits and not reuse(file, run_of)
+            with Progress(arguments.quiet) as progress:
+                session = Session(run_of, python_of, chosen, arguments.timeout, progress, executor)
+                jobs = session.pending(plan(names, chosen))
+                if jobs and not arguments.quiet:
+                    print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
+                session.run(jobs, limits)
+
+    def discard() -> bool:
+        file.discard_if_empty()
+        return file.path.exists()
+
+    with closing(file):
+        if not arguments.quiet:
+            announce(names, axes, settings_of)
+        return ending.finish(measure, lambda log: show(file, log), discard, arguments)
+
+
+def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
+    """Raises UserError for flags that have no effect in a sweep."""
+    grid.check_passes(settings_of[0].passes)
+    keys = {axis.key for axis in axes}
+    for key, of_sorted in (("batch_size", False), ("max_frames", True)):
+        if key in keys and all(chosen.sort_utterance is not of_sorted for chosen in settings_of):
+            raise UserError(
+                f"--sweep {grid.flag(key)}: has no effect with --sort-utterance {grid.said(not of_sorted)}; "
+                f"give --sort-utterance {grid.said(of_sorted)}"
+            )
+
+
+def announce(names: Sequence[str], axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
+    first = settings_of[0]
+    listed = " x ".join(f"{grid.flag(axis.key)} {', '.join(map(grid.said, axis.values))}" for axis in axes)
+    print(f"sweep of {len(settings_of)} cells: {listed}", file=sys.stderr)
+    print(
+        f"measuring {', '.join(names)} on {first.device} in each: preset {first.preset}, "
+        f"{count(first.rounds, 'round')}; passes {', '.join(first.passes)}",
+        file=sys.stderr,
+    )
+
+
+def show(file: SweepFile, log: Log) -> Shown:
+    found = [sweep for sweep in log.sweeps if sweep.path == file.path]
+    return ending.printed(render(found, "table"), [run.status for run in file.runs.values()])

@@ -1,0 +1,78 @@
+"""Is the answer of a loss right?"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Tuple
+
+import torch
+
+from common.conformance.questions import Question
+from common.losses.layouts.base import Shapes
+from common.losses.oracle import TOLERANCE, relative_error
+from common.records.conformance import DIFFERS, PASS, Outcome
+
+
+def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tuple[float, float]:
+    """Largest relative errors of loss and gradient that pass.
+
+    In float32 and float64 the gradient may have one error more than the correctness pass allows: the rounding of T + U
+    additions (a random walk) to the log-likelihood by which every posterior is divided.  With logits of 1e4 no loss in
+    log space can do better.
+    """
+    base = TOLERANCE[str(dtype).partition(".")[2]]
+    if dtype in (torch.float16, torch.bfloat16):
+        return base, base
+    finite = losses[torch.isfinite(losses)]
+    largest = finite.abs().max().item() if finite.numel() else 0.0
+    return base, base + math.sqrt(max(T + U for T, U in shapes)) * torch.finfo(dtype).eps * largest
+
+
+def size(value: float) -> str:
+    return "nan" if value != value else f"{value:.1e}"
+
+
+def compare(
+    question: Question, loss: torch.Tensor, gradient: Optional[torch.Tensor], right: torch.Tensor, truth: torch.Tensor
+) -> Outcome:
+    """right: the expected loss, a scalar or (N,); truth: the tensor whose gradient is the expected one; gradient: None
+    where only the loss is compared."""
+    loss = loss.detach().cpu().double()
+    right = right.detach()
+    if loss.numel() != right.numel():
+        return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
+    loss = loss.reshape(right.shape)
+    if not torch.isfinite(right).all():
+        return _without_path(loss, right)
+    loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes)
+    wrong, loss_error = [], relative_error(loss, right)
+    if not loss_error <= loss_tolerance:
+        wrong.append(f"loss {listed(loss)} instead of {listed(right)} (off by {size(loss_error)})")
+    if gradient is None:
+        return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
+    gradient = gradient.detach().cpu().double()
+    expected = truth.grad
+    own = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
+    grad_error = relative_error(gradient[own], expected[own])
+    if not grad_error <= grad_tolerance:
+        worst = (gradient[own] - expected[own]).abs().max().item()
+        wrong.append("gradient nan" if worst != worst else f"gradient off by {size(grad_error)}")
+    outside = gradient[~own]
+    if outside.numel() and not (outside == 0).all():
+        worst = outside.abs().max().item()
+        wrong.append(f"gradient in the padding {size(worst)} instead of 0")
+        grad_error = max(grad_error, math.inf if worst != worst else relative_error(gradient, expected))
+    return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
+
+
+def _without_path(loss: torch.Tensor, right: torch.Tensor) -> Outcome:
+    """The loss of an utterance without a path must be infinite; its gradient may be anything."""
+    impossible = ~torch.isfinite(right)
+    if torch.isinf(loss[impossible]).all():
+        return Outcome(PASS, "no path through its lattice: an infinite loss")
+    return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
+
+
+def listed(values: torch.Tensor) -> str:
+    words = [f"{value:.6g}" for value in values.reshape(-1).tolist()]
+    return words[0] if len(words) == 1 else f"({', '.join(words)})"

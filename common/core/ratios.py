@@ -1,0 +1,205 @@
+"""How many times the time of one loss another takes: a ratio with its interval, from samples by round and batch.
+
+A round is a fresh process of each loss.  There are two designs:
+
+- Each round has batches of its own, drawn at random from the shape file (--batches random or spread).  Then rounds are
+  independent draws of everything that varies (processes, batches, noise), and the ratio is that of all batches of the
+  file.  Padding explains most of how two losses differ between batches: the logarithm of their ratio changes linearly
+  with x = -log(useful cells / padded cells).  So the estimate is a regression on x, read at the mean of x over all
+  batches of the file, which is known exactly.  The interval is Student's t over rounds, with the cluster-robust
+  variance of the regression, rounds being the clusters (Liang and Zeger 1986; Cameron and Miller 2015).
+  benchmarks/interval_coverage.py tests how often it holds the truth; docs/intervals.md has the table.
+- All rounds have the same batches (--batches first or longest, and results older than the first design).  Then the
+ratio
+  is that of these batches in this run, and the interval is over rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from common.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
+
+Batches = Mapping[Any, Sequence[float]]  # batch -> samples
+Rounds = Mapping[Any, Batches]  # round -> batch -> samples
+
+#: With fewer rounds or batches a ratio says something of the measured batches only.
+FEWEST_ROUNDS = 3
+FEWEST_BATCHES = 10
+
+
+class Padding(NamedTuple):
+    """x = -log(useful cells / padded cells): of each measured batch, and its mean over all batches of the file."""
+
+    of_batch: Mapping[Any, float]
+    mean: float
+
+
+class Pair(NamedTuple):
+    """One batch in one round.  x: its padding; y: log(new time / baseline time)."""
+
+    x: float
+    y: float
+
+
+class Ratio(NamedTuple):
+    """How many times the baseline's time the new side takes: below 1 is faster.
+
+    low, high: the interval, None where the rounds are too few for one.  batches: how many were on both sides.
+    baseline, new: each round's time, the geometric mean over batches of its medians, in the unit of the samples.
+    error: standard error of the ratio's logarithm, None like the interval.  of_file: the ratio is that of all batches
+    of the shape file, not of the measured ones alone.  least, most: range of the ratio over the measured batches.
+    """
+
+    ratio: float
+    low: Optional[float]
+    high: Optional[float]
+    batches: int
+    baseline: Tuple[float, ...]
+    new: Tuple[float, ...]
+    error: Optional[float]
+    of_file: bool = False
+    least: Optional[float] = None
+    most: Optional[float] = None
+
+
+def ratio(
+    baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95, padding: Optional[Padding] = None
+) -> Tuple[Optional[Ratio], bool]:
+    """(New / baseline, did their rounds run beside each other?), by the design of the two sides.
+
+    together: both were measured in one run, round by round.  padding: of the batches, where it is known.  None where no
+    batch was measured on both sides.
+    """
+    if own_batches(baseline) or own_batches(new):
+        return own_batches_ratio(baseline, new, confidence, padding), together
+    paired = together and any(name in new for name in baseline)
+    return (paired_ratio if paired else independent_ratio)(baseline, new, confidence), paired
+
+
+def own_batches(rounds: Rounds) -> bool:
+    """Whether each round has batches that no other round has."""
+    batches = [batch for one in rounds.values() for batch in one]
+    return len(rounds) > 1 and len(set(batches)) == len(batches)
+
+
+def own_batches_ratio(
+    baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Optional[Padding] = None
+) -> Optional[Ratio]:
+    """New / baseline where each round has batches of its own, the same on both sides.
+
+    Over the batches that both sides have.  With enough rounds and batches, and their padding, it is the ratio over all
+    batches of the file; else that of these batches, with an interval over rounds.
+    """
+    both = {name: [batch for batch in baseline[name] if batch in new[name]] for name in baseline if name in new}
+    both = {name: batches for name, batches in both.items() if batches}
+    if not both:
+        return None
+    before, after = (
+        tuple(geometric_mean([median(side[name][batch]) for batch in batches]) for name, batches in both.items())
+        for side in (baseline, new)
+    )
+    x = padding.of_batch if padding else {}
+    rounds = [
+        [
+            Pair(x.get(batch, 0.0), math.log(median(new[name][batch]) / median(baseline[name][batch])))
+            for batch in batches
+        ]
+        for name, batches in both.items()
+    ]
+    cells = [pair for pairs in rounds for pair in pairs]
+    known = padding is not None and all(batch in x for batches in both.values() for batch in batches)
+    of_file = known and len(rounds) >= FEWEST_ROUNDS and len(cells) >= FEWEST_BATCHES
+    if padding is not None and of_file:
+        center, error = regression(rounds, padding.mean)
+    else:
+        center, error = _over_rounds([mean([pair.y for pair in pairs]) for pairs in rounds])
+    found = _ratio(center, error, len(rounds) - 1, confidence, before, after, len(cells))
+    ratios = [math.exp(pair.y) for pair in cells]
+    return found._replace(of_file=of_file, least=min(ratios), most=max(ratios))
+
+
+def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
+    """(mean, its standard error); None for one round."""
+    return mean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
+
+
+def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
+    """(y at `x_mean` by least squares, its standard error with rounds as clusters).
+
+    rounds: at least two, with at least three pairs in all.  Where all x are equal there is no slope.
+    """
+    cells = [pair for pairs in rounds for pair in pairs]
+    count, x_center, y_center = len(cells), mean([pair.x for pair in cells]), mean([pair.y for pair in cells])
+    squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
+    slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
+
+    def influence(pair: Pair) -> float:
+        weight = 1 / count + ((x_mean - x_center) * (pair.x - x_center) / squares if squares else 0.0)
+        return weight * (pair.y - y_center - slope * (pair.x - x_center))
+
+    few = len(rounds) / (len(rounds) - 1) * (count - 1) / (count - 2)  # the usual correction for few clusters
+    clusters = math.fsum(math.fsum(map(influence, pairs)) ** 2 for pairs in rounds)
+    return y_center + slope * (x_mean - x_center), math.sqrt(few * clusters)
+
+
+def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
+    """New / baseline where a round's two processes ran beside each other, so that what disturbed one met the other too.
+
+    Only rounds both have and only batches that both have in every such round are used, since a mean that skips the
+    batches one of them died on flatters it.  One ratio per round, the interval over these.  None when nothing pairs.
+    """
+    rounds = [name for name in baseline if name in new]
+    before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
+    if not batches:
+        return None
+    center, error = _over_rounds([math.log(two / one) for one, two in zip(before, after)])
+    return _ratio(center, error, len(rounds) - 1, confidence, before, after, batches)
+
+
+def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
+    """New / baseline of two runs whose rounds have nothing to do with each other: Welch's t on the logarithms of the
+    rounds' times.  Batches as in `paired_ratio`.
+
+    What changed for a whole run (another load, another clock) is in the ratio and not in the interval.
+    """
+    before, after, batches = _round_times(list(baseline.values()), list(new.values()))
+    if not batches:
+        return None
+    sides = [log_values(before), log_values(after)]
+    error, freedom = None, 1.0
+    if min(map(len, sides)) > 1:
+        parts = [variance(side) / len(side) for side in sides]
+        error = math.sqrt(sum(parts))
+        shares = [(part / sum(parts) if error else 0.5) ** 2 / (len(side) - 1) for part, side in zip(parts, sides)]
+        freedom = 1 / sum(shares)
+    return _ratio(mean(sides[1]) - mean(sides[0]), error, freedom, confidence, before, after, batches)
+
+
+def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
+    """The time of each round of both sides over the batches that all of them have, and how many these are."""
+    if not baseline or not new:
+        return [], [], 0
+    batches = set.intersection(*(set(one) for one in [*baseline, *new]))
+    before, after = (
+        [geometric_mean([median(one[batch]) for batch in batches]) for one in side] if batches else []
+        for side in (baseline, new)
+    )
+    return before, after, len(batches)
+
+
+def _ratio(
+    center: float,
+    error: Optional[float],
+    freedom: float,
+    confidence: float,
+    baseline: Sequence[float],
+    new: Sequence[float],
+    batches: int,
+) -> Ratio:
+    low = high = None
+    if error is not None:
+        half = student_t(confidence, freedom) * error
+        low, high = math.exp(center - half), math.exp(center + half)
+    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error)

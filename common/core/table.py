@@ -1,0 +1,74 @@
+"""A table as data: columns, and cells with words, value and source.  tables/text, tables/export and report/html render
+it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
+
+from common.core.text import number
+
+Value = Union[str, int, float, None]
+
+
+class Link(NamedTuple):
+    """Words that lead to a file."""
+
+    words: str
+    target: Path
+
+
+Sentence = Sequence[Union[str, Link]]
+
+
+class Cell(NamedTuple):
+    """shown: the words; value: what is sorted by and written to a CSV, `shown` where None; target: the file it is from;
+    mark: a class of page.css, which other renderers may show too."""
+
+    shown: str
+    value: Value = None
+    target: Optional[Path] = None
+    mark: str = ""
+
+
+def measured(value: Union[int, float, None], target: Optional[Path] = None) -> Cell:
+    """A number with the file that it is from."""
+    return Cell(str(value) if type(value) is int else number(value), value, target)
+
+
+class Column(NamedTuple):
+    """title: a printer may put its words under each other; numeric: aligned to the right."""
+
+    title: str
+    numeric: bool = True
+    centered: bool = False
+
+    def value(self, cell: Cell) -> Value:
+        """What `cell` is sorted by and written to a CSV as: None for a number that is not known."""
+        return cell.shown if cell.value is None and not self.numeric else cell.value
+
+
+class Table(NamedTuple):
+    """name: of the CSV file, without its ending; title: stands above the table, or is read out by a screen reader."""
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def values(self) -> List[Dict[str, Any]]:
+        """Each row as title of the column -> value."""
+        return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
+
+
+def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
+    """A table of rows that are title of the column -> cell; a column is numeric where any of its cells is a number."""
+    numeric = {
+        head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
+    }
+    return Table(name, title, [Column(*each) for each in numeric.items()], [list(row.values()) for row in rows])
+
+
+def words(parts: Sentence) -> str:
+    """The sentence without its links."""
+    return "".join(part.words if isinstance(part, Link) else part for part in parts)

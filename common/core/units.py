@@ -1,0 +1,63 @@
+"""Units of memory, sizes as text, and how a number that is not finite is stored."""
+
+from __future__ import annotations
+
+import math
+import string
+
+from common.core.errors import UserError
+
+MB = 2**20
+GIB = 2**30
+
+#: Bytes of each unit that a size may have.
+SIZE_UNITS = {
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+
+
+def bytes_of(text: str, device_bytes: int) -> int:
+    """The bytes of "4GiB", "500MB" or "80%", the last of `device_bytes`.  Raises UserError."""
+    number = text.rstrip("%" + string.ascii_letters + " ")
+    unit = text[len(number) :].strip().lower()
+    if unit not in SIZE_UNITS and unit != "%":
+        raise UserError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
+    try:
+        value = float(number)
+    except ValueError:
+        raise UserError(f"give a number, not {number!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise UserError(f"must be above 0, not {number}")
+    if unit == "%" and value > 100:
+        raise UserError(f"must be at most 100%, not {text}")
+    size = int(device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit])
+    if size < 1:
+        raise UserError(f"must be at least a byte, not {text}")
+    return size
+
+
+#: JSON has no infinity: what is not finite is written as this.
+UNBOUNDED = 1e300
+
+
+def finite(value: float) -> float:
+    """An error as it is written."""
+    return value if value < UNBOUNDED else UNBOUNDED
+
+
+def quantity(value: int, unit: str = "") -> str:
+    """ "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, in steps of a thousand."""
+    scaled: float = value
+    for prefix in ("", "K", "M", "G", "T", "P"):
+        shown = str(round(scaled, 2) if prefix else value)
+        if abs(float(shown)) < 1000:
+            break
+        scaled /= 1000
+    return f"{shown} {prefix}{unit}".rstrip()

@@ -1,0 +1,1 @@
+"""From a corpus, manifests or figures to a shape file; only generate_shape_info.py comes here."""

@@ -1,0 +1,25 @@
+"""Which jobs a run has."""
+
+from __future__ import annotations
+
+import random
+from typing import List, Sequence
+
+from common.core.settings import Settings
+from common.jobs.spec import Job
+
+
+def plan(names: Sequence[str], settings: Settings) -> List[Job]:
+    """Correctness of all comes first, then the timing rounds, the implementations of each in an order shuffled by the
+    seed, then memory, then traces."""
+    jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
+    if "timing" in settings.passes:
+        shuffle = random.Random(settings.seed)
+        for number in range(1, settings.rounds + 1):
+            order = list(names)
+            shuffle.shuffle(order)
+            jobs += [Job(name, "timing", number) for name in order]
+    for name_of_pass in ("memory", "trace"):
+        if name_of_pass in settings.passes:
+            jobs += [Job(name, name_of_pass) for name in names]
+    return jobs

@@ -1,0 +1,72 @@
+"""One job: a process that measures one thing; the file that describes it to that process, and its status record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple
+
+from common.core.implementations import find
+from common.core.settings import Settings
+
+#: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
+SUBJECTS = {"loss": "common.losses.subject", "device": "common.measure.peaks"}
+
+#: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
+MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+#: Each further arena of glibc would reserve 64 MB of address space.
+PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
+VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
+#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
+REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process to start, in the Python of `implementation`.
+
+    subject: a key of SUBJECTS; round: of the timing and throughput passes, from 1; size: the size that is tried or
+    timed with --find-largest; pool: the size of the batches whose utterances are timed in batches of `size`; overrides:
+    settings of this job alone; limit_bytes: limit on its memory.
+    """
+
+    implementation: str
+    pass_name: str
+    round: Optional[int] = None
+    size: Optional[int] = None
+    pool: Optional[int] = None
+    overrides: Tuple[Tuple[str, Any], ...] = ()
+    limit_bytes: Optional[int] = None
+    subject: str = "loss"
+
+    @property
+    def name(self) -> str:
+        """As in the records: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1", "limits"."""
+        pool = None if self.pool is None else f"of-{self.pool}"
+        return "-".join(str(part) for part in (self.pass_name, self.size, pool, self.round) if part is not None)
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """What its process needs in its environment."""
+        return VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
+
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
+        """The ``status`` record."""
+        sizes = {key: value for key, value in (("size", self.size), ("pool", self.pool)) if value}
+        about = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
+        return {**about, **sizes, "status": status, "reason": reason, "wall_ns": wall_ns}
+
+    def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
+        """What the process needs to know.  folder: of the run, where traces go."""
+        implementation = find(self.implementation)
+        return {
+            "job": self.name,
+            "subject": self.subject,
+            "pass": self.pass_name,
+            "round": self.round,
+            "script": implementation.script,
+            "variant": implementation.variant,
+            "settings": {**settings.to_json(), **dict(self.overrides)},
+            "pool": self.pool,
+            "limit_bytes": self.limit_bytes,
+            "folder": str(folder.resolve()),
+        }

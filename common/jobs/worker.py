@@ -1,0 +1,80 @@
+"""The process of one job: ``python -m common.jobs.worker JOB.json``, started by an executor.
+
+Runs what the job measures and writes each record at once, so that what was measured outlives a crash.  The last record
+is a ``status``, or a ``user_error`` for a mistake of the user's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, UserError, WrongResult
+from common.jobs.spec import SUBJECTS
+from common.system.memory import is_out_of_memory
+from common.system.processes import die_with_parent
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def status_of(error: BaseException) -> str:
+    """oom, unsupported (a build without kernels for this GPU) or error."""
+    if is_out_of_memory(error):
+        return "oom"
+    return "unsupported" if "no kernel image is available" in str(error) else "error"
+
+
+def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[str, str]:
+    """Write the records of a job; returns its status and the reason.  Raises UserError."""
+    try:
+        for record in importlib.import_module(SUBJECTS[job["subject"]]).run(job):
+            write(record)
+        return "ok", ""
+    except NotRunnable as error:
+        return error.status, str(error)
+    except WrongResult as error:
+        return "error", f"wrong result: {error}"
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return status_of(error), reason_of(error)
+
+
+def main(path: str) -> int:
+    die_with_parent()
+    begin = time.perf_counter_ns()
+    job = json.loads(Path(path).read_text(encoding="utf-8"))
+    with open(job["output"], "a", encoding="utf-8") as output:
+
+        def write(record: Dict[str, Any]) -> None:
+            output.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
+            output.flush()
+
+        try:
+            status, reason = run(job, write)
+        except UserError as error:
+            write({"record": "user_error", "message": str(error)})
+            return EXIT_USAGE
+        wall_ns = time.perf_counter_ns() - begin
+        write({"record": "status", "status": status, "reason": reason, "wall_ns": wall_ns})
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
+    # backward, whose graph it still holds (seen when memory ran out).  All records are written.
+    os._exit(code)

@@ -1,0 +1,82 @@
+"""What a pass works with: the adapter, its model and the batches of one job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, List, Mapping, Optional
+
+from common.core import scripts
+from common.core.errors import NotRunnable
+from common.core.settings import Settings
+from common.measure.device import set_up_torch
+
+
+@dataclass
+class Context:
+    """settings: with the scopes that the loss has; batches: the measured ones, as indices into `all_batches`, which are
+    all of the shape file; limit_bytes: of the probe and throughput passes on a CPU; pool: see
+    common.data.measured_batches."""
+
+    settings: Settings
+    adapter: Any
+    device: Any
+    dtype: Any
+    model: Any
+    all_batches: Any
+    batches: List[int]
+    limit_bytes: Optional[int] = None
+    pool: Optional[int] = None
+
+    def shapes(self, batch: int):
+        """(N, 2) integers: T and U of each utterance of a batch."""
+        return self.all_batches[batch]
+
+    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
+        """Fresh inputs of a batch (or of its first `utterances`); the same for every implementation."""
+        from common.losses import inputs, peaky
+
+        return inputs.make_batch(
+            self.shapes(batch)[:utterances],
+            vocab_size=self.settings.vocab_size,
+            encoder_dim=self.settings.encoder_dim,
+            device=self.device,
+            dtype=self.dtype,
+            key=(self.settings.seed, batch, repeat),
+            codes=peaky.codes_of(self.settings),
+        )
+
+    def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
+        """A common.losses.step.LossStep on fresh inputs."""
+        from common.losses import step
+
+        return step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
+
+    @property
+    def loops_in_python(self) -> bool:
+        """Whether the loss loops over its cells in Python on this device."""
+        return self.device.type in self.adapter.python_loops
+
+
+def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
+    """Everything a pass needs.  Raises NotRunnable or UserError."""
+    device = set_up_torch(settings)
+    import torch
+
+    dtype = getattr(torch, settings.dtype)
+    adapter = scripts.load(job["script"])(settings, job["variant"])
+    adapter.load(device.type)
+    from common.data import measured_batches
+    from common.losses.layouts import table
+
+    layout = table.of(adapter)
+    scopes = tuple(scope for scope in settings.scopes if scope in layout.scopes)
+    if not scopes:
+        raise NotRunnable(
+            "unsupported",
+            f"{adapter.name} takes {', '.join(layout.tensors)}, and no logits: it has no scope {settings.scopes[0]!r}; "
+            f"use --scope {' or '.join(layout.scopes)}",
+        )
+    limit_bytes, pool = job.get("limit_bytes"), job.get("pool")
+    batches, selected = measured_batches.load(settings, pool, job.get("round"))
+    settings, model = replace(settings, scopes=scopes), layout.model(device, dtype)
+    return Context(settings, adapter, device, dtype, model, batches, selected, limit_bytes, pool)

@@ -1,0 +1,84 @@
+"""Scores of an additive joiner: the logits of a cell are am[t] + lm[u], scores of encoder and decoder, with no tanh.
+
+Such a loss never holds logits (N, T, U+1, V): one matrix product gives the normaliser of every cell.  It trains another
+model than the other losses, so it is never ranked with them.  Its step projects both outputs to V and differentiates
+the loss of these scores; the joiner is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Tuple
+
+import torch
+
+from common.losses import inputs
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts.cells import Cells
+from common.losses.layouts.rows import Rows, split
+from common.measure.stages import stage
+
+
+def projections(adapter: Any, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
+    """Linear(D, V) of encoder and decoder outputs."""
+    return dict(zip(("am", "lm"), inputs.simple_projections(adapter.settings, device, dtype)))
+
+
+def project(model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
+    """am (N, T, V) and lm (N, U+1, V)."""
+    with stage("projections"):
+        return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
+
+
+def sums(am: torch.Tensor, lm: torch.Tensor) -> torch.Tensor:
+    """Logits (N, T, U+1, V)."""
+    return am.unsqueeze(2) + lm.unsqueeze(1)
+
+
+class AdditiveCells(Cells):
+    """The gradient of lm is a sum over frames, so it is compared after the last one."""
+
+    def __init__(self, batch: Batch, *others: Any):
+        super().__init__(batch, *others)
+        self.am, self.lm = split(self.given, *batch.targets.shape)[:2]
+        self.am_gradient, self.lm_gradient = split(self.gradient, *batch.targets.shape)[:2]
+        self.lm_right = torch.zeros_like(self.lm, dtype=torch.float64)
+
+    def logits(self, n, begin, end):
+        _, U = self.batch.shapes[n]
+        return self.am[n, begin:end, None].double() + self.lm[n, None, : U + 1].double()
+
+    def compare(self, n, begin, end, right):
+        self.lm_right[n, : right.size(1)] += right.sum(0)
+        yield "given", self.am_gradient[n, begin:end], right.sum(1)
+
+    def compare_rest(self, n):
+        yield "given", self.lm_gradient[n], self.lm_right[n]
+
+    def padding(self, n):
+        yield "given", self.am_gradient[n, self.batch.shapes[n][0] :]
+
+
+class Additive(Rows):
+    """`given` is (N T + N (U+1), V): the rows of am, then those of lm."""
+
+    tensors = ("am", "lm")
+    cells = AdditiveCells
+    never_large = "it takes am and lm, which are never that large"
+
+    def projections(self, device, dtype):
+        return projections(self.adapter, device, dtype)
+
+    def given(self, model, batch, prepared):
+        return torch.cat([scores.flatten(0, 1) for scores in project(model, batch)])
+
+    def step(self, model, batch, prepared):
+        am, lm = project(model, batch)
+        with stage("loss"):
+            return self.adapter.loss_of({"am": am, "lm": lm}, prepared)
+
+    def padded(self, given, batch):
+        return sums(**self.parts(given, batch))
+
+    def expected_step(self, model, batch):
+        return self.right(sums(*project(model, batch)), batch).sum()

@@ -1,0 +1,118 @@
+"""What every layout does: from the joiner and a batch to what a loss takes, and to the right answer for it.
+
+A layout is bound to one adapter.  It knows nothing of the lattice (the adapter's `topology`) and does not set the
+number of the joiner's outputs (the adapter's `outputs`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+
+import torch
+
+from common.core.settings import SCOPES
+from common.losses import inputs, oracle
+from common.losses.adapter import Adapter
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts.cells import Cells
+from common.measure.stages import stage
+
+Shapes = Sequence[Tuple[int, int]]
+#: An index into a tensor: integers, slices and "...".
+Region = Tuple[Any, ...]
+
+
+class Layout:
+    """scopes: those it has; cells: how it is judged at size; approximate: by design, with a `gap` to the exact loss;
+    tensors: names of what the package's function takes first; never_large: why it is not asked for more than 2^31
+    elements, or ""."""
+
+    scopes: Tuple[str, ...] = SCOPES
+    cells: Type[Cells] = Cells
+    approximate = False
+    tensors: Tuple[str, ...] = ("logits",)
+    never_large = ""
+
+    def __init__(self, adapter: Adapter):
+        self.adapter = adapter
+
+    # -- what the loss takes -----------------------------------------------------------------------------------------
+
+    def model(self, device: torch.device, dtype: torch.dtype) -> Joiner:
+        """The joiner under the adapter's settings, with `projections`."""
+        settings = self.adapter.settings
+        output = inputs.output_layer(settings, self.adapter.outputs(settings.vocab_size), device, dtype)
+        return Joiner(output, self.projections(device, dtype))
+
+    def projections(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
+        """Layers beside the joiner's that the step trains."""
+        return {}
+
+    def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """The one tensor that `loss` takes, and whose gradient scope "loss" ends with."""
+        raise NotImplementedError
+
+    def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        """The adapter's loss.  Timed."""
+        return self.adapter.loss(given, prepared)
+
+    def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """From encoder and decoder outputs to the summed loss that is differentiated.  Timed."""
+        with stage("joiner"):
+            given = self.given(model, batch, prepared)
+        with stage("loss"):
+            return self.loss(given, batch, prepared)
+
+    # -- the right answer --------------------------------------------------------------------------------------------
+
+    def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
+        return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.topology)
+
+    def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The logits (N, T, U+1, V) that `given` stands for; differentiable."""
+        return given
+
+    def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """(N,) losses of `given`, which is float64 on the CPU; differentiable."""
+        return self.right(self.padded(given, batch), batch)
+
+    def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
+        """What `step` must return, for a float64 model and batch on the CPU; differentiable."""
+        return self.right(model.logits(batch), batch).sum()
+
+    def gap(self, model: Joiner, batch: Batch) -> Optional[float]:
+        """(loss at the run's settings - exact loss) / exact loss, of an approximate loss: 0 where nothing is lost; None
+        where the exact loss is almost 0."""
+        raise NotImplementedError
+
+    # -- what conformance.py asks ------------------------------------------------------------------------------------
+
+    def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
+        """Of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
+        return N, T, U + 1, V
+
+    def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
+        """The regions of that tensor that belong to no utterance; None where the layout has no padding."""
+        regions: List[Region] = []
+        for n, (frames, targets) in enumerate(shapes):
+            regions += [(n, slice(frames, None))] if frames < T else []
+            regions += [(n, slice(None), slice(targets + 1, None))] if targets < U else []
+        return regions
+
+    def of_symbol(self, symbol: int) -> Region:
+        """Where that tensor must be -inf to mask a symbol."""
+        return ..., symbol
+
+    def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        """What `loss` takes, from that tensor."""
+        return logits
+
+    def packed_code(self, batch: Batch) -> List[str]:
+        """Python that does what `take` does."""
+        return []
+
+    def parts_code(self, given: torch.Tensor, batch: Batch) -> List[str]:
+        """Python that makes `tensors` from the leaf `logits`."""
+        return []

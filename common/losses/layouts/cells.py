@@ -1,0 +1,63 @@
+"""The cells of a batch as they are judged at size: some frames of an utterance at a time, in float64."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Mapping, Tuple
+
+import torch
+
+from common.losses.inputs import Batch
+
+#: (name of a leaf, gradient of a part of it that a loss found, the right one).
+Compared = Tuple[str, torch.Tensor, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Cells:
+    """Of padded logits; subclasses are of other layouts.
+
+    leaves: of a common.losses.step.LossStep; gradients: that the loss found for them, by the same names; U: targets of
+    the padded batch; width: elements of a cell.
+    """
+
+    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
+        self.batch, self.U = batch, batch.targets.shape[1]
+        self.given, self.gradient = leaves["given"].detach(), gradients["given"]
+        self.width = self.given.size(-1)
+
+    def of(self, tensor: torch.Tensor, n: int, begin: int, end: int) -> torch.Tensor:
+        """(frames, cells of a frame, V) of the leaf or its gradient."""
+        return tensor[n, begin:end, : self.batch.shapes[n][1] + 1]
+
+    def logits(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """(frames, cells of a frame, V) float64."""
+        return self.of(self.given, n, begin, end).double()
+
+    def symbols(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """(frames, cells of a frame): the u of each cell."""
+        _, U = self.batch.shapes[n]
+        return torch.arange(U + 1, device=self.batch.targets.device).expand(end - begin, U + 1)
+
+    def largest_score(self) -> float:
+        """The largest magnitude of what the loss was given, or of the logits that were asked for."""
+        return largest(self.given)
+
+    def compare(self, n: int, begin: int, end: int, right: torch.Tensor) -> Iterator[Compared]:
+        """Gradients of these frames.  right: that of the logits of their cells."""
+        yield "given", self.of(self.gradient, n, begin, end), right
+
+    def compare_rest(self, n: int) -> Iterator[Compared]:
+        """Gradients that are known once all frames of the utterance have been compared."""
+        return iter(())
+
+    def padding(self, n: int) -> Iterator[Tuple[str, torch.Tensor]]:
+        """(name of a leaf, its gradient in the padding of the utterance), which must be 0."""
+        T, U = self.batch.shapes[n]
+        yield "given", self.gradient[n, T:]
+        yield "given", self.gradient[n, :T, U + 1 :]
+
+
+def largest(values: torch.Tensor) -> float:
+    """The largest magnitude; infinite where one is not a number."""
+    found = values.abs().max().item() if values.numel() else 0.0
+    return float("inf") if found != found else found

@@ -1,0 +1,105 @@
+"""Logits of some symbols per frame: the pruned loss (Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR
+training", 2022), in two steps.
+
+Recipe "icefall", the default, is what icefall trains (egs/librispeech/ASR/pruned_transducer_stateless2): encoder and
+decoder outputs are projected to V, the smoothed simple loss of these scores gives ranges and a loss of its own, and
+0.5 x simple + pruned is differentiated.  Recipe "benchmark-2022" is the lighter step of the older suite: no projections
+(the first V of the D dimensions are the scores), and only the pruned loss is differentiated.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+
+from common.losses import oracle
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts import additive
+from common.losses.layouts.base import Layout
+from common.losses.layouts.cells import Cells
+from common.measure.stages import stage
+
+SIMPLE_LOSS_SCALE = 0.5
+#: Nats; a difference of smaller losses is rounding.
+SMALLEST_LOSS = 1e-6
+
+
+class PrunedCells(Cells):
+    def __init__(self, batch: Batch, prepared: Any, *others: Any):
+        super().__init__(batch, prepared, *others)
+        self.ranges = prepared.ranges
+
+    def of(self, tensor, n, begin, end):
+        return tensor[n, begin:end]
+
+    def symbols(self, n, begin, end):
+        return self.ranges[n, begin:end].long()
+
+    def padding(self, n):
+        yield "given", self.gradient[n, self.batch.shapes[n][0] :]
+
+
+class Pruned(Layout):
+    """`given` is (N, T, S, V), the S symbols that `prepared.ranges` (N, T, S) names.  The adapter is a
+    common.losses.k2_package.PrunedLoss, or has its methods."""
+
+    approximate = True
+    cells = PrunedCells
+    adapter: Any
+
+    @property
+    def trains_simple_loss(self) -> bool:
+        return self.adapter.settings.pruned_recipe != "benchmark-2022"
+
+    def projections(self, device, dtype):
+        return additive.projections(self.adapter, device, dtype) if self.trains_simple_loss else {}
+
+    def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
+        """am (N, T, V) and lm (N, U+1, V) of the simple loss."""
+        return additive.project(model, batch) if self.trains_simple_loss else (batch.encoder_out, batch.decoder_out)
+
+    def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(summed simple loss, logits of the symbols in the ranges that it gave to `prepared`)."""
+        am, lm = self.scores(model, batch)
+        with stage("simple loss"):
+            simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
+        with stage("prune ranges"):
+            prepared.ranges = self.adapter.ranges(arc_gradients, prepared)
+        with stage("pruning"):
+            encoder_out, decoder_out = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
+        with stage("joiner"):
+            return simple_loss, model(encoder_out + decoder_out)
+
+    def given(self, model, batch, prepared):
+        return self.both(model, batch, prepared)[1]
+
+    def step(self, model, batch, prepared):
+        simple_loss, logits = self.both(model, batch, prepared)
+        with stage("pruned loss"):
+            pruned_loss = self.loss(logits, batch, prepared)
+        return SIMPLE_LOSS_SCALE * simple_loss + pruned_loss if self.trains_simple_loss else pruned_loss
+
+    def expected_step(self, model, batch):
+        exact = super().expected_step(model, batch)
+        if not self.trains_simple_loss:
+            return exact
+        am, lm = self.scores(model, batch)
+        joint, lm_alone = additive.sums(am, lm).log_softmax(-1), lm.log_softmax(-1).unsqueeze(1)
+        lm_scale = self.adapter.lm_only_scale
+        smoothed = (1 - lm_scale) * joint + lm_scale * lm_alone
+        return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes).sum() + exact
+
+    def take(self, logits, batch, prepared):
+        """With all of U in the range of every frame, where the pruned loss is the exact one."""
+        N, T, U1, _ = logits.shape
+        prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
+        return logits
+
+    def gap(self, model, batch):
+        with torch.no_grad():
+            prepared = self.adapter.prepare(batch)
+            pruned_loss = float(self.loss(self.given(model, batch, prepared), batch, prepared))
+            exact = float(oracle.losses(model.logits(batch), batch.targets, batch.shapes).sum())
+        return (pruned_loss - exact) / exact if exact > SMALLEST_LOSS else None

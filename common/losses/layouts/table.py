@@ -1,0 +1,26 @@
+"""The layouts by name."""
+
+from __future__ import annotations
+
+from typing import Dict, Type
+
+from common.losses.adapter import Adapter
+from common.losses.layouts.additive import Additive
+from common.losses.layouts.base import Layout
+from common.losses.layouts.joint import Joint
+from common.losses.layouts.logits import Packed, Padded
+from common.losses.layouts.pruned import Pruned
+
+#: As adapters name them; common.core.implementations.LAYOUTS has the same names, with the kind of loss of each.
+LAYOUTS: Dict[str, Type[Layout]] = {
+    "padded": Padded,
+    "packed": Packed,
+    "joint": Joint,
+    "pruned": Pruned,
+    "additive": Additive,
+}
+
+
+def of(adapter: Adapter) -> Layout:
+    """The layout of an adapter, bound to it."""
+    return LAYOUTS[adapter.layout](adapter)

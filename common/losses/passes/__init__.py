@@ -1,0 +1,1 @@
+"""One pass each: a context in, records out."""

@@ -1,0 +1,28 @@
+"""The memory pass: peaks of one step above what was held before it, in a process of its own, of the measured batches
+that take most: the one with the most padded cells and the one with the most useful cells.
+
+Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
+reserved peaks.  CPU: the process's resident peak (VmHWM), without the profiler, and, in a second run with the
+profiler's memory events, the peak of torch's own allocations.  A loss that loops over its cells in Python has no second
+run: the profiler would take a megabyte and more for each cell.  The runner starts this process with
+MALLOC_MMAP_THRESHOLD_ fixed: without it glibc keeps freed memory, and VmHWM still shows the batches before.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Dict, Iterator, Optional
+
+from common.data.batching import heaviest
+from common.measure import memory
+
+
+def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+    """``memory`` records of every scope and batch, after one small step that loads what is loaded once.  `context`:
+    common.losses.context.Context."""
+    for scope in context.settings.scopes:
+        context.step(scope, context.batches[0], utterances=1).run()
+        for batch in heaviest(context.all_batches, context.batches):
+            fresh = partial(context.step, scope, batch)
+            peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
+            yield {"record": "memory", "scope": scope, "batch": batch, **peaks}

@@ -1,0 +1,40 @@
+"""The timing pass: forward and forward+backward of both scopes, profiler off, in a process of its own per round.
+
+Inputs and leaves are made anew for every sample, untimed.  CPU: perf_counter_ns at both ends.  CUDA: events and wall
+time, the device synchronised at both ends.  Every sample is kept, warm-up samples too (marked), with the load of other
+processes beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, Optional
+
+from common.measure import sampling
+from common.measure.clock import Clock, time_step
+
+
+def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
+    """``sample`` records of every scope; the scopes change order from round to round.  `context`:
+    common.losses.context.Context.
+
+    Loops in Python compile nothing and take seconds, so they are not warmed up, and one batch a round is enough.
+    """
+    settings, clock = context.settings, Clock(context.device)
+    scopes = list(settings.scopes)
+    if round_number and round_number % 2 == 0:
+        scopes.reverse()
+    for scope in scopes:
+
+        def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
+            timed = time_step(context.step(scope, batch, repeat), clock)
+            return {"record": "sample", "scope": scope, "batch": batch, "repeat": repeat, "warmup": warmup, **timed}
+
+        for record in sampling.sweep(
+            sample,
+            context.batches[:1] if context.loops_in_python else context.batches,
+            spread=settings.spread,
+            max_samples=settings.max_samples,
+            max_seconds=settings.max_seconds,
+            warm_up=not context.loops_in_python,
+        ):
+            yield {**record, "round": round_number}

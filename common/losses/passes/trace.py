@@ -1,0 +1,98 @@
+"""The trace pass: steps under torch.profiler, written for TensorBoard.  Times from it include the profiler's cost and
+are labelled "profiled".
+
+Every step is scope "step" on one batch.  Inputs are views of a pool that is made before: ProfilerStep lasts from one
+``prof.step()`` to the next, so making inputs in between would count.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import torch
+
+from common.losses import inputs, peaky
+from common.losses.step import LossStep, prepare
+from common.measure import memory, profiler
+from common.system.load import busy_flags
+from common.traces import files
+
+#: The record of a loss that loops over its cells in Python: each cell is a thousand events and a megabyte and more.
+UNTRACED = {
+    "record": "trace",
+    "steps": 0,
+    "schedule": None,
+    "files": [],
+    "key_averages": [],
+    "profiler": None,
+    "memory_snapshot": None,
+    "foreign_cpu": None,
+    "flags": [],
+    "note": "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile",
+    "warnings": [],
+}
+
+
+def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
+    """One ``trace`` record; traces and tables in `folder`.  `context`: common.losses.context.Context.
+
+    The folder belongs to this run alone: a trace in it is of an attempt that was interrupted, and is removed.
+    """
+    files.remove(folder)
+    settings = context.settings
+    if context.loops_in_python:
+        yield UNTRACED
+        return
+    order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
+    pool = _pool(context, order)
+
+    def step_of(index: int) -> LossStep:
+        batch = pool.batch(context.shapes(order[index]), index)
+        return prepare(context.adapter, context.model, batch, "step")
+
+    waiting = [step_of(index) for index in range(len(order))]
+
+    def steps() -> Iterator[LossStep]:
+        while waiting:
+            context.model.zero_grad(set_to_none=True)
+            yield waiting.pop(0)
+
+    foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
+    path = folder / files.MEMORY_SNAPSHOT
+    warnings = take_snapshot(context, step_of(0), path) if settings.memory_snapshot else []
+    yield {
+        "record": "trace",
+        "steps": len(order),
+        "schedule": dict(settings.schedule),
+        "files": sorted(path.name for path in folder.glob("*.pt.trace.json*")),
+        "key_averages": [profiler.tables_file(folder).name],
+        "profiler": {option: getattr(settings, option) for option in profiler.OPTIONS},
+        "memory_snapshot": path.name if path.exists() else None,
+        "foreign_cpu": foreign,
+        "flags": busy_flags(foreign),
+        "note": "",
+        "warnings": warnings,
+    }
+
+
+def _pool(context, batches: List[int]) -> inputs.Pool:
+    settings = context.settings
+    return inputs.Pool(
+        [context.shapes(batch) for batch in set(batches)],
+        vocab_size=settings.vocab_size,
+        encoder_dim=settings.encoder_dim,
+        device=context.device,
+        dtype=context.dtype,
+        seed=settings.seed,
+        codes=peaky.codes_of(settings),
+    )
+
+
+def take_snapshot(context, step: LossStep, path: Path) -> List[str]:
+    """Write the memory snapshot; where this torch cannot, return a warning: the row is not lost."""
+    if not hasattr(torch.cuda.memory, "_dump_snapshot"):
+        return [f"{context.adapter.name}: no memory snapshot: needs torch 2.1 or newer, this is {torch.__version__}"]
+    context.model.zero_grad(set_to_none=True)
+    memory.snapshot(step, context.device, path)
+    return []

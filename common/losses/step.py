@@ -1,0 +1,72 @@
+"""One step of a loss on one batch: what is prepared untimed (inputs, leaves) and what a pass watches (forward,
+backward).
+
+Scope "loss": from what the loss is given (logits, ...) to its gradient.  Scope "step": from encoder and decoder outputs
+through the joiner (packing or pruning included) and the loss to the gradients of encoder_out, decoder_out and all
+weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from common.losses.adapter import Adapter
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts import table
+from common.measure.stages import stage
+
+
+@dataclass
+class LossStep:
+    """forward: returns the scalar to differentiate; leaves: tensors that get a gradient, by name; in scope "loss" the
+    one that the loss is `given`."""
+
+    forward: Callable[[], torch.Tensor]
+    batch: Batch
+    prepared: Any
+    leaves: Dict[str, torch.Tensor]
+
+    @property
+    def given(self) -> torch.Tensor:
+        return self.leaves["given"]
+
+    def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
+        """By name of the leaf, after `run`; None where the loss does not use it."""
+        return {name: leaf.grad for name, leaf in self.leaves.items()}
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
+        """Forward and backward, with `after_forward()` between them.  Returns the detached loss."""
+        loss = self.forward()
+        after_forward()
+        if loss.numel() != 1:  # some packages sum to (1,)
+            raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
+        with stage("backward"):
+            loss.backward()
+        return loss.detach()
+
+
+def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
+    """What gets a gradient in scope "step", by name."""
+    outputs = {"encoder_out": batch.encoder_out, "decoder_out": batch.decoder_out}
+    return {**outputs, **dict(model.named_parameters())}
+
+
+def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossStep:
+    """A step with fresh leaves; gradients of an earlier step are dropped.  Untimed."""
+    model.zero_grad(set_to_none=True)
+    layout, prepared = table.of(adapter), adapter.prepare(batch)
+    if scope == "step":
+        return LossStep(lambda: layout.step(model, batch, prepared), batch, prepared, leaves_of(model, batch))
+    with torch.no_grad():
+        given = layout.given(model, batch, prepared)
+    given.requires_grad_()
+
+    def forward() -> torch.Tensor:
+        with stage("loss"):
+            return layout.loss(given, batch, prepared)
+
+    return LossStep(forward, batch, prepared, {"given": given})

@@ -1,0 +1,55 @@
+"""Torch as the run sets it up, and what it says of itself and of the device."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict
+
+from common.core.errors import NotRunnable
+from common.core.settings import Settings
+from common.system import machine
+
+
+def set_up_torch(settings: Settings) -> Any:
+    """Set the threads, denormals and device of the run; returns the torch.device.  Raises NotRunnable."""
+    torch = import_torch("; run `make setup` or install torch")
+    device = torch.device(settings.device)
+    flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)  # before the first parallel region
+    if settings.denormals == "flush" and not flushed and device.type == "cpu":
+        raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
+    torch.set_num_threads(settings.threads or machine.cpu_count())
+    return current(device)
+
+
+def import_torch(advice: str = "") -> Any:
+    """The module.  Raises NotRunnable, with the advice."""
+    try:
+        import torch
+    except ImportError as error:
+        raise NotRunnable("missing", f"torch does not import in {sys.executable} ({error}){advice}") from error
+    return torch
+
+
+def current(device: Any) -> Any:
+    """The device with its index, made torch's current one if it is a GPU.  Raises NotRunnable where there is none."""
+    import torch
+
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device
+
+
+def facts(device: Any) -> Dict[str, Any]:
+    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads."""
+    import torch
+
+    cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,86 @@
+"""Memory of one step: peaks above what was held before it, and a snapshot of every allocation."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from pathlib import Path
+from typing import Callable, Dict, Optional
+
+import torch
+
+from common.measure.stages import Step
+from common.system.memory import clear_peak, give_back_free_memory, status_bytes
+from common.traces import reader
+
+SNAPSHOT_ENTRIES = 100_000  # allocations and frees; one step has far fewer
+#: Of a ``memory`` record; what a device does not have is None.
+PEAKS = ("device_allocated_bytes", "device_reserved_bytes", "torch_allocated_bytes", "process_bytes")
+
+
+def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
+    """PEAKS of a step, in bytes; `fresh` makes one for each run.  profiler: take torch's own allocations on a CPU
+    too."""
+    found: Dict[str, Optional[int]] = dict.fromkeys(PEAKS)
+    if device.type == "cuda":
+        return {**found, **cuda_peaks(fresh(), device)}
+    found["process_bytes"] = process_peak(fresh())
+    if profiler:
+        found["torch_allocated_bytes"] = torch_cpu_peak(fresh())
+    return found
+
+
+def process_peak(step: Step) -> Optional[int]:
+    """Bytes by which the process's resident peak rises above its size before; None where the system cannot say."""
+    give_back_free_memory()
+    if not clear_peak():
+        return None
+    baseline = status_bytes("VmRSS")
+    step.run()
+    peak = status_bytes("VmHWM")
+    return None if baseline is None or peak is None else max(peak - baseline, 0)
+
+
+def torch_cpu_peak(step: Step) -> Optional[int]:
+    """The peak in bytes of what torch's CPU allocator held during the step.
+
+    The profiler's counter does not start at zero, so one byte is allocated and freed first: the counter's lowest
+    value is the baseline.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.empty(1, dtype=torch.uint8)
+        step.run()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.pt.trace.json"
+        profiler.export_chrome_trace(str(path))
+        rise = reader.memory_rise(path)
+    return max((size for (kind, _), size in rise.items() if kind == reader.CPU), default=None)
+
+
+def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
+    """Peaks of torch's allocated and reserved bytes above what was held before."""
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    step.run()
+    torch.cuda.synchronize(device)
+    return {
+        "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
+        "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
+    }
+
+
+def snapshot(step: Step, device: torch.device, path: Path) -> None:
+    """Run the step and write all its allocations, with stacks, to `path`.  CUDA only, from torch 2.1 on.
+
+    The file is a pickle for https://pytorch.org/memory_viz; nothing in this suite reads it.
+    """
+    torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
+    try:
+        step.run()
+        torch.cuda.synchronize(device)
+        torch.cuda.memory._dump_snapshot(str(path))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)

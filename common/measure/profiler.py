@@ -1,0 +1,101 @@
+"""Steps under torch.profiler: a trace for each cycle of the schedule, written for TensorBoard, and tables of
+operators."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Iterator, List, Optional
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+
+from common.core.settings import Settings
+from common.measure.stages import Step, observed_by
+from common.system.load import ForeignLoad
+
+#: Rows of each cycle's table of operators.
+TABLE_ROWS = 30
+STACK_DEPTH = 10
+#: Bytes above which "auto" compresses a trace.
+LARGE = 50_000_000
+#: What is profiled beside times; fields of the settings and of the ``trace`` record.
+OPTIONS = ("record_shapes", "with_stack", "profile_memory")
+
+
+def profile(
+    steps: Iterator[Step], settings: Settings, device: torch.device, folder: Path, name: str
+) -> Optional[float]:
+    """Run the steps, one profiler step each, and write traces of the worker `name`, and `tables_file`, to `folder`.
+
+    Returns the share of the CPU that other processes took, None where the system cannot say or the steps were too
+    short.  The device is synchronised before a profiler step ends, since the profiler takes host time only.
+    """
+    cuda = device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    tables: List[str] = []
+    write_trace = torch.profiler.tensorboard_trace_handler(str(folder), worker_name=name)
+
+    def cycle_ended(profiler: torch.profiler.profile) -> None:
+        write_trace(profiler)
+        number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
+        tables.append(f"{number}\n{table(profiler, cuda, settings.with_stack)}\n")
+        time.sleep(0.002)  # a file is named by its time in milliseconds: two cycles must not have the same
+
+    load = ForeignLoad()
+    with (
+        observed_by(record_function),
+        torch.profiler.profile(
+            activities=activities,
+            schedule=torch.profiler.schedule(**settings.schedule),
+            on_trace_ready=cycle_ended,
+            **{option: getattr(settings, option) for option in OPTIONS},
+        ) as profiler,
+    ):
+        for step in steps:
+            step.run()
+            del step  # and its gradients
+            if cuda:
+                torch.cuda.synchronize(device)
+            profiler.step()
+    foreign = load.share() if load.ready() else None
+    pack(folder, settings.gzip_traces)
+    tables_file(folder).write_text("\n".join(tables), encoding="utf-8")
+    return foreign
+
+
+def tables_file(folder: Path) -> Path:
+    """key_averages of every cycle."""
+    return folder / f"{folder.name}.txt"
+
+
+def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
+    """key_averages of the cycle that just ended, sorted by time on the device."""
+    averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
+    key = "self_cpu_time_total"
+    if cuda:  # renamed in torch 2.x
+        renamed = averages and hasattr(averages[0], "self_device_time_total")
+        key = "self_device_time_total" if renamed else "self_cuda_time_total"
+    return averages.table(sort_by=key, row_limit=TABLE_ROWS)
+
+
+def compress(path: Path) -> None:
+    """Replace a trace by NAME.gz.  At every moment, even when the disk is full, one of the two is there as a whole."""
+    packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
+    try:
+        with path.open("rb") as plain, gzip.open(part, "wb", compresslevel=6) as stream:
+            shutil.copyfileobj(plain, stream, 4 << 20)
+        os.replace(part, packed)
+    finally:
+        part.unlink(missing_ok=True)
+    path.unlink()
+
+
+def pack(folder: Path, when: str) -> None:
+    """Compress the traces in a folder: "auto" the large ones, "true" all, "false" none."""
+    for path in folder.glob("*.pt.trace.json"):
+        if when == "true" or (when == "auto" and path.stat().st_size > LARGE):
+            compress(path)

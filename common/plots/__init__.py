@@ -1,0 +1,1 @@
+"""Rows as figures, which are data; the page draws them, or png does."""

@@ -1,0 +1,185 @@
+"""Step time by stages, and peak memory."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.analysis.groups import apart
+from common.analysis.row import Row, is_positive
+from common.core.table import Cell, Table, measured, tabulated
+from common.core.text import number
+from common.plots import scales
+from common.plots.style import INK, Figure, Trace, axis, bars, lanes, layout, marker, points, shown, whiskers
+
+LANE = 62  # pixels
+ABOVE = 14  # pixels from the middle of a lane to its name
+WIDTH = 0.36  # of a bar, in lanes
+LEGEND = 150  # pixels
+GOES_ON = "A bar with an arrow goes on beyond the right edge, to the number above it."
+NEUTRAL = "#7f8791"  # of no stage; visible beside black and white
+
+
+def stages_of(rows: Sequence[Row]) -> Dict[str, int]:
+    """All stages in the order in which they run, each with its number: of its colour, pattern and symbol."""
+    met: Dict[str, int] = {}
+    order: List[str] = []
+    for row in rows:
+        place = 0
+        for stage in _medians(row):
+            if stage not in met:
+                met[stage] = len(met)
+                order.insert(place, stage)
+            place = max(place, order.index(stage) + 1)
+    return {stage: met[stage] for stage in order}
+
+
+def _medians(row: Row) -> Dict[str, float]:
+    return row.stage_medians(row.scope)
+
+
+def times(row: Row) -> Optional[Dict[str, float]]:
+    return row.ms(row.scope)
+
+
+def step_times(rows: Sequence[Row]) -> List[Figure]:
+    timed = [row for row in rows if times(row)]
+    stages = stages_of(timed)
+    return [step_time(some, stages, key, whose) for key, whose, some in apart(timed)] or profiled_times(rows)
+
+
+def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
+    """Bars of the stages' medians, and the whole's median with 20th and 80th percentile."""
+    described = [times(row) or {} for row in timed]
+    split = [_medians(row) or {"not split": each["median"]} for row, each in zip(timed, described)]
+    data = []
+    for stage, place in {**stages, "not split": len(stages)}.items():
+        lengths = [(at, parts[stage]) for at, parts in enumerate(split) if stage in parts]
+        data += [_bar(stage, lengths, place, "ms")] if lengths else []
+    diamond = {"symbol": "diamond", "size": 10, "color": INK}
+    medians = [(each["median"], -at) for at, each in enumerate(described)]
+    data.append(points("median of the whole", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
+    end = scales.cut([each["p80"] for each in described])
+    beyond = [height for median, height in medians if end and median > end]
+    data += [arrows(end, beyond)] if beyond else []
+    names = [
+        f"{_lane(row, each['median'], 'ms')}  {number(each['p20'], 3)}\u2013{number(each['p80'], 3)}"
+        for row, each in zip(timed, described)
+    ]
+    said = "; ".join(
+        f"{row.label} {number(each['median'])} milliseconds, from {number(each['p20'])} to {number(each['p80'])}"
+        for row, each in zip(timed, described)
+    )
+    return Figure(
+        f"step-time{key}",
+        f"Step time{whose}",
+        "Bars: the median of each stage. Diamond and whiskers: the median of the whole, its 20th and 80th percentile "
+        "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond."
+        + (f" {GOES_ON}" if beyond else ""),
+        f"Step time{whose}: {said}",
+        data,
+        _layout(names, until(end), barmode="stack"),
+        _time_table(timed, [stage for stage in stages if any(stage in parts for parts in split)], f"step-time{key}"),
+    )
+
+
+def _lane(row: Row, value: Optional[float], unit: str) -> str:
+    """What stands above a row's lane."""
+    return f"{shown(row.marked)}  <b>{number(value)} {unit}</b>"
+
+
+def _layout(names: Sequence[str], x: Dict[str, Any], legend: Optional[int] = LEGEND, **more: Any) -> Dict[str, Any]:
+    return layout(LANE * len(names) + 64, legend, **lanes(names, LANE, ABOVE), xaxis=x, **more)
+
+
+def until(end: Optional[float], title: str = "ms") -> Dict[str, Any]:
+    """The axis of bars, up to `end` where that is known."""
+    return axis(title, range=[0, end]) if end else axis(title)
+
+
+def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Trace:
+    """At the right edge, where the bars at these heights go on."""
+    looks = {"symbol": "triangle-right", "size": size, "color": INK}
+    return points("goes on", [(end, height) for height in heights], looks, cliponaxis=False)
+
+
+def _bar(name: str, lengths: Sequence[Tuple[int, float]], place: int, unit: str) -> Trace:
+    """lengths: (number of the lane, value)."""
+    x, y = [value for _, value in lengths], [-at for at, _ in lengths]
+    return bars(name, x, y, place, f"%{{x:.4g}} {unit}", orientation="h", width=WIDTH)
+
+
+def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
+    cells = []
+    for row in rows:
+        described, medians = times(row) or {}, _medians(row)
+        values = {**{f"{key} ms": described.get(key) for key in ("median", "p20", "p80")}, "n": described.get("n")}
+        values.update({f"{stage} ms": medians.get(stage) for stage in stages})
+        numbers = {title: measured(value, row.results) for title, value in values.items()}
+        cells.append({"implementation": Cell(row.label), "scope": Cell(row.scope), **numbers})
+    return tabulated(name, "Step time and its stages", cells)
+
+
+def profiled_times(rows: Sequence[Row]) -> List[Figure]:
+    """For traces without records: all there is are steps with the profiler's cost in them."""
+    traced = [row for row in rows if is_positive(row.average_step_time_us)]
+    if not traced:
+        return []
+    values = [(row.average_step_time_us or 0) / 1e3 for row in traced]
+    said = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in zip(traced, values))
+    cells = [
+        {"implementation": Cell(row.label), "profiled ms": measured(value, row.trace)}
+        for row, value in zip(traced, values)
+    ]
+    return [
+        Figure(
+            "step-time",
+            "Step time, profiled",
+            "The mean of the profiled steps: the profiler's own cost is in it.",
+            f"Profiled step time: {said}",
+            [_bar("profiled step", list(enumerate(values)), 0, "ms")],
+            _layout([_lane(row, value, "ms") for row, value in zip(traced, values)], axis("ms"), legend=None),
+            tabulated("step-time-profiled", "Profiled step time", cells),
+        )
+    ]
+
+
+def peak_memories(rows: Sequence[Row]) -> List[Figure]:
+    known = [row for row in rows if row.peak_mb is not None]
+    stages = stages_of(rows)
+    return [peak_memory(some, stages, key, whose) for key, whose, some in apart(known)]
+
+
+def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
+    """Bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
+    highest = _bar("highest peak of a step", [(at, row.peak_mb or 0) for at, row in enumerate(rows)], 5, "MB")
+    highest["marker"] = {"color": NEUTRAL}
+    peaks = [(peak, -at) for at, row in enumerate(rows) for peak in row.peaks.values()]
+    ring = {"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 2}}
+    data = [highest, points("peak of each batch", peaks, ring, "%{x:.4g} MB<extra>one batch</extra>")]
+    profiled = [row.curve.stage_mb if row.curve else {} for row in rows]
+    seen = [stage for stage in stages if any(stage in inside for inside in profiled)]
+    for stage in seen:
+        highest_inside = [(inside[stage], -at - 0.31) for at, inside in enumerate(profiled) if stage in inside]
+        hover = f"%{{x:.4g}} MB<extra>highest while {shown(stage)} ran, profiled</extra>"
+        data.append(points(f"{stage} (profiled)", highest_inside, marker(stages[stage], 9), hover))
+    return Figure(
+        f"peak-memory{key}",
+        f"Peak memory{whose}",
+        "Bars: the highest peak above the baseline over all batches, from the memory pass; rings: the peak of each "
+        "batch. Symbols below a bar: the most that was allocated while each stage ran, from one step of the trace.",
+        f"Peak memory{whose}: " + "; ".join(f"{row.label} {number(row.peak_mb)} megabytes" for row in rows),
+        data,
+        _layout([_lane(row, row.peak_mb, "MB") for row in rows], axis("MB (2\u00b2\u2070 bytes)")),
+        tabulated(f"peak-memory{key}", "Peak memory", [_peaks(*each, seen) for each in zip(rows, profiled)]),
+    )
+
+
+def _peaks(row: Row, profiled: Mapping[str, float], stages: Sequence[str]) -> Dict[str, Cell]:
+    peaks = list(row.peaks.values())
+    return {
+        "implementation": Cell(row.label),
+        "highest MB": measured(max(peaks), row.results),
+        "lowest MB": measured(min(peaks), row.results),
+        "batches": measured(len(peaks), row.results),
+        **{f"in {stage} MB (profiled)": measured(profiled.get(stage), row.trace) for stage in stages},
+    }

@@ -1,0 +1,66 @@
+"""Machines side by side."""
+
+from __future__ import annotations
+
+from typing import Optional, Sequence
+
+from common.analysis.machines import Machine, over_fastest_exact, rows_by_name
+from common.core.text import number
+from common.plots import scales
+from common.plots.bars import GOES_ON, arrows, until
+from common.plots.style import Figure, Trace, bars, lanes, layout, shown
+
+BAR, NAME = 20, 34  # pixels: a bar with its gap, and a name above the bars of a lane
+
+Ratios = Sequence[Optional[float]]
+
+
+def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
+    """Bars of the step over that of the fastest exact loss of the same machine; None where fewer than two have one."""
+    fastest = [machine.fastest_exact for machine in family]
+    of_one_model = {name: row for name, row in rows_by_name(family).items() if row.of_one_model}
+    ratios = {
+        name: [over_fastest_exact(one.row(name), best) for one, best in zip(family, fastest)] for name in of_one_model
+    }
+    ratios = {name: values for name, values in ratios.items() if any(values)}
+    if sum(row is not None for row in fastest) < 2 or not ratios:
+        return None
+    end = scales.cut([value for values in ratios.values() for value in values if value])
+    lane = NAME + BAR * len(family)
+    data = [_bars(machine, at, family, list(ratios.values()), lane) for at, machine in enumerate(family)]
+    beyond = [height for bar in data for ratio, height in zip(bar["x"], bar["y"]) if end and ratio > end]
+    data += [arrows(end, beyond, 14)] if beyond else []
+    names = [f"{shown(of_one_model[name].label)}  {_listed(family, values)}" for name, values in ratios.items()]
+    said = "; ".join(
+        f"{name} " + ", ".join(f"{number(value, 3)} on {one.letter}" for one, value in zip(family, values) if value)
+        for name, values in ratios.items()
+    )
+    all_exact = all(of_one_model[name].is_exact for name in ratios)
+    caption = [
+        "1 is the fastest exact loss of the machine"
+        + ("." if all_exact else "; pruned ones, which approximate, may take less."),
+        *([GOES_ON] if beyond else []),
+        "; ".join(one.title for one in family) + ".",
+    ]
+    frame = {**lanes(names, lane, lane // 2 - 20), "xaxis": until(end, "times the fastest exact")}
+    return Figure(
+        "machines",
+        "Step time over the fastest exact loss of the same machine",
+        " ".join(caption),
+        f"Step time over the fastest exact loss of the same machine: {said}",
+        data,
+        layout(lane * len(ratios) + 64, 40 + 7 * max(len(one.name) for one in family), bargap=0, **frame),
+        None,  # above the plot
+    )
+
+
+def _listed(family: Sequence[Machine], values: Ratios) -> str:
+    return "  ".join(f"{one.letter} <b>{number(value, 3)}</b>" for one, value in zip(family, values))
+
+
+def _bars(machine: Machine, at: int, family: Sequence[Machine], values: Sequence[Ratios], lane: int) -> Trace:
+    below = (NAME / 2 - 6 + BAR * (at - (len(family) - 1) / 2)) / lane  # the middle; the name is above the bars
+    x = [of_each[at] for of_each in values if of_each[at]]
+    y = [-row - below for row, of_each in enumerate(values) if of_each[at]]
+    hover = f"%{{x:.3g}} times the fastest exact<extra>{shown(machine.name)}</extra>"
+    return bars(f"{machine.letter}: {machine.name}", x, y, at, hover, orientation="h", width=(BAR - 4) / lane)

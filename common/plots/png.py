@@ -1,0 +1,254 @@
+"""Figures as PNGs for READMEs and papers: the data and layout that the page's plotly takes, drawn by matplotlib, which
+needs no browser.  Light, 200 dots per inch.
+
+It knows what the figures of this suite use: bars (stacked, grouped, or each at its place), markers, lines and steps,
+error bars, names at points, logarithmic axes, categories, notes, and lines in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from html import unescape
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from common.analysis.groups import Group
+from common.analysis.sweep import Sweep
+from common.core.errors import UserError
+from common.plots import runs, sweep
+from common.plots.labels import PLACES
+from common.plots.style import DASHES, INK, PATTERNS, SYMBOLS, Figure, Trace
+
+#: plotly's names of markers, lines and patterns -> matplotlib's.
+MARKERS = {**dict(zip(SYMBOLS, "osD^PX*")), "triangle-right": ">", "x-thin": "x"}
+LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))))
+HATCHES = dict(zip(PATTERNS, ("", "//", "..", "xx", "--", "\\\\", "++")))
+ALIGNED = {-1: ("right", "top"), 0: ("center", "center"), 1: ("left", "bottom")}  # by PLACES: across and up
+
+DARK, QUIET = "#1c2128", "#57606a"
+WIDTH, SMALL = 7.0, 4.0  # inches
+POINT = 9 / 13  # of a pixel: text of 13 pixels on the page has 9 points here
+PIXELS = 72 / POINT  # of an inch
+STYLE: Any = {  # of matplotlib's names
+    "font.size": 9,
+    "text.parse_math": False,  # a $ in a name is a $
+    "text.color": DARK,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "grid.color": "#e3e1db",
+    "hatch.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "savefig.dpi": 200,
+    "savefig.bbox": "tight",
+}
+NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
+
+
+def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
+    """One PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
+    likewise sweep-vocab-size-time.png, ... of sweeps.
+
+    Raises UserError without matplotlib, or when the folder cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError(
+            "--png needs matplotlib, which this Python does not have; `make report` uses one that does, "
+            "or pip install matplotlib"
+        ) from None
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    written: List[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, figure in _named(groups, swept):
+            with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a font without a character draws a box
+                draw(figure).savefig(folder / f"{name}.png")
+            written.append(folder / f"{name}.png")
+    except OSError as error:
+        raise UserError(f"cannot write {folder}: {error.strerror or error}; name another folder with --png") from error
+    return written
+
+
+def _named(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[str, Figure]]:
+    """Each plot with the name of its file."""
+    of_runs = [runs.figures(group.rows) for group in groups if not group.search]
+    for sets in (of_runs, [sweep.figures(one) for one in swept]):
+        for place, figures in enumerate(sets):
+            for figure in figures:
+                if figure.key != NOT_DRAWN:
+                    yield f"{figure.key}-{place + 1}" if place else figure.key, figure
+
+
+def draw(figure: Figure) -> Any:
+    """A figure of matplotlib."""
+    from matplotlib.figure import Figure as Drawn
+
+    layout = figure.layout
+    ups = list(dict.fromkeys(trace.get("yaxis", "y") for trace in figure.data))
+    axes_of = {up: layout.get(f"yaxis{up[1:]}", {}) for up in ups}
+    shares = [high - low for low, high in (of.get("domain", (0, 1)) for of in axes_of.values())]
+    legend = _legend_lines(figure)
+    drawn = Drawn(figsize=(SMALL if figure.small else WIDTH, (figure.height + 30 + 19 * legend) / PIXELS))
+    drawn.set_layout_engine("constrained")
+    rows = drawn.subplots(len(ups), squeeze=False, sharex=True, height_ratios=shares)[:, 0]
+    for (up, of), axes in zip(axes_of.items(), rows):
+        traces = [trace for trace in figure.data if trace.get("yaxis", "y") == up]
+        for line in layout.get("shapes", ()):
+            _background(axes, line)
+        _bars(axes, [trace for trace in traces if trace["type"] == "bar"], layout)
+        for trace in traces:
+            if trace["type"] == "scatter":
+                _points(axes, trace)
+        _axis(axes, "x", layout["xaxis"], labelled=axes is rows[-1])
+        _axis(axes, "y", of)
+        for note in layout.get("annotations", ()):
+            _note(axes, note)
+    drawn.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+    if legend:
+        handles = dict(zip(*reversed(rows[0].get_legend_handles_labels())))
+        names = [name for name in map(_label, figure.data) if name in handles]
+        drawn.legend([handles[name] for name in names], names, loc="outside lower left", ncols=_legend_columns(figure))
+    return drawn
+
+
+def _legend_columns(figure: Figure) -> int:
+    return max(int(WIDTH * PIXELS / (figure.layout["legend"]["entrywidth"] + 44)), 1)
+
+
+def _legend_lines(figure: Figure) -> int:
+    if not figure.layout.get("showlegend", True):
+        return 0
+    return -(-sum(trace.get("showlegend", True) for trace in figure.data) // _legend_columns(figure))
+
+
+def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
+    """Filled with a white pattern, then outlined, as the pattern has the colour of the edge."""
+    ends: Dict[Any, float] = {}
+    for place, trace in enumerate(traces):
+        across = trace.get("orientation") == "h"
+        at, lengths = (trace["y"], trace["x"]) if across else (trace["x"], trace["y"])
+        width = trace.get("width")
+        if width is None:  # side by side above a category
+            order = layout["xaxis"]["categoryarray"]
+            width = (1 - layout["bargap"]) / len(traces)
+            at = [order.index(value) + (place - (len(traces) - 1) / 2) * width for value in at]
+        starts = [ends.get(one, 0.0) if layout.get("barmode") == "stack" else 0.0 for one in at]
+        ends.update((one, start + length) for one, start, length in zip(at, starts, lengths))
+        looks, hatch = trace["marker"], HATCHES[trace["marker"].get("pattern", {}).get("shape", "")]
+        bar = axes.barh if across else axes.bar
+        base = {"left" if across else "bottom": starts}
+        bar(at, lengths, width, **base, color=looks["color"], hatch=hatch, edgecolor="white", lw=0, label=_label(trace))
+        bar(at, lengths, width, **base, fill=False, edgecolor=DARK, lw=0.5)
+        if not across:
+            _whiskers(axes, trace, at)
+
+
+def _points(axes: Any, trace: Trace) -> None:
+    x, y, looks, line = trace["x"], trace["y"], trace["marker"], trace.get("line", {})
+    style: Dict[str, Any] = {"clip_on": trace.get("cliponaxis", True), "label": _label(trace)}
+    if "lines" in trace["mode"]:
+        style.update(color=_ink(line["color"]), lw=POINT * line["width"], ls=LINES[line["dash"]])
+        style["drawstyle"] = "steps-post" if line.get("shape") == "hv" else "default"
+    else:
+        style["ls"] = "none"
+    _whiskers(axes, trace, x)
+    every = [
+        given if isinstance(given, list) else [given] * len(x) for given in (looks.get("symbol"), looks.get("size"))
+    ]
+    pairs = list(zip(*every))
+    for kind, size in dict.fromkeys(pairs):  # one for all points, but where ones are marked out
+        some = [at for at, pair in enumerate(pairs) if pair == (kind, size)]
+        axes.plot([x[at] for at in some], [y[at] for at in some], **style, **_marker(kind, size, looks))
+        style["label"] = "_"
+    for across, up, words in zip(x, y, trace.get("text", ())):
+        side, above = PLACES[trace["textposition"]]
+        moved = {"xytext": (7 * side, 6 * above), "textcoords": "offset points"}
+        axes.annotate(unescape(words), (across, up), **moved, ha=ALIGNED[side][0], va=ALIGNED[above][1])
+
+
+def _marker(kind: Optional[str], size: float, looks: Dict[str, Any]) -> Dict[str, Any]:
+    if not kind:
+        return {}
+    name, hollow, _ = kind.partition("-open")
+    found = {"marker": MARKERS[name], "ms": 0.92 * POINT * size}
+    if hollow:
+        return {**found, "mfc": "none", "mec": _ink(looks["color"]), "mew": 1.2}
+    return {**found, "mfc": _ink(looks["color"]), "mec": DARK, "mew": 0.6}
+
+
+def _whiskers(axes: Any, trace: Trace, x: Sequence[float]) -> None:
+    for letter in "xy":
+        found = trace.get(f"error_{letter}")
+        if found:
+            ends = {f"{letter}err": [found["arrayminus"], found["array"]]}
+            axes.errorbar(x, trace["y"], **ends, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2.5, zorder=3)
+
+
+def _axis(axes: Any, letter: str, of: Dict[str, Any], labelled: bool = True) -> None:
+    from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
+
+    one, limit = getattr(axes, f"{letter}axis"), getattr(axes, f"set_{letter}lim")
+    logarithmic = of.get("type") == "log"
+    if logarithmic:
+        getattr(axes, f"set_{letter}scale")("log")
+        one.set_minor_locator(NullLocator())
+    if "categoryarray" in of:
+        one.set_ticks(range(len(of["categoryarray"])), of["categoryarray"])
+        limit(-0.5, len(of["categoryarray"]) - 0.5)
+    elif "tickvals" in of:
+        one.set_ticks(of["tickvals"], of["ticktext"])
+    elif "nticks" in of:
+        one.set_major_locator(MaxNLocator(of["nticks"], integer=True))
+    if "range" in of:
+        limit(*(10**end if logarithmic else end for end in of["range"]))
+    elif not logarithmic and "categoryarray" not in of and of.get("rangemode") != "normal":
+        limit(0, None)
+    if of.get("tickformat") == ".0%":
+        one.set_major_formatter(PercentFormatter(1, 0))
+    if not of.get("showticklabels", True):
+        one.set_ticks([])
+        axes.spines["left" if letter == "y" else "bottom"].set_visible(False)
+    if of.get("showgrid", "categoryarray" not in of):
+        axes.grid(axis=letter)
+    one.set_tick_params(length=0)
+    if labelled and "title" in of:
+        one.set_label_text(unescape(of["title"]["text"]))
+
+
+def _note(axes: Any, note: Dict[str, Any]) -> None:
+    """The name of a lane, with its bold parts."""
+    from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
+
+    parts = re.split(r"<b>(.*?)</b>", note["text"])
+    weights = ("normal", "bold") * len(parts)
+    words: Any = [
+        TextArea(unescape(part), textprops={"fontweight": bold}) for part, bold in zip(parts, weights) if part
+    ]
+    box = HPacker(children=words, pad=0, sep=0, align="baseline")
+    place = {"xycoords": axes.get_yaxis_transform(), "xybox": (0, POINT * note["yshift"]), "boxcoords": "offset points"}
+    looks = {"box_alignment": (0, 0), "frameon": False, "pad": 0, "annotation_clip": False}
+    axes.add_artist(AnnotationBbox(box, (0, note["y"]), **place, **looks))
+
+
+def _background(axes: Any, line: Dict[str, Any]) -> None:
+    ends = ([line["x0"], line["x1"]], [line["y0"], line["y1"]])
+    style = {"ls": LINES[line["line"]["dash"]], "lw": POINT, "alpha": line["opacity"], "zorder": 0.5}
+    axes.plot(*ends, color=QUIET, label="_", **style)
+
+
+def _label(trace: Trace) -> str:
+    return unescape(trace["name"]) if trace.get("showlegend", True) else "_"
+
+
+def _ink(color: str) -> str:
+    return DARK if color == INK else color

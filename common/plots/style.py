@@ -1,0 +1,172 @@
+"""What the plots look like: colours, symbols, patterns, and the template that all of them share.
+
+The palette is Okabe and Ito's, which colour-blind people can tell apart; its first four colours have a contrast of 3:1
+or more on light and on dark ground.  A symbol or a pattern always goes with a colour: 8 colours and 7 symbols make 56
+pairs.  Text, grid and outlines take their colours from page.css, so that they follow light, dark and print.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from common.core.table import Table
+from common.plots import scales
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+CLEAR = "rgba(0,0,0,0)"
+INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
+
+_AXIS: Dict[str, Any] = {
+    "title": {"font": {"size": 13}},
+    "automargin": True,
+    "zeroline": False,
+    "fixedrange": True,
+    "ticks": "",
+    "rangemode": "tozero",
+}
+_WHISKERS: Dict[str, Any] = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
+_PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.2, "fgcolor": "#ffffff", "fgopacity": 0.75}
+_BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
+_POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
+#: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
+TEMPLATE: Dict[str, Any] = {
+    "layout": {
+        "autosize": True,
+        "margin": {"l": 12, "r": 18, "t": 10, "b": 46},
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"family": FONT, "size": 13},
+        "hovermode": "closest",
+        "dragmode": False,
+        "showlegend": True,
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0,
+            "yanchor": "bottom",
+            "yref": "container",
+            "font": {"size": 12},
+            "traceorder": "normal",
+            "bgcolor": CLEAR,
+        },
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    },
+    "data": {"bar": [_BAR], "scatter": [_POINTS]},
+}
+
+Trace = Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot.  title, caption: shown with it; summary: its numbers in words, for screen readers; data, layout: as
+    plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side."""
+
+    key: str
+    title: str
+    caption: str
+    summary: str
+    data: List[Trace]
+    layout: Dict[str, Any]
+    table: Optional[Table]
+    small: bool = False
+
+    @property
+    def height(self) -> int:
+        """Pixels, without the lines of the legend."""
+        return self.layout["height"]
+
+
+def color(place: int) -> str:
+    return PALETTE[place % len(PALETTE)]
+
+
+def symbol(place: int) -> str:
+    return SYMBOLS[place % len(SYMBOLS)]
+
+
+def dash(place: int) -> str:
+    return DASHES[place % len(DASHES)]
+
+
+def shown(label: str) -> str:
+    """A label for plotly, which takes some HTML in its texts."""
+    return html.escape(label, quote=False)
+
+
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], place: int, hover: str, **more: Any) -> Trace:
+    """hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
+    return {
+        "type": "bar",
+        "name": shown(name),
+        "x": list(x),
+        "y": list(y),
+        "marker": {"color": color(place), "pattern": {"shape": PATTERNS[place % len(PATTERNS)]}},
+        "hovertemplate": f"{hover}<extra>{shown(name)}</extra>",
+        **more,
+    }
+
+
+def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
+    """Markers, and lines or text with another `mode`.  at: (x, y) of each; hover: as for bars, with another name after
+    <extra>; "" shows nothing."""
+    x, y = zip(*at)
+    known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": shown(name),
+        "x": list(x),
+        "y": list(y),
+        "marker": marker,
+        **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}),
+        **more,
+    }
+
+
+def marker(place: int, size: int) -> Dict[str, Any]:
+    return {"symbol": symbol(place), "size": size, "color": color(place)}
+
+
+def whiskers(described: Sequence[Dict[str, float]]) -> Dict[str, List[float]]:
+    """From p20 to p80 about the median."""
+    return {
+        "array": [each["p80"] - each["median"] for each in described],
+        "arrayminus": [each["median"] - each["p20"] for each in described],
+    }
+
+
+def axis(title: str, **more: Any) -> Dict[str, Any]:
+    return {"title": {"text": title}, **more}
+
+
+def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
+    """An axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
+    if not span.logarithmic:
+        return axis(title, range=[span.low, span.high])
+    ends = [math.log10(span.low), math.log10(span.high)]
+    return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=span.words)
+
+
+def layout(height: int, legend: Optional[int] = None, **more: Any) -> Dict[str, Any]:
+    """legend: pixels of each of its words; None: there is none."""
+    of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
+    return {"template": TEMPLATE, "height": height, **of_legend, **more}
+
+
+def lanes(names: Sequence[str], lane: int, gap: int) -> Dict[str, Any]:
+    """Layout of lanes under each other, the first on top at y = 0, the next at -1: each `lane` pixels high with its
+    name `gap` pixels above its middle, at the left edge, so that long names leave the whole width to the plot."""
+    above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
+    notes = [{**above, "y": -place, "text": name} for place, name in enumerate(names)]
+    span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]
+    return {"annotations": notes, "yaxis": {"range": span, "showgrid": False, "showticklabels": False}}

@@ -1,0 +1,200 @@
+"""How time and memory change with one swept setting: curves over a numeric one, grouped bars over any other.
+
+Several settings: one plot for each, the others at the first of their values; the table of the section has all cells.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+
+from common.analysis.metrics import METRICS, Metric, others
+from common.analysis.row import Row
+from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms
+from common.core import grid
+from common.core.table import Cell, Table, measured, tabulated
+from common.core.text import gathered, number
+from common.plots import scales
+from common.plots.style import Figure, Trace, axis, axis_of, bars, color, dash, layout, marker, points, whiskers
+
+HEIGHT = 420
+LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
+SAME = 0.03  # values that differ by less are within the width of a line
+
+
+class Point(NamedTuple):
+    """One implementation at one value of the setting.  measured: its median, and p20 and p80 of a time."""
+
+    value: Any
+    measured: Dict[str, float]
+    row: Row
+
+
+Curve = Sequence[Point]  # of one implementation
+
+
+class Quantity(NamedTuple):
+    """What is drawn: its name, unit and the words for it; of: what a Point has of a row, {} where it is not known."""
+
+    key: str
+    title: str
+    unit: str
+    caption: str
+    of: Callable[[Row], Dict[str, float]]
+
+
+def _time(row: Row) -> Dict[str, float]:
+    timed = median_ms(row)
+    return {key: timed[1][key] for key in ("median", "p20", "p80")} if timed else {}
+
+
+def _number(metric: Metric) -> Callable[[Row], Dict[str, float]]:
+    """Of a run that ended well."""
+
+    def of(row: Row) -> Dict[str, float]:
+        value = metric.value(row) if row.status == "ok" else None
+        return {} if value is None else {"median": value}
+
+    return of
+
+
+def quantities() -> List[Quantity]:
+    """Time, memory, and the metrics that are in no table's list."""
+    time = "Median step (loss where no step was timed); whiskers: p20 to p80."
+    memory = "Highest peak of a step above its baseline, from the memory pass."
+    return [
+        Quantity("time", "Step time", "ms", time, _time),
+        Quantity("memory", "Peak memory", "MB", memory, _number(METRICS["peak_mb"])),
+        *(Quantity(one.key, one.title, one.unit or one.title, f"{one.title}.", _number(one)) for one in others()),
+    ]
+
+
+def figures(sweep: Sweep) -> List[Figure]:
+    """For each setting that varies one plot of time and one of memory."""
+    names = sorted({run.row.name for run in sweep.runs})
+    found = []
+    for key in (key for key, values in sweep.grid.items() if len(values) > 1):
+        for quantity in quantities():
+            every = [Point(run.values[key], quantity.of(run.row), run.row) for run in along(sweep, key)]
+            of_name = gathered((point.row.name, point) for point in every if point.measured)
+            if of_name:
+                curves = {place: of_name[name] for place, name in enumerate(names) if name in of_name}
+                found.append(_figure(sweep, key, quantity, curves))
+    return found
+
+
+def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Dict[int, Curve]) -> Figure:
+    """curves: by the number of their colour."""
+    flag, unit, listed = grid.flag(key), quantity.unit, list(curves.values())
+    together: List[List[Curve]] = []
+    if is_numeric(sweep.grid[key]):
+        frame = _curve_frame(sweep.grid[key], flag, unit, listed)
+        together = coinciding(listed)
+        widened = {id(curve): len(same) - 1 - at for same in together for at, curve in enumerate(same)}
+        data = [_curve(curve, place, unit, widened.get(id(curve), 0)) for place, curve in curves.items()]
+    else:
+        frame = _bar_frame(sweep.grid[key], flag, unit)
+        data = [_bars(curve, place, unit) for place, curve in curves.items()]
+    title = f"{quantity.title} over {flag}"
+    summary = "; ".join(f"{curve[0].row.label} {_in_words(curve, unit)}" for curve in listed)
+    return Figure(
+        f"sweep-{flag}-{quantity.key}",
+        title,
+        " ".join(_caption(sweep, key, quantity, together)),
+        f"{title}: {summary}",
+        data,
+        layout(HEIGHT, 200, **frame),
+        _table(f"{sweep.name}-{quantity.key}", flag, title, unit, listed),
+    )
+
+
+def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequence[Curve]]) -> List[str]:
+    sentences = [quantity.caption]
+    others = {other: values[0] for other, values in sweep.grid.items() if other != key}
+    if others:
+        sentences.append(f"At {grid.words(others)}.")
+    if quantity.key == "time":
+        sentences += [f"{line[0].upper()}{line[1:]}." for line in growth(sweep, key)]
+    gone = gathered(
+        ((run.row.name, run.row.status), grid.said(run.values[key]))
+        for run in along(sweep, key)
+        if run.row.status != "ok"
+    )
+    if gone:
+        listed = "; ".join(f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items())
+        sentences.append(f"Not drawn: {listed}.")
+    if together:
+        names = "; ".join(" and ".join(curve[0].row.label for curve in same) for same in together)
+        sentences.append(f"Almost the same, so drawn as a thin line on a thick one: {names}.")
+    return sentences
+
+
+def coinciding(curves: Sequence[Curve]) -> List[List[Curve]]:
+    """Those curves, together, of which one would hide another: at half of their values or more they are the same."""
+    found: List[List[Curve]] = []
+    for curve in curves:
+        same = next((others for others in found if any(_is_same(curve, other) for other in others)), None)
+        if same is None:
+            found.append([curve])
+        else:
+            same.append(curve)
+    return [same for same in found if len(same) > 1]
+
+
+def _is_same(one: Curve, other: Curve) -> bool:
+    median_at = {point.value: point.measured["median"] for point in one}
+    pairs = [(median_at[point.value], point.measured["median"]) for point in other if point.value in median_at]
+    close = sum(abs(mine - yours) <= SAME * max(mine, yours) for mine, yours in pairs)
+    return bool(pairs) and 2 * close >= len(pairs)
+
+
+def _in_words(curve: Curve, unit: str) -> str:
+    return ", ".join(f"{number(point.measured['median'])} {unit} at {grid.said(point.value)}" for point in curve)
+
+
+def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence[Curve]) -> Dict[str, Any]:
+    ticks = {"tickvals": sorted(values), "ticktext": [grid.said(value) for value in sorted(values)]}
+    if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
+        return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
+    ends = [end for curve in curves for point in curve for end in point.measured.values() if end]
+    return {"xaxis": axis(flag, type="log", **ticks), "yaxis": axis_of(unit, scales.logarithmic(ends))}
+
+
+def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Dict[str, Any]:
+    order = {"type": "category", "categoryorder": "array", "categoryarray": [grid.said(value) for value in values]}
+    return {"xaxis": axis(flag, **order), "yaxis": axis(unit), "barmode": "group", "bargap": 0.25}
+
+
+def _spread(curve: Curve) -> Dict[str, Any]:
+    known = all(point.measured.get("p20") and point.measured.get("p80") for point in curve)
+    return {"error_y": whiskers([point.measured for point in curve])} if known else {}
+
+
+def _curve(curve: Curve, place: int, unit: str, widened: int) -> Trace:
+    """widened: how many curves are drawn on this one."""
+    curve = sorted(curve, key=lambda point: point.value)
+    line_color = color(place) + ("80" if widened else "")  # half transparent
+    return points(
+        curve[0].row.marked,
+        [(point.value, point.measured["median"]) for point in curve],
+        marker(place, 11 + 8 * widened),
+        f"%{{x}}: %{{y:.4g}} {unit}",
+        mode="lines+markers",
+        line={"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(place)},
+        **_spread(curve),
+    )
+
+
+def _bars(curve: Curve, place: int, unit: str) -> Trace:
+    x, y = [grid.said(point.value) for point in curve], [point.measured["median"] for point in curve]
+    return bars(curve[0].row.marked, x, y, place, f"%{{x}}: %{{y:.4g}} {unit}", **_spread(curve))
+
+
+def _table(name: str, flag: str, title: str, unit: str, curves: Sequence[Curve]) -> Table:
+    rows = []
+    for point in (point for curve in curves for point in curve):
+        row = {"implementation": Cell(point.row.label)}
+        row[flag] = Cell(grid.said(point.value), point.value if is_number(point.value) else None)
+        for part, value in point.measured.items():
+            row[f"{part} {unit}" if len(point.measured) > 1 else unit] = measured(value, point.row.results)
+        rows.append(row)
+    return tabulated(name, title, rows)

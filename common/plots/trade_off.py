@@ -1,0 +1,148 @@
+"""Step time against peak memory, and the losses that no other loss beats in both (the Pareto front).
+
+Losses of other models (additive ones, other lattices) are shown as hollow symbols and are not ranked: with one of them,
+another model is trained.  The exact losses have a front of their own; a second one is of exact and pruned losses.
+"""
+
+from __future__ import annotations
+
+from typing import List, NamedTuple, Optional, Sequence, Tuple
+
+from common.analysis.groups import pareto
+from common.analysis.row import Row
+from common.core.table import Cell, Table, measured, tabulated
+from common.plots import labels, scales
+from common.plots.bars import times
+from common.plots.style import INK, Figure, Trace, axis_of, layout, marker, points, shown, symbol, whiskers
+
+#: Pixels, about, within the axes on a phone: names that do not meet there do not meet where there is more room.
+PHONE = (310, 390)
+
+Point = Tuple[float, float]  # median ms, peak MB
+
+
+class Front(NamedTuple):
+    """Those that no other of the same losses beats in both.  of: which losses; dash: of its line; among: places of
+    these losses among the points; places: of those on the front, by time."""
+
+    of: str
+    dash: str
+    among: List[int]
+    places: List[int]
+
+    def corners(self, found: Sequence[Point], across: scales.Span, up: scales.Span) -> List[Point]:
+        """Of its line, a step after each, from one end of the plot to the other."""
+        on = [found[place] for place in self.places]
+        return [(on[0][0], up.high), *on, (across.high, on[-1][1])]
+
+
+def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Point]]:
+    """Those whose time and memory are known, and their points."""
+    both = [row for row in rows if times(row) and row.peak_mb is not None]
+    return both, [((times(row) or {})["median"], row.peak_mb or 0.0) for row in both]
+
+
+def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
+    """Of the exact losses, and, where there are pruned ones, of exact and pruned ones together."""
+    exact = [place for place, row in enumerate(rows) if row.is_exact]
+    of_one_model = [place for place, row in enumerate(rows) if row.of_one_model]
+    kinds = [("exact losses", "dot", exact)] if exact else []
+    if len(of_one_model) > len(exact):
+        kinds.append(("exact and pruned losses" if exact else "pruned losses", "dash", of_one_model))
+    return [
+        Front(of, dash, among, [among[place] for place in pareto([found[place] for place in among])])
+        for of, dash, among in kinds
+    ]
+
+
+def name_places(
+    names: Sequence[str],
+    found: Sequence[Point],
+    of: Sequence[Front],
+    ends: Tuple[scales.Span, scales.Span],
+    size: Tuple[float, float],
+) -> List[str]:
+    """Where each point's name stands (see labels.py), off the lines of the fronts too.  ends: of both axes; size: of
+    what is within them, in pixels."""
+
+    def pixels(point: Point) -> Point:
+        return size[0] * ends[0].share(point[0]), size[1] * ends[1].share(point[1])
+
+    lines: List[labels.Box] = []
+    for front in of:
+        corners = [pixels(corner) for corner in front.corners(found, *ends)]
+        for (x, y), (next_x, next_y) in zip(corners, corners[1:]):
+            lines += [(x, y - 4, next_x, y + 4), (next_x - 4, min(y, next_y), next_x + 4, max(y, next_y))]
+    return labels.places([pixels(point) for point in found], names, *size, lines)
+
+
+def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
+    """Median time against peak memory; a line joins those of its losses that no other beats in both."""
+    both, found = known(rows)
+    if len(both) < 2:
+        return None
+    across = scales.span([end for row in both for key, end in (times(row) or {}).items() if key in ("p20", "p80")])
+    up = scales.span([y for _, y in found])
+    of = fronts(both, found)
+    places = name_places([shown(row.label) for row in both], found, of, (across, up), PHONE)
+    data = []
+    for front in of:
+        line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
+        corners = front.corners(found, across, up)
+        data.append(points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
+    data += [_point(row, point, at, places[at]) for at, (row, point) in enumerate(zip(both, found))]
+    if not all(row.of_one_model for row in both):
+        data.append(points("another model: not ranked", [(None, None)], _hollow(0)))
+    said = _in_words(of, both)
+    return Figure(
+        "time-memory",
+        "Time against memory",
+        f"Lower left is better. Whiskers: 20th to 80th percentile. {said}",
+        f"Time against memory. {said}",
+        data,
+        layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
+        _table(both, found, of),
+    )
+
+
+def _hollow(place: int) -> dict:
+    return {"symbol": f"{symbol(place)}-open", "size": 13, "color": INK, "line": {"width": 2}}
+
+
+def _point(row: Row, point: Point, place: int, name_place: str) -> Trace:
+    return points(
+        row.label,
+        [point],
+        marker(place, 13) if row.of_one_model else _hollow(place),
+        "%{x:.4g} ms, %{y:.4g} MB",
+        mode="markers+text",
+        text=[shown(row.label)],
+        textposition=name_place,
+        cliponaxis=False,
+        showlegend=False,
+        error_x={**whiskers([times(row) or {}]), "thickness": 1, "width": 4},
+    )
+
+
+def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:
+    """Who is on the fronts, and who is not ranked."""
+    sentences = []
+    for front in of:
+        line = "dotted" if front.dash == "dot" else "dashed"
+        names = ", ".join(both[place].label for place in front.places)
+        sentences.append(f"Beaten in both by no other of the {front.of} ({line} line): {names}.")
+    others = [row.marked for row in both if not row.of_one_model]
+    if others:
+        sentences.append(f"Hollow: losses of other models, which are not ranked: {', '.join(others)}.")
+    return " ".join(sentences)
+
+
+def _table(both: Sequence[Row], found: Sequence[Point], of: Sequence[Front]) -> Table:
+    cells = []
+    for place, (row, (ms, mb)) in enumerate(zip(both, found)):
+        numbers = {"median ms": measured(ms, row.results), "peak MB": measured(mb, row.results)}
+        cells.append({"implementation": Cell(row.marked), **numbers})
+        for front in of:
+            said = "-" if place not in front.among else "yes" if place in front.places else "no"
+            cells[-1][f"on the front of {front.of}"] = Cell(said)
+    return tabulated("time-memory", "Time and memory", cells)

@@ -1,0 +1,259 @@
+"""A run of one implementation: its folder under the log directory, and its records in memory and on disk.
+
+A folder belongs to one run: ``<name>-<suffix>``, and ``.2``, ``.3`` ... behind it when an earlier run is there, so that
+TensorBoard and the summary never take windows of two runs for one.  A process that measures into a folder holds a lock
+there, so that no other one continues the same run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import uuid
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+
+from common.core.errors import UserError
+from common.core.implementations import find
+from common.core.paths import ROOT
+from common.core.settings import Settings
+from common.core.text import plain
+from common.records import schema, store
+from common.records.schema import Header, Line, Record, Status
+from common.system import machine
+from common.system.locks import Claim, Held
+
+#: In the folder of a run, or of a sweep, as long as a process measures into it.
+LOCK_NAME = ".measuring.lock"
+
+
+class Run:
+    """Records of one implementation in the file `path`; every addition is written before the next job starts.
+
+    existing: those that the file has already; claim: the lock of the folder, where it is this run's alone;
+    failed: did a job that this process added end otherwise than well?
+    """
+
+    def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
+        self.path, self.folder, self.claim = path, path.parent, claim
+        self.records: List[Line] = list(existing)
+        self.unwritten: List[Record] = []
+        self.failed = False
+
+    def read(self) -> None:
+        """Take the records that the file has.  Raises UserError."""
+        _, self.records = store.read_run(self.path)
+
+    def add(self, new: Union[Record, Iterable[Record]]) -> None:
+        """Where the disk has no room for a job, the job becomes one that failed, on disk too if there is room for that.
+
+        Raises NotWritten for records that are not the end of a job; the next addition tries to write them again.
+        """
+        added = [new] if isinstance(new, dict) else list(new)
+        known = len(self.records), len(self.unwritten)
+        try:
+            self._add(added)
+        except (store.NotWritten, ValueError) as error:
+            if added[-1]["record"] != "status":
+                raise
+            del self.records[known[0] :], self.unwritten[known[1] :]
+            with suppress(store.NotWritten):
+                self._add([{**added[-1], "status": "error", "reason": str(error)}])
+        ends = (one.status for one in self.records[known[0] :] if isinstance(one, Status))
+        self.failed = self.failed or any(status != "ok" for status in ends)
+
+    def _add(self, new: Sequence[Record]) -> None:
+        """Raises NotWritten, and ValueError for a record that is not as the schema says."""
+        self.records += list(map(schema.typed, new))
+        self.unwritten += new
+        store.append(self.path, map(self._line, self.unwritten))
+        self.unwritten.clear()
+
+    def _line(self, record: Record) -> Record:
+        """A record as the file has it."""
+        return record
+
+    def _statuses(self) -> List[str]:
+        ends = map(store.status_of, store.latest_jobs(self.records).values())
+        return [end.status for end in ends if end]
+
+    def is_done(self, job: str) -> bool:
+        """Has the job ended well?  Anything else is tried again when a run is resumed."""
+        lines = store.latest_jobs(self.records).get(job)
+        end = store.status_of(lines) if lines else None
+        return end is not None and end.status == "ok"
+
+    @property
+    def header(self) -> Header:
+        header = self.records[0]
+        assert isinstance(header, Header)
+        return header
+
+    @property
+    def last_status(self) -> Status:
+        return next(record for record in reversed(self.records) if isinstance(record, Status))
+
+    @property
+    def status(self) -> str:
+        statuses = self._statuses() or ["interrupted"]
+        return next((status for status in statuses if status != "ok"), "ok")
+
+    def close(self) -> None:
+        """Let other processes write into the folder."""
+        if self.claim:
+            self.claim.release()
+
+    def discard_if_empty(self) -> None:
+        """Remove the folder of a run that never measured anything."""
+        if all(isinstance(record, Header) for record in self.records):
+            self.close()
+            remove(self.path)
+
+
+def remove(path: Path) -> None:
+    """A file of records and its folder, unless someone put another file there."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
+
+
+def claim_folder(log_dir: Path, base: str) -> Claim:
+    """Make a new folder `base` (or base.2, base.3, ...) in `log_dir`, and hold its lock, whose path's parent it is.
+
+    Raises UserError when that cannot be written.
+    """
+    for number in itertools.count(1):
+        folder = log_dir / (base if number == 1 else f"{base}.{number}")
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            if not any(folder.iterdir()):
+                return Claim(folder / LOCK_NAME)
+        except Held:
+            pass  # another run took it just now
+        except FileExistsError:
+            if not log_dir.is_dir():
+                raise UserError(f"--log-dir {log_dir}: is a file; name a folder") from None
+        except OSError as error:
+            words = f"cannot be written ({error.strerror}); name another folder"
+            raise UserError(f"--log-dir {log_dir}: {words}") from error
+    raise AssertionError("unreachable")
+
+
+def claim_again(path: Path) -> Claim:
+    """The lock of a run or sweep that is to be continued, of whose file `path` a killed process may have left a job
+    half written: that is cut off.  Raises UserError while another process has the lock."""
+    folder = path.parent
+    try:
+        claim = Claim(folder / LOCK_NAME)
+    except Held as held:
+        raise UserError(
+            f"--resume: {folder} is being measured by process {held.holder}: wait for it, or give another --log-dir"
+        ) from None
+    except OSError as error:
+        raise UserError(f"--resume: {folder} cannot be written ({error.strerror}); leave the flag out") from error
+    try:
+        store.mend(path)
+    except UserError:
+        claim.release()
+        raise
+    return claim
+
+
+def about() -> Dict[str, Any]:
+    """The keys of a file's first record that tell where and by which revision it is measured."""
+    revision, dirty = machine.git_state(ROOT)
+    return {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+
+
+def now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def header(name: str, settings: Settings, run_id: str, started: str, more: Mapping[str, Any]) -> Record:
+    """The ``run`` record."""
+    return {
+        "record": "run",
+        "schema": schema.SCHEMA,
+        "run_id": run_id,
+        "name": name,
+        "suffix": settings.suffix,
+        "package": find(name).package,
+        "kind": find(name).kind,
+        "exact": find(name).exact,
+        "settings": settings.to_json(),
+        "command": sys.argv,
+        "started": started,
+        **more,
+    }
+
+
+def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[str, Path]:
+    """Files of the newest run under `log_dir` with the same settings, by implementation.  Raises UserError when there
+    is none."""
+    as_written = json.loads(json.dumps(settings.to_json()))
+    found: Dict[str, Dict[str, Path]] = {}
+    started: Dict[str, str] = {}
+    unreadable: List[str] = []
+    for path in sorted(log_dir.glob(f"*/{schema.FILE_NAME}")):
+        head = store.first(path)
+        if not head:
+            unreadable.append(path.parent.name)
+        elif head.get("name") in names and head.get("settings") == as_written:
+            found.setdefault(str(head.get("run_id")), {})[head["name"]] = path
+            started[str(head.get("run_id"))] = str(head.get("started"))
+    warn_of_unreadable(unreadable, log_dir)
+    if not found:
+        raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+    return found[max(found, key=lambda run_id: started[run_id])]
+
+
+def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
+    """Unreadable runs are reported and do not block --resume."""
+    if folders:
+        names = ", ".join(map(plain, folders))
+        print(f"warning: --resume: skipped {names} in {log_dir}: the first line cannot be read", file=sys.stderr)
+
+
+@contextmanager
+def open_runs(
+    names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, more: Optional[Mapping[str, Any]] = None
+) -> Iterator[Dict[str, Run]]:
+    """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
+
+    more: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError when
+    there is nothing to resume, or when another process is measuring it.
+    """
+    paths = _resumable(names, settings, log_dir) if resume else {}
+    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), more or {})
+    opened: Dict[str, Run] = {}
+    try:
+        for name in names:
+            if name in paths:
+                opened[name] = Run(paths[name], claim=claim_again(paths[name]))
+                opened[name].read()
+            else:
+                claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
+                opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
+                opened[name].add(header(name, settings, run_id, started, shared))
+        yield opened
+    except store.NotWritten:
+        for run in opened.values():
+            run.discard_if_empty()
+        raise
+    finally:
+        for run in opened.values():
+            run.close()
+
+
+def _shared_keys(resumed: Optional[Path], more: Mapping[str, Any]) -> Tuple[str, str, Dict[str, Any]]:
+    """run_id, started and the further keys of the ``run`` records; those of the file `resumed` where there is one."""
+    if resumed is None:
+        return uuid.uuid4().hex[:12], now(), {**about(), **more}
+    head = store.first(resumed)
+    if not all(isinstance(head.get(key), type(value)) for key, value in more.items()):
+        raise UserError(f"{resumed}: its first line is not as this suite writes it; leave out --resume to start anew")
+    return str(head.get("run_id")), str(head.get("started")), {**about(), **{key: head[key] for key in more}}

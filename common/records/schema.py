@@ -1,0 +1,556 @@
+"""What a run leaves on disk: every kind of record, and every field.
+
+A run of an implementation owns one folder, ``log/<name>-<suffix>/``, with its records (``results.jsonl``), its traces
+and their key_averages, and, as long as a process measures into it, a lock file.  The folder can be moved, copied or
+deleted on its own.  A record is one JSON object on one line; its key ``record`` is its kind.
+
+A sweep owns one folder too, ``log/sweep-<keys>/``, with one file, ``sweep.jsonl``: its ``sweep`` record, then the runs
+of all cells of the grid, one behind the other.  Every line after the first has ``cell`` and ``implementation``; the
+lines of one cell and implementation are one run.
+
+Both files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones (see
+``store.latest_jobs``).  Fields with a default are absent in records of older versions; what a newer version adds, kinds
+and fields, is ignored.  The types are checked when a file is read, so no other code does it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypedDict, Union, get_args
+
+from common.core.guard import require
+
+require("msgspec")
+
+import msgspec  # noqa: E402
+from msgspec import Meta, Struct, field, inspect  # noqa: E402
+
+SCHEMA = 1
+FILE_NAME = "results.jsonl"
+SWEEP_FILE_NAME = "sweep.jsonl"
+
+#: A record as it is written.
+Record = Dict[str, Any]
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Bytes = Annotated[int, Meta(ge=0, le=2**53, extra={"unit": "bytes"})]
+Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
+Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
+Share = Annotated[float, Meta(ge=-1, le=1e6)]
+
+
+def of(description: str) -> Meta:
+    return Meta(description=description)
+
+
+class _Settings(TypedDict, total=False):
+    """The settings that readers use; their types are checked, the others are kept as they are."""
+
+    device: str
+    dtype: str
+    batch_size: Positive
+    max_frames: Positive
+    num_batches: Positive
+    sort_utterance: bool
+    batches: str
+    vocab_size: Positive
+    encoder_dim: Positive
+    schedule: Dict[str, Count]
+    passes: List[str]
+    scopes: Annotated[List[str], Meta(min_length=1)]
+    rounds: Positive
+    threads: Optional[Positive]
+    seed: int
+    denormals: str
+    pruned_recipe: str
+    prune_range: Positive
+    subsampling: Positive
+    token_scale: float
+    concatenate: Positive
+    frames: Optional[Positive]
+    tokens: Optional[Count]
+    logits: str
+    margin: float
+    find_largest: Optional[str]
+    memory_limit: Optional[str]
+    largest_cap: Optional[Positive]
+
+
+# What records are made of.
+
+
+class Machine(Struct, kw_only=True, frozen=True):
+    """The computer."""
+
+    cpu: Annotated[Optional[str], of("model name")] = None
+    cores: Annotated[Optional[Positive], of("physical or logical ones, as the system counts them")] = None
+    memory_bytes: Annotated[Optional[Bytes], of("of the whole machine")] = None
+    os: Optional[str] = None
+    python: Annotated[Optional[str], of("version of the command's Python")] = None
+
+
+class MemoryLimit(Struct, kw_only=True, frozen=True):
+    """What --find-largest may use."""
+
+    bytes: Annotated[Optional[Bytes], of("above the loaded process; null on CUDA, where the probe records tell")] = None
+    source: Annotated[Optional[str], of("where the limit is from, in words")] = None
+
+
+class Option(Struct, kw_only=True, frozen=True):
+    """An option of a package's function."""
+
+    ours: Annotated[Any, of("the value that this suite gives")]
+    default: Annotated[Any, of('the function\'s own default, "-" where it hides it')]
+
+
+class Batch(Struct, kw_only=True, frozen=True):
+    """A batch; cells are those of the lattice, T * (U + 1)."""
+
+    index: Annotated[int, of("among the batches of the shape file")]
+    N: Annotated[Positive, of("utterances")]
+    T_max: Annotated[Positive, of("frames of the longest utterance")]
+    U_max: Annotated[Count, of("tokens of the longest target")]
+    useful_cells: Annotated[Positive, of("of the utterances")]
+    padded_cells: Annotated[Positive, of("of the padded tensor")]
+    frames: Annotated[Optional[Positive], of("sum of T")] = None
+    tokens: Annotated[Optional[Count], of("sum of U")] = None
+    one_symbol_cells: Annotated[
+        Optional[Positive], of("cells that a path with at most one symbol a frame can meet")
+    ] = None
+    pruned_cells: Annotated[Optional[Positive], of("T * min(S, U + 1) for the prune range S")] = None
+
+
+class Totals(Struct, kw_only=True, frozen=True):
+    """Of all utterances of the shape file, as the run varied them."""
+
+    utterances: Positive
+    frames: Positive
+    T_max: Positive
+    batches: Annotated[Optional[Positive], of("how many there are")] = None
+    mean_log_useful_share: Annotated[
+        Optional[float], of("mean over all batches of log(useful cells / padded cells)")
+    ] = None
+
+
+class Histogram(Struct, kw_only=True, frozen=True):
+    """Bin i is from begin + i * width on."""
+
+    begin: Annotated[float, Meta(ge=0, lt=1e15)]
+    width: Annotated[float, Meta(gt=0, lt=1e15)]
+    all: Annotated[List[Count], of("number in each bin")]
+    measured: Annotated[List[Count], of("likewise, of those in the measured batches")]
+    lowest: Annotated[float, Meta(ge=0, lt=1e15)]
+    median: Annotated[float, Meta(ge=0, lt=1e15)]
+    highest: Annotated[float, Meta(ge=0, lt=1e15)]
+
+    def __post_init__(self) -> None:
+        if len(self.all) != len(self.measured) or not sum(self.all) or not sum(self.measured):
+            raise ValueError("bins do not fit each other")
+
+
+class Distribution(Struct, kw_only=True, frozen=True):
+    """How long the utterances are."""
+
+    T: Annotated[Histogram, of("frames")]
+    U: Annotated[Histogram, of("tokens")]
+    padding_percent: Annotated[Histogram, of("of all batches")]
+
+
+class AtSize(Struct, kw_only=True, frozen=True):
+    """Errors on a measured batch."""
+
+    batch: Annotated[int, of("index")]
+    N: int
+    T_max: int
+    U_max: int
+    loss_error: float
+    grad_error: float
+    grad_tolerance: Annotated[float, of("grows with the length of the sums")]
+    ok: Optional[bool] = None
+
+
+class Schedule(Struct, kw_only=True, frozen=True):
+    """Steps of the profiler."""
+
+    wait: Count
+    warmup: Count
+    active: Count
+    repeat: Count
+
+
+class Copies(Struct, kw_only=True, frozen=True):
+    """Copies of one buffer to another."""
+
+    buffer_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("of one of the two")]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each copy", extra={"unit": "ns"})]
+
+
+class Products(Struct, kw_only=True, frozen=True):
+    """Products of n x n matrices."""
+
+    n: Positive
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each product", extra={"unit": "ns"})]
+
+
+# The kinds of records.
+
+
+class Line(Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="record"):
+    """A record."""
+
+    cell: Annotated[
+        Optional[Count],
+        of("in a sweep: number of the cell, from 0; the values of the grid's last key vary fastest"),
+    ] = None
+    implementation: Annotated[Optional[str], of("in a sweep")] = None
+    reused_from: Annotated[
+        Optional[Count],
+        of("in a sweep: the cell whose result this is (the device's limits; who is missing or unsupported)"),
+    ] = None
+
+
+class JobLine(Line, kw_only=True, frozen=True):
+    """A record of a job."""
+
+    job: Annotated[
+        str,
+        of(
+            '"correctness", "timing-1", ..., "memory", "trace"; "probe-64" and "throughput-64-of-96-1", at the size '
+            "64, of --find-largest"
+        ),
+    ]
+
+
+class Header(Line, kw_only=True, frozen=True, tag="run"):
+    """Always the first line of a run."""
+
+    name: Annotated[str, of('of the implementation: "k2", or "k2:modified" for a variant')]
+    schema: Annotated[int, of("version of this format")] = SCHEMA
+    run_id: Annotated[
+        str,
+        of("shared by the implementations of one run, and by the two sides of one compare.py --rev: their rounds pair"),
+    ] = ""
+    suffix: Annotated[
+        Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size", "largest-max-frames"')
+    ] = None
+    package: Optional[str] = None
+    kind: Annotated[Optional[str], of("exact, topology, pruned or additive (see core/implementations)")] = None
+    exact: Optional[bool] = None
+    settings: Annotated[Dict[str, Any], of("every flag as resolved")] = {}
+    command: Annotated[Any, of("the command line, a list")] = None
+    started: Annotated[str, of("ISO 8601, UTC")] = ""
+    git_revision: Annotated[Optional[str], of("of this suite")] = None
+    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")] = None
+    machine: Machine = Machine()
+    memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
+    values: Annotated[Dict[str, Any], of("in a sweep: {setting: value} of the cell")] = {}
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.settings, _Settings)
+        if self.settings.get("find_largest") and not self.settings.keys() >= {"scopes", "sort_utterance", "rounds"}:
+            raise ValueError("settings of a search are missing")
+        if self.kind is None:  # from before there were kinds
+            msgspec.structs.force_setattr(self, "kind", "pruned" if self.exact is False else "exact")
+
+
+class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
+    """Once for each job: where it ran and on what."""
+
+    python: Optional[str] = None
+    torch: Optional[str] = None
+    implementation_version: Optional[str] = None
+    options: Annotated[Dict[str, Option], of("of the package's functions, by name")] = {}
+    device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
+    device_name: Optional[str] = None
+    cuda: Annotated[Optional[str], of("version")] = None
+    threads: Optional[Positive] = None
+    denormals: Optional[str] = None
+    allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
+    variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}
+    transparent_huge_pages: Annotated[Optional[str], of("of the kernel")] = None
+    shape_file: Optional[str] = None
+    shape_file_sha256: Optional[str] = None
+    batches: Annotated[Optional[List[Batch]], of("those that are measured")] = None
+    shape_file_totals: Optional[Totals] = None
+    shape_distribution: Annotated[
+        Any, of("a Distribution; of the correctness job alone, and not of a sweep or of --find-largest")
+    ] = None
+    warnings: Annotated[List[str], of("lines for the user")] = []
+
+
+class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
+    """The largest relative errors against the float64 oracle, on small batches; of a pruned loss with its range
+    widened to all of U."""
+
+    loss_error: Optional[float] = None
+    grad_error: Optional[float] = None
+    tolerance: Optional[float] = None
+    ok: Annotated[Optional[bool], of("is no error larger than the tolerance?")] = None
+    approximation_gap: Annotated[
+        Optional[float],
+        of("relative difference of a pruned loss to the exact one, at the configured range and logits; else null"),
+    ] = None
+    approximation_gaps: Annotated[
+        Optional[Dict[str, Optional[float]]],
+        of('likewise with "random" and "peaky" logits; null where they cannot be made'),
+    ] = None
+    at_size: Annotated[
+        Optional[AtSize],
+        of(
+            "of the measured batch with the most padded cells; with --find-largest, of its first two utterances; null "
+            "where the small batches were wrong already, or simulated"
+        ),
+    ] = None
+    note: str = ""
+
+
+class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
+    """One timed step or loss."""
+
+    scope: Annotated[str, of('"loss" or "step"')]
+    round: Annotated[int, of("number of the fresh process, from 1")]
+    batch: Annotated[int, of("index")]
+    total_wall_ns: Annotated[Nanoseconds, of("on CUDA synchronised at both ends")]
+    repeat: Optional[int] = None
+    warmup: Annotated[bool, of("not to be counted")] = False
+    forward_wall_ns: Annotated[Optional[Duration], of("null on CUDA, where the host runs ahead")] = None
+    forward_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
+    total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
+    stages: Annotated[Optional[Dict[str, Duration]], of("wall time of each stage; of CUDA events on CUDA")] = None
+    minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
+    flags: Annotated[Optional[List[str]], of('["busy"]: it ran beside other load')] = None
+
+
+class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
+    """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
+
+    scope: str
+    batch: Annotated[int, of("index")]
+    device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    torch_allocated_bytes: Annotated[
+        Optional[Bytes], of("torch's own allocations on a CPU; null too for losses that loop in Python")
+    ] = None
+    process_bytes: Annotated[Optional[Bytes], of("resident, on a CPU (VmHWM)")] = None
+
+
+class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
+    """What the trace pass left in the folder."""
+
+    files: Annotated[List[str], of("names of traces, .json or .json.gz")]
+    steps: Optional[int] = None
+    schedule: Optional[Schedule] = None
+    key_averages: Annotated[Optional[List[str]], of("names of tables")] = None
+    profiler: Annotated[Any, of("{record_shapes, with_stack, profile_memory}")] = None
+    memory_snapshot: Annotated[Optional[str], of("name of a file")] = None
+    foreign_cpu: Annotated[Optional[Share], of("of the profiled loop; null where it was too short to tell")] = None
+    flags: Annotated[Optional[List[str]], of('["busy"], likewise')] = None
+    note: Annotated[Optional[str], of('why there is no trace, else ""; schedule and profiler are null then')] = ""
+    warnings: Annotated[List[str], of("lines for the user")] = []
+
+
+class Limits(Line, kw_only=True, frozen=True, tag="limits"):
+    """What the device does at best: at least one in each run that was timed, before its first round, the same in all
+    implementations of the run."""
+
+    torch: Optional[str] = None
+    device: Optional[str] = None
+    device_name: Optional[str] = None
+    threads: Optional[int] = None
+    dtype: Optional[str] = None
+    tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
+    cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
+    copies: List[Copies] = []
+    products: Annotated[List[Products], of("of matrices of the dtype")] = []
+    foreign_cpu: Optional[Share] = None
+    flags: Optional[List[str]] = None
+    reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
+
+
+class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
+    """With --find-largest, before each step that must fit: of the batch with the most padded cells, then of that with
+    the most useful ones."""
+
+    scope: Optional[str] = None
+    index: Optional[int] = None
+    N: Optional[Positive] = None
+    frames: Optional[Positive] = None
+    T_max: Optional[Positive] = None
+    U_max: Optional[Count] = None
+    useful_cells: Optional[Positive] = None
+    padded_cells: Optional[Positive] = None
+    limit_bytes: Annotated[Optional[Bytes], of("above the loaded process")] = None
+    limit_kind: Annotated[
+        Optional[str],
+        of('"address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back'),
+    ] = None
+    warnings: Annotated[List[str], of("one where less than --memory-limit was left")] = []
+
+
+class Fit(JobLine, kw_only=True, frozen=True, tag="fit"):
+    """With --find-largest, after a step that did fit."""
+
+    scope: Optional[str] = None
+    batch: Annotated[Optional[int], of("index")] = None
+    loss: Optional[float] = None
+    peak_bytes: Annotated[
+        Optional[Bytes],
+        of("above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA"),
+    ] = None
+
+
+class Status(JobLine, kw_only=True, frozen=True, tag="status"):
+    """The last line of each job."""
+
+    status: Annotated[str, of("ok, oom, unsupported, missing, error, timeout or interrupted")]
+    pass_name: Annotated[str, of('"correctness", "timing", ...')] = field(name="pass", default="")
+    round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
+    size: Annotated[Optional[Positive], of("that was tried or timed, of --find-largest")] = None
+    pool: Annotated[
+        Optional[Positive],
+        of(
+            "of the throughput pass: timed are the utterances of the run's batches of this size, the largest of any "
+            "implementation"
+        ),
+    ] = None
+    reason: Optional[str] = ""
+    wall_ns: Annotated[Optional[Duration], of("of the whole job")] = None
+    stderr_tail: Annotated[Optional[List[str]], of("where the job failed: the last lines of its stderr")] = None
+
+
+class SweepHeader(Line, kw_only=True, frozen=True, tag="sweep"):
+    """Always the first line of a sweep."""
+
+    sweep_id: Annotated[str, of("the run_id of its runs")]
+    grid: Annotated[Dict[str, List[Union[int, float, bool, str, None]]], of("{setting: values}")]
+    settings: Annotated[Dict[str, Any], of("those that all cells share")]
+    schema: Annotated[int, of("version of this format")] = SCHEMA
+    names: Annotated[List[str], of("implementations")] = []
+    command: Annotated[Any, of("the command line, a list")] = None
+    started: Annotated[str, of("ISO 8601, UTC")] = ""
+    git_revision: Optional[str] = None
+    git_dirty: Optional[bool] = None
+    machine: Machine = Machine()
+
+
+Kind = Union[Header, Environment, Correctness, Sample, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
+KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
+PARTS = (Machine, MemoryLimit, Option, Batch, Totals, Distribution, Histogram, AtSize, Schedule, Copies, Products)
+_DECODER = msgspec.json.Decoder(Kind)
+
+
+class _Head(Struct):
+    record: str
+    schema: int = 0
+
+
+def decoded(line: bytes) -> Optional[Line]:
+    """The record on a line of a file; None for a kind that only newer versions know.  Raises ValueError, which says
+    what is wrong with which field."""
+    try:
+        found: Line = _DECODER.decode(line)
+        return found
+    except msgspec.ValidationError:
+        if msgspec.json.decode(line, type=_Head).record not in KINDS:
+            return None
+        raise
+    except msgspec.DecodeError:  # json takes more: half of a surrogate pair in a path on a command line, infinity
+        return typed(json.loads(line))
+    except RecursionError as error:
+        raise ValueError(str(error)) from error
+
+
+def typed(record: Record) -> Line:
+    """A record as it is written, checked.  Raises ValueError."""
+    found: Line = msgspec.convert(record, Kind)
+    return found
+
+
+def as_written(part: Struct) -> Record:
+    """A record, or a part of one, as it is written; a record without the fields that have their default."""
+    found: Record = msgspec.to_builtins(part)
+    return found
+
+
+def version(line: bytes) -> int:
+    """Of the format, by the first line of a file; 0 where it does not tell."""
+    try:
+        return msgspec.json.decode(line, type=_Head).schema
+    except (ValueError, RecursionError):
+        return 0
+
+
+def distribution(environment: Environment) -> Optional[Distribution]:
+    """None where it was not recorded, or cannot be drawn."""
+    try:
+        return msgspec.convert(environment.shape_distribution, Distribution)
+    except ValueError:
+        return None
+
+
+# For the docs.
+
+
+class Field(NamedTuple):
+    """unit: "" where it has none; required: every version writes it."""
+
+    name: str
+    type: str
+    unit: str
+    text: str
+    required: bool
+
+
+class Description(NamedTuple):
+    """Of a kind of record, or of a part of records."""
+
+    name: str
+    text: str
+    fields: List[Field]
+
+
+def describe() -> List[Description]:
+    """Every kind of record by the name it has in ``record``, then the parts that records are made of."""
+    found = []
+    for name, kind in [*KINDS.items(), *((part.__name__, part) for part in PARTS)]:
+        info: Any = inspect.type_info(kind)
+        found.append(
+            Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
+        )
+    return found
+
+
+def _field(field: Any) -> Field:
+    type_, text, unit = _in_words(field.type)
+    return Field(field.encode_name, type_, unit, text, field.required)
+
+
+def _in_words(type_: Any) -> Tuple[str, str, str]:
+    """Type, description and unit."""
+    if isinstance(type_, inspect.Metadata):
+        words, text, unit = _in_words(type_.type)
+        text = (type_.extra_json_schema or {}).get("description", text)
+        return words, text, (type_.extra or {}).get("unit", unit)
+    if isinstance(type_, inspect.UnionType):
+        found = [_in_words(one) for one in type_.types]
+        return " or ".join(words for words, _, _ in found), "", "".join(unit for _, _, unit in found)
+    if isinstance(type_, inspect.ListType):
+        words, text, unit = _in_words(type_.item_type)
+        return f"list of {words}", text, unit
+    if isinstance(type_, inspect.DictType):
+        words, text, unit = _in_words(type_.value_type)
+        return f"{{name: {words}}}", text, unit
+    if isinstance(type_, inspect.StructType):
+        return type_.cls.__name__, "", ""
+    return _WORDS.get(type(type_), "any"), "", ""
+
+
+_WORDS: Dict[Any, str] = {
+    inspect.IntType: "int",
+    inspect.FloatType: "number",
+    inspect.BoolType: "bool",
+    inspect.StrType: "text",
+    inspect.NoneType: "null",
+}

@@ -1,0 +1,34 @@
+"""What a search knows so far."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.records.schema import JobLine, Status
+from common.records.store import status_of
+
+Jobs = Mapping[str, Sequence[JobLine]]
+
+#: Does a size fit, by the status of its probe?  Any other status is no answer.
+OUTCOMES = {"ok": True, "oom": False, "timeout": False}
+TOO_LARGE = ("oom", "timeout")
+
+
+def ends(jobs: Jobs, pass_name: str) -> List[Status]:
+    """Status records of the jobs of a pass."""
+    return [end for end in map(status_of, jobs.values()) if end and end.pass_name == pass_name]
+
+
+def answers(jobs: Jobs) -> Dict[int, bool]:
+    """Does a size fit?  A size at which the throughput pass ran out of memory or time does not."""
+    found = {end.size: OUTCOMES[end.status] for end in ends(jobs, "probe") if end.status in OUTCOMES}
+    found.update({end.size: False for end in ends(jobs, "throughput") if end.status in TOO_LARGE})
+    return {size: fits for size, fits in found.items() if size is not None}
+
+
+def bounds(known: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
+    """(largest size that fits and is below every one that does not, smallest that does not), None where there is
+    none."""
+    fails = min((size for size, fits in known.items() if not fits), default=None)
+    fits = max((size for size, fits in known.items() if fits and (fails is None or size < fails)), default=None)
+    return fits, fails

@@ -1,0 +1,42 @@
+"""How long the utterances are and how much of their batches is padding: all of the run's kind, and the measured ones.
+
+The distributions are recorded with the run (see common.data.distribution), not read from the shape file, which need not
+be here.  Runs from before that have their measured batches alone: histograms of ten and more, else a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional, Sequence, Tuple
+
+from common.analysis.row import Row
+from common.plots.shapes import batch_table, bins, distributions, of_batches, padding
+from common.plots.style import Figure
+from common.report.section import Shapes
+
+FEWEST = 10  # batches: a histogram of fewer shows less than their table
+
+
+def shapes(rows: Sequence[Row]) -> Tuple[Optional[Shapes], List[Figure]]:
+    """What the page says of the shapes, and its plots; None where no batches are known."""
+    measured = next((row for row in rows if row.batches), None)
+    known = next((row for row in rows if row.distribution), None)
+    if measured is None:
+        return None, []
+    batches = ("The measured batches", batch_table(measured))
+    if known is not None:
+        tables = [("The numbers of these plots", bins(known)), batches]
+        return Shapes("Shapes of all utterances, and of the measured ones", "", tables), distributions(known)
+    if len(measured.batches) >= FEWEST:
+        return Shapes("Shapes of the measured batches", "", [batches]), of_batches(measured)
+    return Shapes("Shapes of the measured batches", _sentence(measured), [batches]), []
+
+
+def _sentence(row: Row) -> str:
+    """Few batches in words."""
+    batches = row.batches
+    size = " and ".join(dict.fromkeys(str(batch.N) for batch in batches))
+    longest = [f"{batch.T_max} x {batch.U_max} ({padding(batch):.0f}% padding)" for batch in batches]
+    return (
+        f"{len(batches)} batch{'es' * (len(batches) != 1)} of {size} utterances; longest T x U of each: "
+        f"{', '.join(longest)}. How all utterances of the shape file are distributed was not recorded with this run."
+    )

@@ -1,0 +1,138 @@
+"""Memory: what is free, what this process holds, how a lack of it shows.  Bytes; reads /proc where there is one."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import re
+import resource
+from pathlib import Path
+from typing import List, Optional
+
+CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
+
+#: Limit and use of a cgroup's memory: version 2, then 1.
+CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
+#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library, cuBLAS, numba's CUDA, OpenMP.
+NO_MEMORY = (
+    "out of memory",
+    "out_of_memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad_alloc",
+    "alloc_failed",
+    "memoryallocation",
+    "memoryerror",
+    "thread creation failed",
+)
+#: What torch's stable ABI (torchaudio's kernels use it) says when it could not make a tensor.  The reason goes to
+#: stderr only; of these functions nothing but memory can fail.
+NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL)
+
+
+def proc_field(path: str, key: str) -> Optional[str]:
+    """The value of a line "key: value"; None where the system does not tell."""
+    try:
+        for line in Path(path).read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass
+    return None
+
+
+def _proc_bytes(path: str, key: str) -> Optional[int]:
+    field = proc_field(path, key)  # "1234 kB"
+    return int(field.split()[0]) * 1024 if field else None
+
+
+def total_memory() -> Optional[int]:
+    """Of the machine."""
+    return _proc_bytes("/proc/meminfo", "MemTotal")
+
+
+def available_memory() -> Optional[int]:
+    """What can be taken without swapping, by the machine's count and by that of every cgroup around us."""
+    available = _proc_bytes("/proc/meminfo", "MemAvailable")
+    return None if available is None else min([available, *_cgroup_room()])
+
+
+def _cgroup_room() -> List[int]:
+    """What each cgroup around this process has left; what its files hold of the page cache counts as used."""
+    found = []
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        groups = []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = Path("/sys/fs/cgroup") / controllers
+        inside = top / path.lstrip("/")
+        for folder in [inside, *inside.parents][: len(inside.parts) - len(top.parts) + 1]:
+            for most, used in CGROUP_FILES:
+                limit, now = _number(folder / most), _number(folder / used)
+                if limit is not None and now is not None:
+                    found.append(max(limit - now, 0))
+    return found
+
+
+def _number(path: Path) -> Optional[int]:
+    """The number in a file; None where there is none ("max", no such file)."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def status_bytes(key: str) -> Optional[int]:
+    """Of this process: "VmRSS", "VmHWM" (its peak), "VmSize"."""
+    return _proc_bytes("/proc/self/status", key)
+
+
+def clear_peak() -> bool:
+    """Start VmHWM anew; False where the system does not let us."""
+    try:
+        Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def minor_faults() -> int:
+    """Pages that the system has mapped for this process so far, without reading them from a disk."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def give_back_free_memory() -> None:
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        pass  # not glibc: it keeps nothing that this would return
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for lack of memory since it started; 0 where it does not say."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        pass
+    return 0
+
+
+def tells_of_no_memory(text: str) -> bool:
+    said = text.lower()
+    return any(words in said for words in NO_MEMORY) or bool(NO_TENSOR.search(said))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of CUDA and CPU allocators of all torch versions, of numba, or Python's own.  Not for a UserError, which may name
+    memory and mean a flag."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or tells_of_no_memory(str(error))

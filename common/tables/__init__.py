@@ -1,0 +1,1 @@
+"""Rows in words: terminal, Markdown, CSV, JSON."""

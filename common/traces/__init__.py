@@ -1,0 +1,1 @@
+"""What torch.profiler wrote, read in bounded memory.  No torch here."""
