@@ -27,6 +27,7 @@ class Browser:
     def __init__(self, profile: Path):
         from selenium import webdriver
         from selenium.webdriver.chrome.service import Service
+        from selenium.webdriver.support.ui import WebDriverWait
 
         options = webdriver.ChromeOptions()
         options.binary_location = CHROMIUM
@@ -35,13 +36,16 @@ class Browser:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         # The path is given, so that selenium looks for no driver in the network.
         self.driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+        self.wait = WebDriverWait(self.driver, 20)
 
     def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen") -> None:
+        """Until all plots of the report are drawn."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
         self.driver.get(path.as_uri())
+        self.wait.until(lambda _: self.js("document.documentElement.dataset.plots === 'drawn'"))
 
     def js(self, code: str, *arguments):
         return self.driver.execute_script(f"return {code}", *arguments)

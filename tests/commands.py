@@ -56,7 +56,7 @@ def wait_for_worker(parent, job, seconds=120):
             try:
                 arguments = (entry / "cmdline").read_bytes().split(b"\0")
                 ppid = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if ppid == parent.pid and b"common.running.worker" in b" ".join(arguments):
+                if ppid == parent.pid and b"common.jobs.worker" in b" ".join(arguments):
                     if json.loads(Path(os.fsdecode(arguments[-2])).read_text())["job"] == job:
                         return int(entry.name)
             except (OSError, ValueError, IndexError):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from common.conformance import matrix
+from common.analysis import conformance
 from common.conformance.cases import CASES
-from common.conformance.isolated import Judged
-from common.conformance.outcomes import Outcome
+from common.records.conformance import Judged, Outcome
 
 
 def made(**cells: Outcome) -> Dict[str, Any]:
@@ -15,6 +14,6 @@ def made(**cells: Outcome) -> Dict[str, Any]:
     rows = [Judged("a", "exact", about={"version": "1", "torch": "2", "python": "3"}, cells=cells)]
     rows.append(Judged("gone", "exact", "missing", "gone is not installed: pip install <gone>"))
     cases = [case for case in CASES if case.name in cells]
-    return matrix.document(
+    return conformance.document(
         rows, cases, device="cpu", machine={"cpu": "x", "cores": 2}, suite=("abc", False), command=["c"]
     )

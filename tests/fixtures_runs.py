@@ -8,11 +8,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
 from fixtures_traces import write
 
-from common.results import records
+from common.records import schema, store
 
 MIB = 2**20
 FORMATS = ("table", "markdown", "csv", "json")
@@ -198,6 +198,21 @@ def trace(files: Sequence[str]) -> List[Record]:
     ]
 
 
+def records_of(path: Path) -> List[Record]:
+    """What is in a file of records, or in that of a folder, as it is written."""
+    file = path / schema.FILE_NAME if path.is_dir() else path
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def write_records(folder: Path, records: Iterable[Record]) -> Path:
+    """A results.jsonl of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / schema.FILE_NAME
+    path.unlink(missing_ok=True)
+    store.append(path, records)
+    return path
+
+
 def write_run(
     folder: Path, name: str = "torchaudio", jobs: Optional[Sequence[List[Record]]] = None, **head: Any
 ) -> Path:
@@ -211,7 +226,7 @@ def write_run(
             memory(8, 32, 16),
             no_trace,
         ]
-    records.write(folder, [header(name, **head), *(line for job in jobs for line in job)])
+    write_records(folder, [header(name, **head), *(line for job in jobs for line in job)])
     return folder
 
 
@@ -221,9 +236,9 @@ def timed(folder, name, step_ms, exact=True, peak=8, **head):
     jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
     head = {"run_id": "one run", **head}
     write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
-    found = records.read(folder / name)
+    found = records_of(folder / name)
     found[0].update(head)
-    records.write(folder / name, found)
+    write_records(folder / name, found)
 
 
 def traced_run(folder, *texts, name="torchaudio", **head):
@@ -242,7 +257,7 @@ def traced_run(folder, *texts, name="torchaudio", **head):
 
 def garbled(folder: Path, times: int) -> Iterator[None]:
     """Damage values of the records of a run on disk, another way each time; the same ways in every test."""
-    whole = (folder / records.FILE_NAME).read_text().splitlines()
+    whole = (folder / schema.FILE_NAME).read_text().splitlines()
     values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
     value = re.compile(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])')
     for seed in range(times):
@@ -252,7 +267,7 @@ def garbled(folder: Path, times: int) -> Iterator[None]:
             place = chance.randrange(len(lines))
             field = chance.choice(list(value.finditer(lines[place])))
             lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
-        (folder / records.FILE_NAME).write_text("\n".join(lines) + "\n")
+        (folder / schema.FILE_NAME).write_text("\n".join(lines) + "\n")
         yield
 
 

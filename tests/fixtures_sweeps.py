@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Sequence
 
 from fixtures_runs import Record, correctness, header, memory, timing
 
-from common.results import records
+from common.records import schema, store
 
 
 def write_sweep(
@@ -47,8 +47,8 @@ def write_sweep(
                 found = [about, *(line for job in jobs for line in job)]
                 lines += [{**line, "cell": cell, "implementation": name} for line in found]
     folder.mkdir(parents=True)
-    records.append(folder / records.SWEEP_FILE_NAME, lines)
-    return folder / records.SWEEP_FILE_NAME
+    store.append(folder / schema.SWEEP_FILE_NAME, lines)
+    return folder / schema.SWEEP_FILE_NAME
 
 
 def measured(step_ms: float, peak_mb: float = 8) -> List[List[Record]]:

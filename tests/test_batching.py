@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from common.data import batching, draws
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data import batching, streams
 
 pytestmark = pytest.mark.environment_contract
 
@@ -20,7 +20,7 @@ def frames(batches):
 
 
 def random_rows(count, seed=0):
-    return (np.array([1, 0]) + 300 * draws.uniform(seed, 2 * count).reshape(count, 2)).astype(np.int32)
+    return (np.array([1, 0]) + 300 * streams.uniform64(seed, 2 * count).reshape(count, 2)).astype(np.int32)
 
 
 def test_fixed_size_keeps_file_order_and_the_short_last_batch():
@@ -175,7 +175,10 @@ def test_seeded_picks_are_the_same_everywhere():
     """Written down once: any numpy, any machine must pick these."""
     batches = batching.max_frames(random_rows(5000, seed=5), 3000)
     assert len(batches) == 258
-    assert [float(value).hex() for value in draws.uniform(34, 2)] == ["0x1.07feb6101d480p-8", "0x1.be8df8f63c817p-1"]
+    assert [float(value).hex() for value in streams.uniform64(34, 2)] == [
+        "0x1.07feb6101d480p-8",
+        "0x1.be8df8f63c817p-1",
+    ]
     assert batching.select(batches, "random", 6, seed=11) == [215, 47, 73, 60, 69, 3]
     assert batching.select(batches, "spread", 6, seed=11) == [6, 65, 111, 130, 178, 254]
 

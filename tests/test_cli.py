@@ -11,8 +11,10 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
-from common import cli, flag_types, flags, settings
-from common.implementations import IMPLEMENTATIONS
+from common.cli import flag_types, flags
+from common.cli.parser import Parser, given_settings
+from common.core import settings
+from common.core.implementations import IMPLEMENTATIONS
 
 SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
 
@@ -78,14 +80,14 @@ def test_false(text):
 
 
 def parsed(*arguments):
-    parser = cli.Parser()
+    parser = Parser()
     flags.add_flags(parser)
-    return cli.given_settings(parser.parse_args(arguments))
+    return given_settings(parser.parse_args(arguments))
 
 
 def test_presets_follow_the_device_and_flags_win():
     full = settings.resolve(parsed(), "cuda")
-    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("seed", 30, 80, "30")
+    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("seed", 30, 14, "30")
     assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
     small = settings.resolve(parsed(), "cpu")
     assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512
@@ -95,10 +97,10 @@ def test_presets_follow_the_device_and_flags_win():
     assert (mixed.suffix, mixed.trace_steps) == ("7", 9)
 
 
-def test_sorted_batches_are_spread_by_default():
+def test_batches_stand_for_the_file_by_default():
     chosen = settings.resolve(parsed("--sort-utterance", "true", "--preset", "seed"), "cpu")
     assert (chosen.batches, chosen.suffix) == ("spread", "max-frames-10000")
-    assert settings.resolve(parsed(), "cpu").batches == "first"
+    assert settings.resolve(parsed(), "cpu").batches == "random"
     assert settings.resolve(parsed("--sort-utterance", "yes", "--batches", "longest"), "cpu").batches == "longest"
 
 

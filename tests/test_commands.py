@@ -11,8 +11,7 @@ import time
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run, start, wait_for, wait_for_worker
-
-from common.results import records
+from fixtures_runs import records_of
 
 pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
 
@@ -50,7 +49,7 @@ def test_a_run_from_start_to_end(flags, log):
         assert len(list(folder.glob("*.pt.trace.json*"))) == 2
         text = (folder / f"{name}-2.txt").read_text()
         assert "cycle 1 of 2" in text and "cycle 2 of 2" in text and "joiner" in text
-        kept = records.read(folder)
+        kept = records_of(folder)
         assert [r for r in kept if r["record"] == "trace"][0]["steps"] == 10
         samples = [r for r in kept if r["record"] == "sample"]
         assert {(s["scope"], s["round"]) for s in samples} == {("loss", 1), ("loss", 2), ("step", 1), ("step", 2)}
@@ -64,7 +63,7 @@ def test_a_run_from_start_to_end(flags, log):
     against = [row["against_fastest"] for row in rows.values()]
     assert sorted(found["is_fastest"] for found in against) == [False, True]
     assert all(found["paired"] and found["ratio"] >= 1 for found in against)
-    one, other = (records.run_header(records.read(log / f"{name}-2")) for name in rows)
+    one, other = (records_of(log / f"{name}-2")[0] for name in rows)
     assert one["run_id"] == other["run_id"] and one["machine"]["cores"] >= 1
 
 
@@ -81,7 +80,7 @@ def test_sorted_utterances(flags, log):
         "benchmark_torchaudio.py", *flags, "--sort-utterance", "true", "--max-frames", "60", "--passes", "timing"
     )
     assert done.returncode == 0, done.stderr
-    kept = records.read(log / "torchaudio-max-frames-60")
+    kept = records_of(log / "torchaudio-max-frames-60")
     batches = next(r for r in kept if r["record"] == "environment")["batches"]
     assert all(b["N"] * b["T_max"] <= 2 * 60 for b in batches) and len({b["T_max"] for b in batches}) == 2
 
@@ -147,13 +146,13 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
     assert f"what was measured is in {log}" in errors and "--resume" in errors and "Traceback" not in errors
     assert "torchaudio" in output and "interrupted" in output
     assert not os.path.exists(f"/proc/{worker}") and not list(scratch.iterdir())
-    before = records.read(log / "torchaudio-2")
+    before = records_of(log / "torchaudio-2")
     assert [r["status"] for r in before if r["record"] == "status"] == ["ok", "interrupted"]
     assert any(r["record"] == "sample" for r in before)
 
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
-    after = records.read(log / "torchaudio-2")
+    after = records_of(log / "torchaudio-2")
     assert after[: len(before)] == before
     assert [r["job"] for r in after[len(before) :] if r["record"] == "status"] == ["timing-1", "timing-2"]
     assert sorted(path.name for path in log.iterdir()) == ["report.html", "torchaudio-2"]
@@ -220,7 +219,7 @@ def test_a_full_disk_costs_the_rows_that_it_has_no_room_for(flags, tmp_path):
         done = run("benchmark_all.py", *PAIR, *flags, "--passes", "trace", "--log-dir", small)
         assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
         for name in ("torchaudio", "optimized_transducer"):
-            kept = records.read(small / f"{name}-2")
+            kept = records_of(small / f"{name}-2")
             statuses = [(r["job"], r["status"]) for r in kept if r["record"] == "status"]
             assert statuses == [("correctness", "ok"), ("trace", "error")]
             assert "No space left" in kept[-1]["reason"] or "ENOSPC" in kept[-1]["reason"]

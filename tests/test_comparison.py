@@ -7,17 +7,19 @@ A seed draws rounds of one run into two groups.  Whatever is drawn, nothing chan
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from common.results import change_verdicts, comparison, run_pairs, statistics
-from common.results.run_pairs import Pair
-from common.results.statistics import Ratio
+from common.analysis import change_verdicts, comparison, measured, pairs
+from common.analysis.pairs import Pair
+from common.core import statistics
+from common.core.ratios import Ratio
+from common.records import schema
 
 DATA = Path(__file__).parent / "data" / "compare"
 NAMES = ("torchaudio", "optimized_transducer")
@@ -25,7 +27,7 @@ SEEDS = range(200)
 
 
 def real(load, name):
-    (run,) = run_pairs.read_runs(DATA / load / f"{name}.jsonl")
+    (run,) = pairs.read_runs(DATA / load / f"{name}.jsonl")
     return run
 
 
@@ -37,14 +39,13 @@ def drawn(run, rounds, run_id, factor=1.0, calm=False):
     """A run of these rounds of `run`, counted anew, its times multiplied.  calm: without what is known of the load."""
 
     def copy(line, number):
-        changed = {"round": number}
-        if line["record"] == "sample":
-            changed["total_wall_ns"] = line["total_wall_ns"] * factor
-            changed["flags"] = [] if calm else line["flags"]
-        return {**line, **changed}
+        changed = {"job": f"timing-{number}"}
+        if isinstance(line, schema.Sample):
+            changed.update(round=number, total_wall_ns=line.total_wall_ns * factor, flags=[] if calm else line.flags)
+        return replace(line, **changed)
 
-    jobs = {f"timing-{n}": [copy(line, n) for line in lines] for n, lines in enumerate(rounds, start=1)}
-    return dataclasses.replace(run, header={**run.header, "run_id": run_id}, jobs=jobs)
+    lines = [copy(line, number) for number, lines in enumerate(rounds, start=1) for line in lines]
+    return measured.row([replace(run.header, run_id=run_id), *lines], run.folder, run.file, traces=False)
 
 
 def separate_runs(run, seed, rounds, **options):
@@ -67,7 +68,7 @@ def in_alternation(run, seed, rounds, **options):
 def verdicts(pairs, **options):
     """How often each verdict was given, over both scopes."""
     rows = [row for pair in pairs for row in comparison.compare([pair], **options)]
-    return Counter(time["verdict"] for row in rows for time in row["time"].values())
+    return Counter(time.verdict for row in rows for time in row.time.values())
 
 
 def changes(found):
@@ -91,7 +92,7 @@ def test_the_same_code_under_another_load_is_not_found_changed(name):
     """The rounds that ran alone against those beside other load: what is recorded of it forbids a verdict, however
     clear the times look."""
     run = real("two-threads", name)
-    flagged = [any(line.get("flags") for line in lines) for lines in timing_jobs(run)]
+    flagged = [any(getattr(line, "flags", None) for line in lines) for lines in timing_jobs(run)]
     alone, beside = (
         [lines for lines, busy in zip(timing_jobs(run), flagged) if busy is side] for side in (False, True)
     )
@@ -123,29 +124,28 @@ def quieter(run, spread):
 
     The real samples' shape, their drift and their outliers stay; their size is that of a machine of one's own.
     """
-    samples = [line for lines in timing_jobs(run) for line in lines if line["record"] == "sample"]
-    centers = {
-        key: statistics.median([line["total_wall_ns"] for line in mine]) for key, mine in by_batch(samples).items()
-    }
+    samples = [line for lines in timing_jobs(run) for line in lines if isinstance(line, schema.Sample)]
+    centers = {key: statistics.median([line.total_wall_ns for line in mine]) for key, mine in by_batch(samples).items()}
     rounds = by_batch(samples, "round")
     deviations = []
     for (*key, _), mine in rounds.items():
-        deviations.append(math.log(statistics.median([line["total_wall_ns"] for line in mine]) / centers[tuple(key)]))
+        deviations.append(math.log(statistics.median([line.total_wall_ns for line in mine]) / centers[tuple(key)]))
     power = spread / math.sqrt(statistics.mean([deviation**2 for deviation in deviations]))
 
     def shrunk(line):
-        if line["record"] != "sample":
+        if not isinstance(line, schema.Sample):
             return line
-        center = centers[line["scope"], line["batch"]]
-        return {**line, "total_wall_ns": center * (line["total_wall_ns"] / center) ** power}
+        center = centers[line.scope, line.batch]
+        return replace(line, total_wall_ns=center * (line.total_wall_ns / center) ** power)
 
-    return dataclasses.replace(run, jobs={job: [shrunk(line) for line in lines] for job, lines in run.jobs.items()})
+    lines = [shrunk(line) for lines in run.jobs.values() for line in lines]
+    return measured.row([run.header, *lines], run.folder, run.file, traces=False)
 
 
 def by_batch(samples, *more):
     found = {}
     for line in samples:
-        found.setdefault(tuple(line[key] for key in ("scope", "batch", *more)), []).append(line)
+        found.setdefault(tuple(getattr(line, key) for key in ("scope", "batch", *more)), []).append(line)
     return found
 
 
@@ -156,10 +156,10 @@ def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name
     run, found, narrow = quieter(real("one-thread", name), 0.01), Counter(), 0
     for seed in SEEDS:
         (row,) = comparison.compare([draw(run, seed, rounds, factor=1.03)], tolerance=0.01)
-        for time in row["time"].values():
-            if math.log(time["high"] / time["low"]) <= 0.02:
+        for time in row.time.values():
+            if math.log(time.high / time.low) <= 0.02:
                 narrow += 1
-                found[time["verdict"]] += 1
+                found[time.verdict] += 1
     assert narrow >= 50 and found["slower"] >= 0.9 * narrow and found["faster"] == found["same"] == 0
 
 
@@ -175,16 +175,16 @@ def test_a_planted_slowdown_is_found_at_its_size():
     run = real("two-threads", "torchaudio")
     pair = Pair(drawn(run, timing_jobs(run)[:3], "x"), drawn(run, timing_jobs(run)[:3], "x", factor=1.03))
     (row,) = comparison.compare([pair])
-    for time in row["time"].values():
-        assert time["verdict"] == "slower" and time["ratio"] == pytest.approx(1.03)
+    for time in row.time.values():
+        assert time.verdict == "slower" and time.ratio == pytest.approx(1.03)
     assert len(comparison.regressions([row], 0.02)) == 2 and comparison.regressions([row], 0.03) == []
 
 
 def test_intervals_are_wider_the_more_of_them_there_are():
     pairs = [separate_runs(real("one-thread", name), 1, 8) for name in NAMES]
     alone, both = comparison.compare(pairs[:1], ["step"]), comparison.compare(pairs)
-    assert (alone[0]["confidence"], both[0]["confidence"]) == pytest.approx((0.95, 0.9875))
-    assert both[0]["time"]["step"]["high"] > alone[0]["time"]["step"]["high"]
+    assert (alone[0].confidence, both[0].confidence) == pytest.approx((0.95, 0.9875))
+    assert both[0].time["step"].high > alone[0].time["step"].high
 
 
 def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0, 1.0, 1.0, 1.0), new=(1.5, 1.5, 1.5, 1.5), error=0.01):
@@ -235,11 +235,11 @@ def test_the_advice_for_a_wide_spread_blames_the_spread_and_the_load_before_it()
 
 
 def test_memory():
-    assert change_verdicts.memory(1.0, "torch_allocated_bytes", 0.02)[0] == "same"
-    assert change_verdicts.memory(1.05, "torch_allocated_bytes", 0.02)[0] == "more"
-    assert change_verdicts.memory(0.9, "device_allocated_bytes", 0.02)[0] == "less"
-    assert change_verdicts.memory(1.05, "process_bytes", 0.02)[0] == "same"  # VmHWM is not exact
-    assert change_verdicts.memory(1.2, "process_bytes", 0.02)[0] == "more"
+    assert change_verdicts.memory(1.0, "torch_allocated", 0.02)[0] == "same"
+    assert change_verdicts.memory(1.05, "torch_allocated", 0.02)[0] == "more"
+    assert change_verdicts.memory(0.9, "device_allocated", 0.02)[0] == "less"
+    assert change_verdicts.memory(1.05, "process", 0.02)[0] == "same"  # VmHWM is not exact
+    assert change_verdicts.memory(1.2, "process", 0.02)[0] == "more"
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,9 @@ def test_memory():
 )
 def test_errors(baseline, new, expected):
     def record(errors):
-        ok = errors and max(errors) < 1e-4
-        return errors and {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": ok}
+        if errors is None:
+            return None
+        of = {"loss_error": errors[0], "grad_error": errors[1], "tolerance": 1e-4, "ok": max(errors) < 1e-4}
+        return schema.Correctness(job="correctness", **of)
 
     assert change_verdicts.errors(record(baseline), record(new))[0] == expected

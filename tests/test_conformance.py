@@ -17,18 +17,19 @@ from fixtures_conformance import made
 
 import conformance
 from benchmark_reference import Reference
-from common import settings
-from common.conformance import compact, large, matrix, obtaining, updating
+from common.analysis.conformance import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
+from common.conformance import large
 from common.conformance.cases import BY_NAME, CASES
-from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings
 from common.conformance.isolated import examine
 from common.conformance.judge import judge
-from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.conformance.reproductions import DIES
-from common.implementations import BY_NAME as IMPLEMENTATIONS
-from common.implementations import with_variants
+from common.core import settings
+from common.core.implementations import BY_NAME as IMPLEMENTATIONS
+from common.core.implementations import with_variants
 from common.losses import vectorised
-from common.setup import environments
+from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.setup import environments, obtaining
+from common.tables import conformance as matrix
 
 CPU = torch.device("cpu")
 COMMITTED = ROOT / "docs" / "conformance.json"
@@ -448,7 +449,7 @@ def test_an_error_that_loses_the_context_is_no_refusal(monkeypatch):
         ("import os\nos.abort()", "error", "killed by SIGABRT"),
         ("raise NameError('of the script')", "error", "NameError: of the script"),
         (
-            "from common.errors import NotRunnable\nraise NotRunnable('missing', 'apex: build it')",
+            "from common.core.errors import NotRunnable\nraise NotRunnable('missing', 'apex: build it')",
             "missing",
             "apex: build it",
         ),
@@ -476,8 +477,18 @@ def test_findings_are_ordered_and_only_what_is_one():
     assert [finding.kind for finding in found] == [WRONG, FATAL, REFUSAL] == list(KINDS)
     assert found[0].who == {"answers 3": ["a"]} and dict(found[0].shown) == {"a": "print(1)  # prints 1"}
     text = matrix.markdown(document)
-    assert "print(1)  # prints 1" in text and "| U = 0 | refuses |" in text and "&lt;gone>" in text
+    assert "print(1)  # prints 1" in text and "| U = 0 | refuses |" in text and "pip install &lt;gone" in text
     assert text.index("### Wrong") < text.index("### Ends") < text.index("### Refuses")
+
+
+def test_findings_of_a_file_of_format_1_which_has_no_words_for_them():
+    document = made(ragged=Outcome(DIFFERS, "off"), **{"V-2": Outcome(CRASHES), "no-target": Outcome(REFUSES)})
+    document["format"] = 1
+    for case in document["cases"]:
+        del case["wrong"], case["refusal"]
+    found = findings(document)
+    assert [(finding.kind, finding.case.name) for finding in found] == [(WRONG, "ragged"), (FATAL, "V-2")]
+    assert all(finding.sentence for finding in found)
 
 
 def test_the_table_is_coloured_only_when_asked_and_words_say_it_all():
@@ -510,11 +521,11 @@ def test_update_keeps_what_was_not_judged_again_with_its_revision():
     before = {**earlier, "implementations": [a, {**a, "name": "nemo"}, missing], "git_revision": "old"}
     before["made"] = "2020-01-01T00:00"
     for row in before["implementations"]:  # as documents were before rows had a revision
-        for key in updating.ORIGIN:
+        for key in ORIGIN:
             row.pop(key)
     today = made(**{"ragged": Outcome(PASS), "V-2": Outcome(PASS)})
     today["implementations"][0]["name"], today["implementations"][1]["name"] = "torchaudio", "warp-transducer"
-    merged = updating.updated(today, before)
+    merged = updated(today, before)
     rows = {row["name"]: row for row in merged["implementations"]}
     assert list(rows) == ["torchaudio", "nemo", "warp-transducer", "apex"]
     assert rows["torchaudio"]["git_revision"] == "abc" and rows["nemo"]["git_revision"] == "old"
@@ -523,7 +534,7 @@ def test_update_keeps_what_was_not_judged_again_with_its_revision():
         rows["nemo"]["cells"]["V-2"]["message"] == "not asked (judged at old)" and "gone" not in rows["nemo"]["cells"]
     )
     text = matrix.markdown(merged)
-    assert "2020-01-01; suite old |" in text and "stands as it was" in text
+    assert "2020-01-01; suite old |" in text and "earlier run" in text
     assert "judged 2020-01-01; suite old" in matrix.table(merged, color=False)
 
 
@@ -608,7 +619,8 @@ def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
         }
 
     names = ["warp-transducer", "optimized_transducer", "optimized_transducer:modified", "nemo", "torchaudio", "k2"]
-    document = {"cases": [{"name": "second-backward"}], "implementations": [differing(name, name) for name in names]}
+    cases = [BY_NAME["second-backward"].to_json()]
+    document = {"cases": cases, "implementations": [differing(name, name) for name in names]}
     (found,) = findings(document)
     assert list(found.shown) == ["optimized_transducer", "torchaudio", "k2", "nemo", "warp-transducer"]
     assert obtaining.command("k2") == ".venv/k2/bin/python shown.py"
@@ -620,8 +632,8 @@ def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
 def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
     document = made(ragged=Outcome(PASS), **{"V-2": Outcome(DIFFERS, "", 0.5)})
     document["implementations"][0]["name"] = "k2:modified"
-    lines = compact.block(document).splitlines()
-    assert (lines[0], lines[-1]) == (compact.BEGIN, compact.END)
+    lines = matrix.block(document).splitlines()
+    assert (lines[0], lines[-1]) == (matrix.BEGIN, matrix.END)
     assert "| case | k2:m |" in lines and "| ragged batch | \u2713 |" in lines and "| V = 2 | \u2717 |" in lines
     assert (
         any(line.startswith("\u2713 pass: as asked; \u2717 differs: ") for line in lines)
@@ -630,23 +642,18 @@ def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
 
 
 def test_heads_of_the_compact_matrix_are_short_and_differ():
-    heads = [compact.short(one.name) for one in with_variants()]
+    heads = [matrix.short(one.name) for one in with_variants()]
     assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 5
 
 
-def test_the_matrix_in_the_readme_is_the_committed_one():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    if compact.BEGIN not in readme:
-        pytest.skip(f"README.md has no {compact.BEGIN}")
-    done = subprocess.run(
-        [sys.executable, "-m", "common.conformance.compact"], capture_output=True, text=True, encoding="utf-8", cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in readme, "put what `python -m common.conformance.compact` prints into README.md"
+def test_the_small_matrix_of_the_docs_is_the_committed_one():
+    page = (ROOT / "docs" / "corners.md").read_text(encoding="utf-8")
+    printed = matrix.block(json.loads(COMMITTED.read_text(encoding="utf-8")))
+    assert printed in page, "put what conformance.py --format readme prints into docs/corners.md"
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
 def test_the_committed_page_is_made_from_the_committed_data():
     document = json.loads(COMMITTED.read_text())
     assert COMMITTED.with_suffix(".md").read_text() == matrix.markdown(document)
-    assert [case["name"] for case in document["cases"]] == [case.name for case in CASES]
+    assert document["cases"] == [case.to_json() for case in CASES]

@@ -5,13 +5,25 @@ from __future__ import annotations
 import math
 
 import pytest
-from fixtures_runs import correctness, environment, one_row, sample, status, summarize, write_run
+from fixtures_runs import (
+    correctness,
+    environment,
+    one_row,
+    records_of,
+    sample,
+    status,
+    summarize,
+    write_records,
+    write_run,
+)
 
-from common.report import facts, writing
-from common.results import floor, records
-from common.results.floor import Peaks, Sizes, Work
+from common.analysis import logs, roofline
+from common.analysis.roofline import Peaks, Sizes, Work
+from common.records import schema
+from common.report import facts
+from common.tables import results
 
-#: Utterances (T, U) = (4, 1), (9, 0) and one symbol a frame kept.
+#: Utterances (T, U) = (4, 1), (9, 0) and one symbol a frame kept; older runs have the first six fields alone.
 BATCH = {
     "index": 7,
     "N": 2,
@@ -24,6 +36,7 @@ BATCH = {
     "one_symbol_cells": 4 * 2 - 1 + 9,
     "pruned_cells": 13,
 }
+OLD = {key: BATCH[key] for key in list(BATCH)[:6]}
 SETTINGS = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "pruned_recipe": "icefall", "prune_range": 1}
 PACKED, PADDED = Sizes(17, 16, 13, 13 + 1 + 2), Sizes(36, 36, 18, 18 + 4)
 
@@ -41,10 +54,11 @@ def limits(seconds_per_500_bytes=1, seconds_per_product=2, **more):
 
 
 def test_sizes_of_both_layouts():
-    assert floor.sizes(BATCH, "packed", 1) == PACKED
-    assert floor.sizes(BATCH, "padded", 1) == PADDED
-    assert floor.sizes(BATCH, "padded", 5).pruned == 2 * 9 * 2
-    assert floor.sizes({"index": 7, "useful_cells": 17, "padded_cells": 36}, "packed", 1) is None
+    batch = schema.Batch(**BATCH)
+    assert roofline.sizes(batch, "packed", 1) == PACKED
+    assert roofline.sizes(batch, "padded", 1) == PADDED
+    assert roofline.sizes(batch, "padded", 5).pruned == 2 * 9 * 2
+    assert roofline.sizes(schema.Batch(**OLD), "packed", 1) is None
 
 
 @pytest.mark.parametrize(
@@ -58,8 +72,8 @@ def test_sizes_of_both_layouts():
     ],
 )
 def test_given_logits_each_is_read_twice_and_its_gradient_written_once(kind, size, expected):
-    assert floor.work("loss", kind, size, SETTINGS) == expected
-    half = floor.work("loss", kind, size, {**SETTINGS, "dtype": "bfloat16"})
+    assert roofline.work("loss", kind, size, SETTINGS) == expected
+    half = roofline.work("loss", kind, size, {**SETTINGS, "dtype": "bfloat16"})
     assert half == Work(expected.bytes / 2, expected.flops)
 
 
@@ -74,26 +88,28 @@ def test_given_logits_each_is_read_twice_and_its_gradient_written_once(kind, siz
     ],
 )
 def test_a_step_multiplies_three_times_and_stores_no_logits(kind, recipe, expected):
-    assert floor.work("step", kind, PACKED, {**SETTINGS, "pruned_recipe": recipe}) == expected
+    assert roofline.work("step", kind, PACKED, {**SETTINGS, "pruned_recipe": recipe}) == expected
 
 
 def test_the_longer_of_moving_and_multiplying_is_the_floor():
-    assert floor.seconds(Work(3000, 4000), Peaks(1000, 2000)) == 3
-    assert floor.seconds(Work(3000, 8000), Peaks(1000, 2000)) == 4
-    assert floor.seconds(Work(3000, 0), Peaks(1000, None)) == 3
-    assert floor.seconds(Work(3000, 8000), Peaks(1000, None)) is None
-    assert floor.seconds(Work(3000, 8000), Peaks(None, 2000)) is None
+    assert roofline.seconds(Work(3000, 4000), Peaks(1000, 2000)) == 3
+    assert roofline.seconds(Work(3000, 8000), Peaks(1000, 2000)) == 4
+    assert roofline.seconds(Work(3000, 0), Peaks(1000, None)) == 3
+    assert roofline.seconds(Work(3000, 8000), Peaks(1000, None)) is None
+    assert roofline.seconds(Work(3000, 8000), Peaks(None, 2000)) is None
 
 
 def test_the_better_of_two_measurements_counts():
-    assert floor.peaks([limits(1, 4), limits(2, 2)]) == Peaks(1000, 1000)
-    assert floor.peaks([limits(copies=[], products=[])]) == Peaks(None, None)
+    assert roofline.peaks(list(map(schema.typed, [limits(1, 4), limits(2, 2)]))) == Peaks(1000, 1000)
+    assert roofline.peaks([schema.typed(limits(copies=[], products=[]))]) == Peaks(None, None)
 
 
 def test_a_batch_with_more_samples_counts_no_more():
-    assert floor.limit_percent({1: 1.0, 2: 1.0}, {1: [2.0], 2: [7.0, 8.0, 9.0]}) == pytest.approx(100 / math.sqrt(16))
-    assert floor.limit_percent({1: 1.0}, {1: [2.0], 2: [8.0]}) is None  # not the batches of the median
-    assert floor.limit_percent({1: 1.0}, {}) is None
+    assert roofline.limit_percent({1: 1.0, 2: 1.0}, {1: [2.0], 2: [7.0, 8.0, 9.0]}) == pytest.approx(
+        100 / math.sqrt(16)
+    )
+    assert roofline.limit_percent({1: 1.0}, {1: [2.0], 2: [8.0]}) is None  # not the batches of the median
+    assert roofline.limit_percent({1: 1.0}, {}) is None
 
 
 def write_limited(folder, *lines, exact=True, batch=BATCH):
@@ -109,8 +125,8 @@ def write_limited(folder, *lines, exact=True, batch=BATCH):
         rounds=1,
         **SETTINGS,
     )
-    found = records.read(folder)
-    records.write(folder, [found[0], *lines, *found[1:]])
+    found = records_of(folder)
+    write_records(folder, [found[0], *lines, *found[1:]])
     return folder
 
 
@@ -138,8 +154,7 @@ def test_what_was_not_measured_is_not_shown(tmp_path):
     assert "the device's limits were not measured: timeout: limits took more than 1 s" in summarize(tmp_path / "failed")
     row = one_row(write_limited(tmp_path / "without"))
     assert row["limit_percent"] == row["floor"] == {} and row["flops_per_second"] is None
-    old = {key: BATCH[key] for key in ("index", "N", "T_max", "U_max", "useful_cells", "padded_cells")}
-    row = one_row(write_limited(tmp_path / "old", limits(), batch=old))
+    row = one_row(write_limited(tmp_path / "old", limits(), batch=OLD))
     assert row["limit_percent"] == row["floor"] == {} and row["flops_per_second"] == 1000
 
 
@@ -154,11 +169,11 @@ def test_table_and_report_show_the_share_and_the_limits(tmp_path):
     assert " 0.000003 / 0.000041 " in line
     below = next(line for line in summarize(tmp_path).splitlines() if line.startswith("this device's limits"))
     assert "copies 1.00 GB/s, products 20.0 GFLOP/s" in below and "padding counted as work: torchaudio 0.0000" in below
-    (group,) = writing.read_groups([tmp_path])[1]
-    told = dict(facts.machine(group.entries))
+    (group,) = logs.read([tmp_path]).groups
+    told = dict(facts.machine(group.rows))
     assert told["Copies, at best"] == "1.00 GB/s read and written"
     assert told["Matrix products, at best"] == "20.0 GFLOP/s in float32"
-    table = facts.results(group.entries)
+    table = results.table("page", "Results", group.rows)
     cells = dict(zip([column.title for column in table.columns], table.rows[0]))
     assert cells["% of limit, loss"].value == pytest.approx(2.04e-6 / 5 * 100)
     assert cells["over the fastest"].shown == "1.00"

@@ -9,8 +9,8 @@ import sys
 import pytest
 from commands import ROOT
 
-from common.commands import guarded
-from common.errors import UserError
+from common.core.errors import UserError
+from common.core.guard import guarded
 
 
 def raising(error):
@@ -48,7 +48,7 @@ def test_an_error_about_a_file_is_not_one_of_stdout(capsys):
 @pytest.mark.parametrize("lines", [1, 10**4], ids=["at the end", "on the way"])
 def test_a_full_disk_behind_stdout_is_one_line(lines):
     code = (
-        "import sys; from common.commands import guarded; "
+        "import sys; from common.core.guard import guarded; "
         f"sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range({lines})] and 0))"
     )
     with open("/dev/full", "wb") as full:
@@ -58,7 +58,7 @@ def test_a_full_disk_behind_stdout_is_one_line(lines):
 
 def test_a_closed_pipe_is_silent():
     code = (
-        "import sys; from common.commands import guarded; assert 'torch' not in sys.modules; "
+        "import sys; from common.core.guard import guarded; assert 'torch' not in sys.modules; "
         "sys.exit(guarded('tool.py', lambda: [print('x' * 99) for _ in range(10**4)] and 0))"
     )
     writer = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.data import streams
 from common.losses import inputs
 
 pytestmark = pytest.mark.environment_contract
@@ -57,20 +58,20 @@ def test_sizes_ranges_and_types():
 
 
 def test_uniform_has_the_moments_of_a_uniform():
-    drawn = inputs.uniform(200_001, 1, 2, 3)
+    drawn = streams.uniform(200_001, 1, 2, 3)
     assert len(drawn) == 200_001
     assert abs(drawn.mean() - 0.5) < 0.005 and abs(drawn.var() - 1 / 12) < 0.002
 
 
 def test_all_symbols_but_blank_are_drawn():
-    assert set(inputs.symbols((50, 40), 7, 0).ravel().tolist()) == {1, 2, 3, 4, 5, 6}
-    assert set(inputs.symbols((2, 3), 2, 0).ravel().tolist()) == {1}
+    assert set(streams.symbols((50, 40), 7, 0).ravel().tolist()) == {1, 2, 3, 4, 5, 6}
+    assert set(streams.symbols((2, 3), 2, 0).ravel().tolist()) == {1}
 
 
 def test_keys_give_different_numbers_and_the_same_key_the_same():
     assert digest(make().encoder_out) == digest(make().encoder_out)
     assert digest(make().encoder_out) != digest(make((7, 4, 0)).encoder_out)
-    assert not np.array_equal(inputs.uniform(64, inputs.ENCODER, 1), inputs.uniform(64, inputs.DECODER, 1))
+    assert not np.array_equal(streams.uniform(64, streams.ENCODER, 1), streams.uniform(64, streams.DECODER, 1))
 
 
 def test_pool_gives_fresh_leaves_of_one_buffer():

@@ -11,16 +11,20 @@ import sys
 
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run, start, wait_for_worker
-from fixtures_runs import MIB, correctness, environment, sample, status, summarize, write_run
+from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
 
-from common import flag_types, settings
-from common.errors import UserError
-from common.report import markup, writing
-from common.report.largest import verdicts
+from common.analysis import logs, pairs
+from common.analysis.metrics import largest
+from common.cli import flag_types
+from common.core import settings, table, units
+from common.core.errors import UserError
+from common.jobs import local, spec, worker
+from common.jobs.search import TOLERANCE, memory_limit, next_size
+from common.records.search import bounds
 from common.report.page import page
-from common.results import largest, largest_tables, records, run_pairs, summary
-from common.running import machine, processes, worker
-from common.running.largest import TOLERANCE, memory_limit, next_size
+from common.report.verdicts import of_search
+from common.system import memory
+from common.tables.search import render
 
 
 def search(fits, low=1, cap=10**6, start=2):
@@ -30,7 +34,7 @@ def search(fits, low=1, cap=10**6, start=2):
         assert size not in answers and low <= size <= cap
         answers[size] = fits(size)
         assert len(answers) < 100
-    return largest.bounds(answers)[0], answers
+    return bounds(answers)[0], answers
 
 
 # The search.
@@ -64,7 +68,7 @@ def test_below_the_lowest_size_nothing_is_tried():
 
 
 def test_a_size_that_fits_above_one_that_does_not_is_not_believed():
-    assert largest.bounds({4: True, 8: False, 16: True}) == (4, 8)
+    assert bounds({4: True, 8: False, 16: True}) == (4, 8)
     found, tried = search(lambda size: size <= 40 and size != 33, start=32)
     assert tried[found] and found <= 40
     for seed in range(50):
@@ -99,13 +103,13 @@ def test_what_is_known_is_not_asked_again():
     ],
 )
 def test_memory_sizes(text, size):
-    assert flag_types.bytes_of(text, 1000) == size
+    assert units.bytes_of(text, 1000) == size
     assert flag_types.memory_size(text) == text
 
 
 @pytest.mark.parametrize("text", ["4", "GiB", "4 parsecs", "-1GiB", "0%", "101%", "nanGiB", "0.1 kB 3", "", "1e-9KB"])
 def test_what_is_no_memory_size(text):
-    with pytest.raises(flag_types.argparse.ArgumentTypeError):
+    with pytest.raises(flag_types.ArgumentTypeError):
         flag_types.memory_size(text)
 
 
@@ -147,8 +151,8 @@ def test_what_the_search_settles():
 
 ENFORCED = """
 import torch
-from common.errors import UserError
-from common.passes.memory_limit import MAKING, AddressSpace
+from common.core.errors import UserError
+from common.measure.memory_limit import MAKING, AddressSpace
 
 MIB = 2**20
 
@@ -183,14 +187,14 @@ torch.empty(400 * MIB, dtype=torch.uint8).fill_(1)  # outside there is no limit
 
 
 def test_the_limit_is_enforced(tmp_path):
-    environment = {**os.environ, **processes.PROBE_ENVIRONMENT}
+    environment = {**os.environ, **spec.PROBE_VARIABLES}
     done = subprocess.run([sys.executable, "-c", ENFORCED], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 SHORT = """
 import resource
-from common.passes.memory_limit import AddressSpace
+from common.measure.memory_limit import AddressSpace
 
 MIB = 2**20
 base = AddressSpace(MIB).base
@@ -214,7 +218,7 @@ def test_less_than_the_limit_is_left_on_a_cpu():
 def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
     """A row whose context leaves less than the others' gets what is left; more than the device has is nobody's."""
     torch = pytest.importorskip("torch")
-    from common.passes.memory_limit import Device
+    from common.measure.memory_limit import Device
 
     free = {"mem_get_info": (70 * MIB, 80 * MIB), "memory_allocated": 0, "synchronize": None, "empty_cache": None}
     for name, answer in free.items():
@@ -230,20 +234,20 @@ def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
 OWN_BUFFERS = """
 import sys, traceback
 import torch
-from common import scripts, settings
-from common.losses import inputs, work
-from common.losses.joiner import Joiner
-from common.passes.memory_limit import AddressSpace
-from common.running.worker import status_of
+from common.core import scripts, settings
+from common.losses import inputs, step
+from common.losses.layouts import table
+from common.measure.memory_limit import AddressSpace
+from common.jobs.worker import status_of
 
 scope, cpu = sys.argv[1], torch.device("cpu")
 adapter = scripts.load("benchmark_torchaudio")(settings.resolve({"preset": "quick", "vocab_size": 200}, "cpu"))
 adapter.load("cpu")
-model = Joiner.of(adapter.settings, {}, cpu, torch.float32)
+model = table.of(adapter).model(cpu, torch.float32)
 
 def sample(shape):
     sizes = {"vocab_size": 200, "encoder_dim": 32, "device": cpu, "dtype": torch.float32, "key": (0, 0)}
-    return work.prepare(adapter, model, inputs.make_batch([shape] * 4, **sizes), scope)
+    return step.prepare(adapter, model, inputs.make_batch([shape] * 4, **sizes), scope)
 
 sample((9, 3)).run()  # so that everything is loaded
 large = sample((250, 99))
@@ -263,7 +267,7 @@ else:
 @pytest.mark.parametrize("scope", ["loss", "step"])
 def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
     pytest.importorskip("torchaudio")
-    environment = {**os.environ, **processes.PROBE_ENVIRONMENT}
+    environment = {**os.environ, **spec.PROBE_VARIABLES}
     command = [sys.executable, "-c", OWN_BUFFERS, scope]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -273,10 +277,10 @@ def test_no_more_than_there_is_can_be_asked_for():
     def limit_of(text):
         return memory_limit(settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu"))
 
-    available = machine.available_memory()
+    available = memory.available_memory()
     assert limit_of("1GiB")["bytes"] == 2**30
-    assert 0.5 * available < limit_of(None)["bytes"] < machine.total_memory()
-    assert limit_of("1%")["bytes"] == machine.total_memory() // 100
+    assert 0.5 * available < limit_of(None)["bytes"] < memory.total_memory()
+    assert limit_of("1%")["bytes"] == memory.total_memory() // 100
     with pytest.raises(UserError, match="--memory-limit 900TiB: .* are available here"):
         limit_of("900TiB")
 
@@ -295,7 +299,7 @@ def test_no_more_than_there_is_can_be_asked_for():
 )
 def test_deaths_for_lack_of_memory(returncode, last_line, status):
     tail = [last_line] if last_line else []
-    assert processes._how_it_died(returncode, machine.oom_kills(), tail)[0] == status
+    assert local.how_it_died(returncode, False, tail)[0] == status
 
 
 def test_errors_for_lack_of_memory():
@@ -338,77 +342,77 @@ def throughput(size, number, ms, value="ok", pool=100, utterances=None):
 def write_search(folder, name, *jobs, **head):
     head = {"find_largest": "batch-size", "scopes": ["step"], "passes": ["correctness"], **head}
     write_run(folder, name, [correctness(), *jobs], **head)
-    found = records.read(folder)
+    found = records_of(folder)
     found[0].update(memory_limit={"bytes": 2**30, "source": "--memory-limit 1GiB"}, run_id="one run")
-    records.write(folder, found)
+    write_records(folder, found)
 
 
 def row_of(folder, *jobs, **head):
     write_search(folder, "torchaudio", *jobs, **head)
-    (row,) = summary.searches([folder])
-    assert summary.rows([folder]) == []
+    (row,) = logs.read([folder]).searches
+    assert logs.rows([folder]) == []
     return row
 
 
 def test_a_finished_search(tmp_path):
     jobs = [probe(4), probe(8), probe(16, "oom", "no memory"), probe(12), probe(14, "oom", "no memory"), probe(13)]
     row = row_of(tmp_path, *jobs, throughput(13, 1, 10), throughput(13, 2, 20))
-    found = row["largest"]
-    assert (row["status"], found["size"], found["too_large"], found["limited_by"]) == ("ok", 13, 14, "memory")
+    found = row.largest
+    assert (row.status, found["size"], found["too_large"], found["limited_by"]) == ("ok", 13, 14, "memory")
     assert not found["at_least"] and found["probes"] == 6 and found["peak_mb"] == 13 and found["padded_cells"] == 1300
     assert found["limit_bytes"] == 2**30 and found["limit_kind"] == "address space"
     assert found["utterances_per_second_rounds"] == pytest.approx({"1": 1300, "2": 650})
     assert found["utterances_per_second"] == pytest.approx(975) and found["frames_per_second"] == pytest.approx(9750)
-    assert row["step_ms"]["median"] == 15 and row["rounds"] == 2
-    text = largest_tables.render([row], "table")
+    assert row.step_ms["median"] == 15 and row.rounds == 2
+    text = render([row], "table")
     assert "13" in text and "memory" in text and "1.000 GiB" in text and "975.0" in text and "13 x 10 x 10" in text
 
 
 def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
-    assert row["status"] == "ok" and row["largest"]["size"] == 4 and row["largest"]["limited_by"] == "memory"
-    assert row["step_ms"]["median"] == 20 and row["largest"]["utterances_per_second"] == pytest.approx(200)
+    assert row.status == "ok" and row.largest["size"] == 4 and row.largest["limited_by"] == "memory"
+    assert row.step_ms["median"] == 20 and row.largest["utterances_per_second"] == pytest.approx(200)
 
 
 def test_times_over_utterances_that_were_given_up_do_not_count(tmp_path):
     """The largest of all became another: everyone is timed over the utterances of its batches instead."""
     jobs = [probe(4), probe(5, "oom"), throughput(4, 1, 10, pool=16), throughput(4, 2, 10, "error", pool=16)]
     row = row_of(tmp_path / "begun", *jobs, throughput(4, 1, 20, pool=12))
-    assert row["status"] == "interrupted" and row["largest"]["utterances_per_second"] == pytest.approx(200)
+    assert row.status == "interrupted" and row.largest["utterances_per_second"] == pytest.approx(200)
     row = row_of(tmp_path / "ended", *jobs, throughput(4, 1, 20, pool=12), throughput(4, 2, 20, pool=12))
-    assert row["status"] == "ok" and row["step_ms"]["n"] == 4 and row["rounds"] == 2
+    assert row.status == "ok" and row.step_ms["n"] == 4 and row.rounds == 2
 
 
 def test_what_stopped_early_is_at_least(tmp_path):
     row = row_of(tmp_path / "stopped", probe(4), probe(8), probe(16, "interrupted"))
-    assert row["status"] == "interrupted" and largest_tables.largest(row) == ">=8"
+    assert row.status == "interrupted" and largest(row) == ">=8"
     row = row_of(tmp_path / "untimed", probe(4), probe(5, "oom"), throughput(4, 1, 10))
-    assert row["status"] == "interrupted" and row["largest"]["limited_by"] == "memory"
+    assert row.status == "interrupted" and row.largest["limited_by"] == "memory"
     row = row_of(tmp_path / "crashed", probe(4), probe(8, "error", "killed by SIGSEGV"), throughput(4, 1, 10))
-    assert (row["status"], row["largest"]["limited_by"]) == ("error", "error")
-    assert "batch-size 8: killed by SIGSEGV" in row["reason"] and largest_tables.largest(row) == ">=4"
+    assert (row.status, row.largest["limited_by"]) == ("error", "error")
+    assert "batch-size 8: killed by SIGSEGV" in row.reason and largest(row) == ">=4"
 
 
 def test_limits_that_are_no_lack_of_memory(tmp_path):
     timed = [throughput(4, 1, 10), throughput(4, 2, 10)]
     row = row_of(tmp_path / "time", probe(4), probe(5, "timeout", "took more than 60 s (--timeout)"), *timed)
-    assert row["status"] == "ok" and row["largest"]["limited_by"] == "time" and "60 s" in row["notes"][-1]
+    assert row.status == "ok" and row.largest["limited_by"] == "time" and "60 s" in row.notes[-1]
     row = row_of(tmp_path / "cap", probe(4), *timed, largest_cap=4)
-    assert row["status"] == "ok" and row["largest"]["limited_by"] == "cap"
+    assert row.status == "ok" and row.largest["limited_by"] == "cap"
     every = [throughput(100, 1, 10), throughput(100, 2, 10)]
-    assert row_of(tmp_path / "all", probe(100), *every)["largest"]["limited_by"] == "all"
+    assert row_of(tmp_path / "all", probe(100), *every).largest["limited_by"] == "all"
     row = row_of(tmp_path / "none", probe(1, "oom", "no memory"))
-    assert row["status"] == "oom" and largest_tables.largest(row) == "none" and "not even batch-size 1" in row["reason"]
+    assert row.status == "oom" and largest(row) == "none" and "not even batch-size 1" in row.reason
 
 
 def test_a_missing_package_stays_a_row(tmp_path):
     write_search(tmp_path, "k2")
-    found = records.read(tmp_path)
-    records.write(tmp_path, [found[0], status("correctness", "missing", "pip install k2")])
-    (row,) = summary.searches([tmp_path])
-    assert row["status"] == "missing" and row["reason"] == "pip install k2"
-    assert "missing" in largest_tables.render([row], "markdown")
+    found = records_of(tmp_path)
+    write_records(tmp_path, [found[0], status("correctness", "missing", "pip install k2")])
+    (row,) = logs.read([tmp_path]).searches
+    assert row.status == "missing" and row.reason == "pip install k2"
+    assert "missing" in render([row], "markdown")
 
 
 def test_summarize_shows_both_tables(tmp_path):
@@ -425,15 +429,15 @@ def test_summarize_shows_both_tables(tmp_path):
 def test_a_search_is_nothing_to_compare(tmp_path):
     write_search(tmp_path, "torchaudio", probe(4))
     with pytest.raises(UserError, match="--find-largest"):
-        run_pairs.read_runs(tmp_path)
+        pairs.read_runs(tmp_path)
 
 
 # The report.
 
 
 def cards_and_page(folder):
-    (group,) = writing.read_groups([folder])[1]
-    found = {verdict.question: (verdict.answer, markup.words(verdict.reason)) for verdict in verdicts(group.entries)}
+    (group,) = logs.read([folder]).groups
+    found = {verdict.question: (verdict.answer, table.words(verdict.reason)) for verdict in of_search(group.rows)}
     return found, page([group], folder, "/* plotly */")
 
 
@@ -486,11 +490,11 @@ def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
     os.kill(wait_for_worker(process, "probe-12"), signal.SIGKILL)
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 1 and ">=8" in output and "SIGKILL" in output, errors
-    before = records.read(folder)
+    before = records_of(folder)
 
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
-    after = records.read(folder)
+    after = records_of(folder)
     again = [record["job"] for record in after[len(before) :] if record["record"] == "status"]
     assert after[: len(before)] == before and "probe-8" not in again and again[0] == "probe-12"
     row = rows_of(tmp_path / "log")["optimized_transducer"]
@@ -502,4 +506,4 @@ def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
     assert "oom" in outcomes
 
     assert run(*arguments, "--resume").returncode == 0
-    assert records.read(folder) == after
+    assert records_of(folder) == after

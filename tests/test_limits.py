@@ -8,12 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures_runs import records_of
 
-from common import settings
-from common.passes import limits
-from common.results import records
-from common.running import interpreters, machine, runner, runs
-from common.running.progress import Progress
+from common.core import settings
+from common.jobs.local import Local
+from common.jobs.progress import Progress
+from common.jobs.session import Session
+from common.measure import peaks
+from common.records.run import open_runs
+from common.setup import interpreters
+from common.system import machine, memory
 
 CPU = torch.device("cpu")
 MS = 1_000_000
@@ -37,30 +41,30 @@ class FakeClock:
 
 def test_repeats_fill_their_time_and_the_first_does_not_count():
     done = []
-    assert limits.repeated(lambda: done.append(0), FakeClock(100 * MS), 0.35) == [100 * MS] * 4
+    assert peaks.repeated(lambda: done.append(0), FakeClock(100 * MS), 0.35) == [100 * MS] * 4
     assert len(done) == 5
-    assert limits.repeated(lambda: None, FakeClock(9000 * MS), 0.35) == [9000 * MS] * limits.FEWEST
-    assert limits.repeated(lambda: None, FakeClock(1), 0.35) == [1] * limits.MOST
+    assert peaks.repeated(lambda: None, FakeClock(9000 * MS), 0.35) == [9000 * MS] * peaks.FEWEST
+    assert peaks.repeated(lambda: None, FakeClock(1), 0.35) == [1] * peaks.MOST
 
 
 def test_products_grow_until_the_next_would_take_too_long():
-    fast_then_slow = FakeClock(*[MS] * limits.MOST, 60 * MS)
-    found = list(limits.products(CPU, torch.float32, fast_then_slow, 0.4))
+    fast_then_slow = FakeClock(*[MS] * peaks.MOST, 60 * MS)
+    found = list(peaks.products(CPU, torch.float32, fast_then_slow, 0.4))
     assert [line["n"] for line in found] == [256, 512]  # the next: 8 x 60 ms
-    assert found[0]["ns"] == [MS] * limits.MOST and found[1]["ns"] == [60 * MS] * 7
+    assert found[0]["ns"] == [MS] * peaks.MOST and found[1]["ns"] == [60 * MS] * 7
 
 
 def test_buffers_are_far_larger_than_caches_and_leave_memory_to_others():
-    sizes = [line["buffer_bytes"] for line in limits.copies(CPU, FakeClock(MS), 0.001)]
+    sizes = [line["buffer_bytes"] for line in peaks.copies(CPU, FakeClock(MS), 0.001)]
     assert sizes[1] == 2 * sizes[0]
-    assert 2 * sizes[1] <= machine.free_bytes() / 2
-    assert sizes[0] >= 4 * (machine.cache_bytes() or 0) or 8 * sizes[1] >= 0.8 * machine.free_bytes()
+    assert 2 * sizes[1] <= memory.available_memory() / 2
+    assert sizes[0] >= 4 * (machine.cache_bytes() or 0) or 8 * sizes[1] >= 0.8 * memory.available_memory()
 
 
 def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
-    monkeypatch.setattr(limits, "SIZES", (-1,))
+    monkeypatch.setattr(peaks, "SIZES", (-1,))
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
-    (record,) = limits.run(chosen, CPU)
+    record = peaks.measure(chosen, CPU)
     assert record["products"] == [] and record["reason"].startswith("products: ")
     assert len(record["copies"]) == 2 and record["threads"] == torch.get_num_threads()
 
@@ -81,11 +85,11 @@ def test_the_newest_torch_is_found_without_importing_it(tmp_path):
 @pytest.mark.parametrize("python, reason", [(Path("/bin/false"), "error: ended with exit code 1")])
 def test_a_run_goes_on_where_nothing_could_be_measured(tmp_path, python, reason):
     chosen = settings.resolve({"preset": "quick"}, "cpu")
-    with runs.open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False) as run_of:
+    with open_runs(["torchaudio", "k2"], chosen, tmp_path, resume=False) as run_of:
         choices = {name: interpreters.Choice(python) for name in run_of}
-        with Progress(1, quiet=True) as progress:
-            assert runner.measure_limits(run_of, choices, chosen, 60, progress)
+        with Progress(quiet=True) as progress:
+            Session(run_of, choices, chosen, 60, progress, Local()).limits()
     for run in run_of.values():
-        (_, record) = records.read(run.folder)
+        (_, record) = records_of(run.folder)
         assert record["record"] == "limits" and record["reason"].startswith(reason)
         assert not run.failed and "job" not in record

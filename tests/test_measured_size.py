@@ -7,19 +7,20 @@ import pytest
 import torch
 from test_contract import adapter_of
 
-from common import settings
+from common.core import settings
+from common.core.implementations import find, with_variants
 from common.data import batching
-from common.implementations import find, with_variants
-from common.losses.joiner import Joiner
-from common.passes import correctness, measured_size
-from common.running.worker import Context
+from common.losses import oracle
+from common.losses.context import Context
+from common.losses.layouts import table
+from common.losses.passes import at_size, correctness
 
 SHAPES = [(70, 34), (66, 2), *[(5, 3)] * 7]
 
 
 def context_of(adapter, shapes=SHAPES):
     where, dtype = torch.device("cpu"), getattr(torch, adapter.settings.dtype)
-    model = Joiner.of(adapter.settings, adapter.weights(where, dtype), where, dtype)
+    model = table.of(adapter).model(where, dtype)
     return Context(adapter.settings, adapter, where, dtype, model, batching.fixed_size(shapes, len(shapes)), [0])
 
 
@@ -30,12 +31,12 @@ def reference(**flags):
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_every_implementation_is_right_at_size(implementation, monkeypatch):
-    monkeypatch.setattr(measured_size, "CHUNK", 5000)  # some frames at a time
+    monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
     adapter = adapter_of(implementation, "cpu", vocab_size=40)
     if adapter.simulated:
         pytest.skip("in a simulator it takes hours")
     shapes = [(T, max(U, adapter.fewest_targets)) for T, U in [*SHAPES, (6, 0)]]
-    found = measured_size.check(context_of(adapter, shapes), 1e-4)
+    found = at_size.check(context_of(adapter, shapes), 1e-4)
     assert found["ok"], found
     assert (found["batch"], found["N"], found["T_max"], found["U_max"]) == (0, 10, 70, 34)
     assert 0 < found["grad_error"] <= found["grad_tolerance"] < 1e-3
@@ -92,8 +93,8 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype):
-    found = measured_size.check(context_of(reference(dtype=dtype)), correctness.TOLERANCE[dtype])
-    assert found["ok"] and found["grad_tolerance"] < 1.01 * correctness.TOLERANCE[dtype] + 1e-4
+    found = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
+    assert found["ok"] and found["grad_tolerance"] < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
 
 
 def test_a_search_judges_two_utterances():

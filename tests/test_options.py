@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common.losses.options import described
+from common.losses.adapter import described
 
 pytestmark = pytest.mark.environment_contract
 

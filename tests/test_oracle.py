@@ -1,4 +1,4 @@
-"""The float64 reference against answers by hand, all paths enumerated, and finite differences."""
+"""The float64 oracle against answers by hand, all paths enumerated, and finite differences."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 
-from common.losses import reference
+from common.losses import oracle
 
 
 def loss_of(logits, targets, shapes):
-    return reference.losses(logits, torch.tensor(targets), shapes)
+    return oracle.losses(logits, torch.tensor(targets), shapes)
 
 
 def by_enumeration(log_probs, targets, T, U):
@@ -47,13 +47,13 @@ def test_equals_the_sum_over_all_alignments(T, U):
     logits = 3 * torch.randn(1, T, U + 1, 6, dtype=torch.float64, generator=generator)
     targets = torch.randint(1, 6, (1, U), generator=generator)
     expected = by_enumeration(logits[0].log_softmax(-1), targets[0].tolist(), T, U)
-    assert reference.losses(logits, targets, [(T, U)]).item() == pytest.approx(expected, rel=1e-13)
+    assert oracle.losses(logits, targets, [(T, U)]).item() == pytest.approx(expected, rel=1e-13)
 
 
 def test_gradient_agrees_with_finite_differences():
     logits = torch.randn(2, 4, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     targets = torch.tensor([[1, 4], [3, 0]])
-    assert torch.autograd.gradcheck(lambda x: reference.losses(x, targets, [(4, 2), (3, 1)]), (logits,))
+    assert torch.autograd.gradcheck(lambda x: oracle.losses(x, targets, [(4, 2), (3, 1)]), (logits,))
 
 
 def test_padding_changes_nothing_and_gets_no_gradient():
@@ -93,7 +93,7 @@ def paths(T, U, topology):
     return list(go(0, 0, []))
 
 
-@pytest.mark.parametrize("topology", reference.TOPOLOGIES)
+@pytest.mark.parametrize("topology", oracle.TOPOLOGIES)
 @pytest.mark.parametrize("T, U", [(1, 0), (3, 2), (4, 3), (2, 1), (1, 1)])
 def test_every_topology_is_the_sum_over_its_paths(topology, T, U):
     log_probs = torch.randn(T, U + 1, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -103,18 +103,18 @@ def test_every_topology_is_the_sum_over_its_paths(topology, T, U):
         for path in paths(T, U, topology)
     ]
     wanted = -torch.logsumexp(torch.tensor(scores, dtype=torch.float64), 0).item() if scores else math.inf
-    found = reference.arc_losses(
+    found = oracle.arc_losses(
         log_probs.unsqueeze(0), torch.tensor([targets], dtype=torch.long), [(T, U)], topology=topology
     )
     assert found.item() == pytest.approx(wanted, rel=1e-12)
 
 
-@pytest.mark.parametrize("topology", reference.TOPOLOGIES)
+@pytest.mark.parametrize("topology", oracle.TOPOLOGIES)
 def test_gradients_of_every_topology(topology):
     logits = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     targets = torch.tensor([[1, 4], [2, 2]])
 
     def loss(x):
-        return reference.losses(x, targets, [(4, 2), (3, 1)], 0, topology)
+        return oracle.losses(x, targets, [(4, 2), (3, 1)], 0, topology)
 
     assert torch.autograd.gradcheck(loss, logits.requires_grad_())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 from dataclasses import replace
@@ -13,14 +14,16 @@ from commands import assert_user_error, rows_of, run
 from fixtures_runs import correctness as correctness_records
 from fixtures_runs import write_run
 
-from common import settings
-from common.errors import NotRunnable, UserError
-from common.implementations import IMPLEMENTATIONS, with_variants
-from common.losses import inputs, peaky, reference, work
+from common.analysis import logs
+from common.core import settings
+from common.core.errors import NotRunnable, UserError
+from common.core.implementations import IMPLEMENTATIONS, with_variants
+from common.data import streams
+from common.losses import inputs, oracle, peaky, step
+from common.losses.context import Context
 from common.losses.joiner import Joiner
-from common.passes import correctness
-from common.results import summary
-from common.running.worker import Context
+from common.losses.layouts import table
+from common.losses.passes import correctness
 
 everywhere = pytest.mark.environment_contract
 
@@ -36,7 +39,7 @@ def chosen(**given):
 
 def made(flags, shapes=SHAPES, dtype=torch.float32, key=0):
     """(model, batch)"""
-    model = Joiner.of(flags, {}, CPU, dtype)
+    model = Joiner(inputs.output_layer(flags, flags.vocab_size, CPU, dtype), {})
     sizes = {"vocab_size": flags.vocab_size, "encoder_dim": flags.encoder_dim}
     codes = peaky.codes_of(flags)
     return model, inputs.make_batch(shapes, **sizes, device=CPU, dtype=dtype, key=(flags.seed, key), codes=codes)
@@ -92,9 +95,9 @@ def leads(flags, shapes):
     """
     model, batch = made(flags, shapes, torch.float64)
     N, T, _ = inputs.padded_sizes(shapes)
-    draws = inputs.uniform(N * T, inputs.ALIGNMENT, flags.seed, 0).reshape(N, T)
+    draws = streams.uniform(N * T, streams.ALIGNMENT, flags.seed, 0).reshape(N, T)
     with torch.no_grad():
-        logits = model.logits(batch, "padded")
+        logits = model.logits(batch)
     found = ([], [])
     for n, (T, U) in enumerate(shapes):
         targets, frames = batch.targets[n].tolist(), peaky.alignment(T, U, draws[n]).tolist()
@@ -134,11 +137,11 @@ def test_one_alignment_has_almost_all_of_the_probability():
     for kind in settings.LOGITS:
         model, batch = made(replace(flags, logits=kind), shapes, torch.float64)
         with torch.no_grad():
-            of[kind] = reference.losses(model.logits(batch, "padded"), batch.targets, batch.shapes)
+            of[kind] = oracle.losses(model.logits(batch), batch.targets, batch.shapes)
     assert (of["peaky"] < 0.02).all() and (of["random"] > 5).all()
     wider = made(replace(flags, margin=20.0), shapes, torch.float64)
     with torch.no_grad():
-        losses = reference.losses(wider[0].logits(wider[1], "padded"), batch.targets, batch.shapes)
+        losses = oracle.losses(wider[0].logits(wider[1]), batch.targets, batch.shapes)
     assert (losses < of["peaky"] / 50).all()
 
 
@@ -153,9 +156,8 @@ def adapter_of(implementation, **given):
 
 
 def setting_of(adapter, shapes):
-    flags = adapter.settings
-    model, batch = made(flags, shapes)
-    return Joiner.of(flags, adapter.weights(CPU, torch.float32), CPU, torch.float32), batch
+    _, batch = made(adapter.settings, shapes)
+    return table.of(adapter).model(CPU, torch.float32), batch
 
 
 @everywhere
@@ -164,8 +166,8 @@ def test_all_implementations_agree_on_them(implementation):
     shapes = [(20, 7), (12, 9), (9, 2)]
     adapter = adapter_of(implementation, margin=2.0)  # a loss of some nats, so that relative errors mean something
     wide = adapter.widened(9)
-    for errors in (correctness.loss_scope_errors, correctness.step_scope_errors):
-        loss_error, grad_error = errors(wide, *setting_of(adapter, shapes))
+    for scope in table.of(wide).scopes:
+        loss_error, grad_error = correctness.SCOPE_ERRORS[scope](wide, *setting_of(adapter, shapes))
         assert loss_error < 1e-4 and grad_error < 1e-4
 
 
@@ -175,10 +177,16 @@ def test_a_loss_near_zero(implementation):
     shapes = [(20, 7), (12, 9), (9, 2)]
     adapter = adapter_of(implementation, margin=7.0)
     wide = adapter.widened(9)
-    given = work.prepare(wide, *setting_of(adapter, shapes), "loss")
-    expected = wide.expected(given.logits.detach().double(), given.batch).sum().item()
+    model, batch = setting_of(adapter, shapes)
+    layout = table.of(wide)
+    prepared = step.prepare(wide, model, batch, layout.scopes[0])
+    if "loss" in layout.scopes:
+        expected = layout.expected(prepared.given.detach().double(), batch).sum().item()
+    else:
+        expected = layout.expected_step(copy.deepcopy(model).double(), made(adapter.settings, shapes, torch.float64)[1])
+        expected = expected.item()
     try:
-        loss = given.run().item()
+        loss = prepared.run().item()
     except RuntimeError as error:
         if "total scores computed from forward/backward passes are not equal" not in str(error):
             raise
@@ -186,18 +194,19 @@ def test_a_loss_near_zero(implementation):
     assert loss == pytest.approx(expected, abs=1e-3)
     # other topologies have no arc for some steps of the alignment
     assert expected < 0.5 or adapter.kind == "topology"
-    assert torch.isfinite(given.logits.grad).all()
+    gradients = [gradient for gradient in prepared.gradients().values() if gradient is not None]
+    assert gradients and all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 @everywhere
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_every_row_is_given_peaky_logits(implementation):
-    """In both scopes each row's own loss of an utterance is a small part of what it is on random logits."""
-    for scope in ("loss", "step"):
+    """In each scope the row's own loss of an utterance is a small part of what it is on random logits."""
+    for scope in table.of(adapter_of(implementation)).scopes:
         losses = {}
         for kind, margin in (("random", None), ("peaky", 7.0)):
             wide = adapter_of(implementation, logits=kind, margin=margin).widened(9)
-            losses[kind] = work.prepare(wide, *setting_of(wide, [(30, 9)]), scope).forward().item()
+            losses[kind] = step.prepare(wide, *setting_of(wide, [(30, 9)]), scope).forward().item()
         assert losses["peaky"] < losses["random"] / 4
 
 
@@ -229,9 +238,9 @@ def test_a_pool_has_a_batch_of_its_own_for_each_of_its_shapes():
     first.encoder_out.sum().backward()
     assert again.encoder_out.grad is None and again.encoder_out.data_ptr() == first.encoder_out.data_ptr()
     flags = chosen(vocab_size=13, encoder_dim=16, seed=1)
-    model = Joiner.of(flags, {}, CPU, torch.float32)
+    model = Joiner(inputs.output_layer(flags, flags.vocab_size, CPU, torch.float32), {})
     with torch.no_grad():
-        losses = reference.losses(model.logits(again, "padded"), again.targets, again.shapes)
+        losses = oracle.losses(model.logits(again), again.targets, again.shapes)
     assert (losses < 0.2).all()
 
 
@@ -244,7 +253,7 @@ def test_settings_that_mean_nothing_are_refused():
 
 def note_of(folder, **record):
     write_run(folder, "k2-pruned", [correctness_records(**record)], exact=False)
-    return summary.rows([folder])[0]["notes"][0]
+    return logs.rows([folder])[0].notes[0]
 
 
 def test_the_note_tells_the_gap_on_both(tmp_path):

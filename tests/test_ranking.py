@@ -7,19 +7,20 @@ import math
 import pytest
 from fixtures_runs import correctness, one_row, read_rows, status, summarize, timing, write_run
 
-from common.results import ranking, statistics
-from common.results.summary import EMPTY
+from common.analysis import ranking
+from common.analysis.row import Row
+from common.core import statistics
 
 
 def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
     """rounds: each {batch: median ms}."""
     medians = {str(number): batches for number, batches in enumerate(rounds, start=1)}
-    return {**EMPTY, "name": name, "kind": kind, "run_id": run_id, "round_medians_ms": {scope: medians}, **more}
+    return Row(name, kind=kind, run_id=run_id, **{"round_medians_ms": {scope: medians}, **more})
 
 
 def filled(*rows):
     ranking.fill(rows)
-    return {one["name"]: one["against_fastest"] for one in rows}
+    return {one.name: one.against_fastest for one in rows}
 
 
 def test_ratios_are_paired_per_batch_and_round():
@@ -44,14 +45,15 @@ def test_the_verdict_is_of_the_interval_over_rounds(factors, verdict):
     assert filled(fast, slow)["b"]["verdict"] == verdict
 
 
-def test_only_batches_that_all_have_count():
-    """c is fast on the one batch it was measured on, which says nothing of the other."""
+def test_only_batches_that_both_have_count_and_a_few_make_nobody_the_fastest():
+    """c is the fastest on the one batch it was measured on, which says nothing of the other."""
     a = row("a", {"0": 10, "1": 100})
     b = row("b", {"0": 30, "1": 110})
-    c = row("c", {"0": 20})
-    found = filled(a, b, c)
-    assert {name: one["ratio"] for name, one in found.items()} == pytest.approx({"a": 1, "b": 3, "c": 2})
-    assert found["b"]["batches"] == 1
+    c = row("c", {"0": 5})
+    found = filled(c, a, b)
+    expected = {"a": 1, "b": math.sqrt(3 * 1.1), "c": 0.5}
+    assert {name: one["ratio"] for name, one in found.items()} == pytest.approx(expected)
+    assert (found["b"]["batches"], found["c"]["batches"]) == (2, 1)
 
 
 def test_kinds_are_apart_and_failed_rows_are_not_compared():
@@ -69,7 +71,7 @@ def test_kinds_are_apart_and_failed_rows_are_not_compared():
 
 
 def test_a_row_without_a_step_is_compared_by_its_loss():
-    both = {**row("both", {"0": 10})["round_medians_ms"], "loss": {"1": {"0": 2}}}
+    both = {**row("both", {"0": 10}).round_medians_ms, "loss": {"1": {"0": 2}}}
     found = filled(row("both", round_medians_ms=both), row("loss", {"0": 1}, scope="loss"), row("step", {"0": 30}))
     assert found["both"]["scope"] == "step" and found["both"]["is_fastest"]
     assert found["step"]["ratio"] == pytest.approx(3)
@@ -100,7 +102,8 @@ def test_what_the_table_and_the_files_show(tmp_path):
     quick, late = (next(line for line in text.splitlines() if line.startswith(name)) for name in ("quick", "late"))
     assert text.index(quick) < text.index(late)
     assert " 1.00 " in quick and " 2.10x slower " in late
-    assert "late step over quick's: 2.10x over 2 batches, 95% interval over 3 rounds 1.86 to 2.36: slower" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("late step over quick's: 2.10x")]
+    assert "these 2 batches, in this run" in line and "1.86 to 2.36: slower" in line
     rows = {one["name"]: one for one in read_rows(tmp_path)}
     assert rows["late"]["against_fastest"]["high"] == pytest.approx(2.3622, abs=1e-3)
     assert rows["late"]["round_medians_ms"]["step"]["3"] == pytest.approx({"4": 22, "9": 44})

@@ -1,8 +1,9 @@
-"""Records on disk: whole or not at all, and readable after whatever happened to their writer."""
+"""Records on disk: checked when they are read, and readable after whatever happened to their writer."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import stat
@@ -11,11 +12,13 @@ import sys
 
 import pytest
 from commands import ROOT
+from fixtures_runs import correctness, header, records_of, timing, write_records
 
-from common.errors import UserError
-from common.results import records
+from common.core.errors import UserError
+from common.records import schema, store
 
-RUN = {"record": "run", "schema": records.SCHEMA, "name": "x"}
+RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
+ENDED = {"record": "status", "job": "trace", "status": "ok"}
 
 
 def status(job, word):
@@ -23,23 +26,38 @@ def status(job, word):
 
 
 def test_what_is_written_is_read(tmp_path):
-    path = records.write(tmp_path / "new" / "folder", [RUN, {"record": "sample", "total_wall_ns": 12345678901234}])
-    assert path == tmp_path / "new" / "folder" / "results.jsonl"
-    assert (
-        records.read(path) == records.read(path.parent) == [RUN, {"record": "sample", "total_wall_ns": 12345678901234}]
-    )
-    assert os.listdir(path.parent) == ["results.jsonl"]
+    path = write_records(tmp_path / "folder", [header("k2"), *correctness(), *timing("timing-1", [1.5], [])])
+    assert store.read(path) == store.read(path.parent)
+    first, environment, errors, *_, sample, end = store.read(path)
+    assert (first.name, first.settings["batch_size"], first.kind) == ("k2", 30, "exact")
+    assert (environment.torch, environment.batches[1].T_max, errors.grad_error) == ("2.11.0+cpu", 20, 2e-6)
+    assert (sample.total_wall_ns, sample.flags, end.pass_name, end.round) == (1_500_000, [], "timing", 1)
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
 
 
+def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
+    """What is read of a record, written again, has all of its fields but those that say what is said anyway."""
+    said = 0
+    for path in ROOT.glob("results/**/*.jsonl"):
+        typed = store.read(path)
+        raw = records_of(path)
+        assert len(typed) == len(raw)
+        for mine, theirs in zip(map(schema.as_written, typed), raw):
+            for key, value in mine.items():
+                if not isinstance(value, (dict, list)):
+                    assert theirs.get(key, value) == value, (path, key)
+                    said += 1
+    assert said > 10000
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     """A limit on file size stands in for a full disk: both end the write half-way."""
-    records.write(tmp_path, [RUN])
+    path = write_records(tmp_path, [RUN])
     code = (
-        "import sys, pathlib; from common.results import records; from common.errors import UserError\n"
-        "try: records.write(pathlib.Path(sys.argv[1]), [{'record': 'run', 'filler': 'x' * 10000}])\n"
+        "import sys, pathlib; from common.records import store; from common.core.errors import UserError\n"
+        "try: store.append(pathlib.Path(sys.argv[1]), [{'record': 'run', 'filler': 'x' * 10000}])\n"
         "except UserError as error: print(error)"
     )
 
@@ -48,47 +66,116 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, preexec_fn=limit, capture_output=True, text=True
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, preexec_fn=limit, capture_output=True, text=True
     )
-    assert "cannot write" in done.stdout and "--log-dir" in done.stdout
-    assert records.read(tmp_path) == [RUN] and os.listdir(tmp_path) == ["results.jsonl"]
+    assert "cannot write" in done.stdout and "--resume" in done.stdout
+    assert records_of(tmp_path) == [RUN] and os.listdir(tmp_path) == ["results.jsonl"]
 
 
 def test_a_line_cut_short_at_the_end_is_left_out(tmp_path):
-    path = records.write(tmp_path, [RUN, status("trace", "ok")])
+    path = write_records(tmp_path, [RUN, ENDED])
     path.write_text(path.read_text() + '{"record":"sam')
-    assert records.read(path) == [RUN, status("trace", "ok")]
+    assert [type(record) for record in store.read(path)] == [schema.Header, schema.Status]
 
 
 @pytest.mark.parametrize(
     "text, words",
     [
-        ('{"record":"run","schema":1}\nnonsense\n{"record":"x"}\n', "line 2"),
+        ('{"record":"run","schema":1,"name":"x"}\nnonsense\n{"record":"x"}\n', "line 2"),
         ('[1]\n{"record":"x"}\n', "line 1"),
         ('{"record":"run","schema":99}\n', "newer version"),
+        ('{"record":"run","name":"x"}\n{"record":"status","job":"memory","status":3}\n', r"line 2.*`\$\.status`"),
+        ('{"record":"run","name":"x","settings":{"vocab_size":"large"}}\n', r"line 1.*`\$\.vocab_size`"),
+        ('{"record":"run","name":"x","machine":{"cores":-2}}\n', r"line 1.*`\$\.machine\.cores`"),
+        ('{"record":"run","name":"x"}\n' + '{"record":' * 10**5 + "\n", "line 2"),
     ],
 )
 def test_what_is_no_result_file_is_said(tmp_path, text, words):
     (tmp_path / "results.jsonl").write_text(text)
-    with pytest.raises(UserError, match=words):
-        records.read(tmp_path)
+    with pytest.raises(UserError, match=words) as raised:
+        store.read(tmp_path)
+    assert str(tmp_path) in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "NaN", "1e999", "1e300", "true", '"1"', "null"])
+def test_times_that_no_clock_gave_are_refused(tmp_path, value):
+    path = write_records(tmp_path, [header("k2"), *timing("timing-1", [1.5], [])])
+    path.write_text(path.read_text().replace('"total_wall_ns":1500000', f'"total_wall_ns":{value}'))
+    with pytest.raises(UserError, match="line 4"):
+        store.read(path)
+
+
+def test_what_newer_versions_add_is_ignored(tmp_path):
+    newer = [{**RUN, "colour": ["red"]}, {"record": "profile", "encoder": {}}, {**ENDED, "watts": 3}]
+    first, end = store.read(write_records(tmp_path, newer))
+    assert (first.name, end.status) == ("x", "ok")
+
+
+def test_what_older_versions_lack_has_its_default(tmp_path):
+    older = [{**RUN, "exact": False}, {"record": "limits"}, ENDED]
+    first, limits, end = store.read(write_records(tmp_path, older))
+    assert (first.kind, first.machine.cores, limits.copies, end.reason, end.round) == ("pruned", None, [], "", None)
+
+
+def test_a_command_line_may_have_bytes_that_are_no_text(tmp_path):
+    path = write_records(tmp_path, [{**RUN, "command": ["summarize.py", "caf\udce9"]}])
+    assert store.read(path)[0].command[1] == "caf\udce9"
 
 
 def test_nothing_there(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
-        records.read(tmp_path / "results.jsonl")
+        store.read(tmp_path / "results.jsonl")
 
 
 def test_not_a_number_is_refused(tmp_path):
     with pytest.raises(ValueError):
-        records.write(tmp_path, [{"record": "run", "value": float("nan")}])
+        store.append(tmp_path / "results.jsonl", [{"record": "run", "value": float("nan")}])
     assert os.listdir(tmp_path) == []
 
 
-def test_a_job_that_ran_again_counts_once():
-    first = [{"record": "sample", "job": "timing-1", "n": 1}, status("timing-1", "interrupted")]
-    again = [{"record": "sample", "job": "timing-1", "n": 2}, status("timing-1", "ok")]
-    died = [{"record": "sample", "job": "timing-1", "n": 3}]
-    other = [{"record": "sample", "job": "trace", "n": 4}]
-    found = records.latest_jobs([RUN, *first, *again, *died, *other])
-    assert found == {"timing-1": again, "trace": other}
+def test_a_job_that_ran_again_counts_once(tmp_path):
+    first = [{"record": "fit", "job": "timing-1", "loss": 1.0}, status("timing-1", "interrupted")]
+    again = [{"record": "fit", "job": "timing-1", "loss": 2.0}, status("timing-1", "ok")]
+    died = [{"record": "fit", "job": "timing-1", "loss": 3.0}]
+    other = [{"record": "fit", "job": "trace", "loss": 4.0}]
+    found = store.latest_jobs(store.read(write_records(tmp_path, [RUN, *first, *again, *died, *other])))
+    assert {job: [schema.as_written(line) for line in lines] for job, lines in found.items()} == {
+        "timing-1": again,
+        "trace": other,
+    }
+
+
+def test_the_schema_tells_every_kind_and_every_field():
+    """For the docs: each field has a type, and what needs words has them; every part that is named is there too."""
+    found = {one.name: one for one in schema.describe()}
+    assert {"run", "environment", "sample", "status", "sweep", "Batch"} <= set(found) and len(found) > 20
+    assert all(one.text and one.fields for one in found.values())
+    sample = {field.name: field for field in found["sample"].fields}
+    assert (sample["total_wall_ns"].unit, sample["total_wall_ns"].required) == ("ns", True)
+    assert sample["stages"].type.startswith("{name: number}") and "wall" in sample["stages"].text
+    assert [field.name for field in found["status"].fields if field.name == "pass"]
+    named = {word for one in found.values() for field in one.fields for word in re.findall(r"\b[A-Z]\w+", field.type)}
+    assert named <= set(found)
+
+
+def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
+    """Before anything is measured or read."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['msgspec'] = None")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for command in (
+        ["summarize.py"],
+        ["compare.py", "a", "b"],
+        ["benchmark_torchaudio.py", "--log-dir", str(tmp_path)],
+    ):
+        done = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 2 and not done.stdout
+        (line,) = done.stderr.splitlines()
+        assert "msgspec" in line and "pip install" in line
+    assert os.listdir(tmp_path) == ["sitecustomize.py"]
+
+
+def test_what_measures_needs_no_msgspec():
+    """Workers run under the Pythons of the packages, which lack it."""
+    workers = "common.jobs.worker, common.conformance.worker, common.losses.subject, common.measure.peaks"
+    code = f"import sys; sys.modules['msgspec'] = None; import {workers}"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr == ""

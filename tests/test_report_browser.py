@@ -9,16 +9,16 @@ import re
 
 import pytest
 from browsers import CHROMIUM, DRIVER, Browser
-from fixtures_runs import header, status, traced_run
+from fixtures_machines import side_by_side
+from fixtures_runs import header, status, traced_run, write_records
 from fixtures_sweeps import write_sweep
-from fixtures_traces import kineto, span, steps
+from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
-from common.report import conformance_section, writing
-from common.results import records
+from common.report import conformance, writing
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
-pytest.importorskip("plotly", reason="plotly is not installed in this Python")
+pytest.importorskip("jinja2", reason="jinja2 is not installed in this Python")
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER),
     reason="needs chromium and chromedriver on PATH (Debian: apt-get install chromium chromium-driver)",
@@ -53,12 +53,12 @@ def report(tmp_path_factory):
     window += [memory_event(at, total << 20) for at, total in ((1010, 3), (1130, 9), (1180, 4))]
     for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
         traced_run(log / f"run-{len(name)}", kineto(window), name=name)
-    records.write(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
+    write_records(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
-    _, groups, swept = writing.read([log])
+    read = writing.read([log])
     with pytest.MonkeyPatch.context() as patched:  # the committed matrix, whatever log/ of this checkout has
-        patched.setattr(conformance_section, "LOG", log / "none")
-        return writing.write(groups, log / "report.html", swept)
+        patched.setattr(conformance, "LOG", log / "none")
+        return writing.write(read, log / "report.html")
 
 
 def heading(browser, title):
@@ -88,6 +88,17 @@ def test_plots_are_drawn(browser, report):
         drawn = "document.querySelectorAll(arguments[0]).length"
         assert browser.js(drawn, f"#{key} .barlayer path, #{key} .scatterlayer path"), key
         assert browser.js("document.querySelector(arguments[0]).getAttribute('aria-label')", f"#{key} .plot")
+
+
+def test_every_figure_is_one_that_plotly_knows(browser, report, tmp_path):
+    side_by_side(tmp_path)
+    write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))  # a trace alone
+    for path in (report, writing.write(writing.read([tmp_path]), tmp_path / "report.html")):
+        browser.open(path)
+        found = browser.js("Object.values(figures).map(it => Plotly.validate(it.data, it.layout) || [])")
+        assert len(found) > 8
+        for wrong in found:  # unused: of the template of all plots, which no plot needs whole
+            assert [each for each in wrong if each["code"] != "unused"] == []
 
 
 def test_hostile_names_run_nothing_and_are_seen(browser, report):
@@ -243,6 +254,4 @@ def test_a_plot_follows_the_width(browser, report):
     size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     narrow = "document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width"
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    WebDriverWait(browser.driver, 10).until(lambda _: browser.js(narrow) < min(wide, 600))
+    browser.wait.until(lambda _: browser.js(narrow) < min(wide, 600))

@@ -9,9 +9,9 @@ import re
 import pytest
 from fixtures_conformance import made
 
-from common.conformance.outcomes import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
-from common.report import conformance_section
-from common.report.collect import Group
+from common.analysis.groups import Group
+from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.report import conformance
 from common.report.page import page
 
 LIBRARY = "/* plotly */"
@@ -20,7 +20,7 @@ LIBRARY = "/* plotly */"
 @pytest.fixture(autouse=True)
 def no_log(tmp_path, monkeypatch):
     """What this checkout's log/ may hold is not looked at."""
-    monkeypatch.setattr(conformance_section, "LOG", tmp_path / "log of the suite" / "conformance.json")
+    monkeypatch.setattr(conformance, "LOG", tmp_path / "log of the suite" / "conformance.json")
 
 
 def write(folder, day, message, **more):
@@ -31,7 +31,7 @@ def write(folder, day, message, **more):
 
 
 def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_path):
-    revision = json.loads(conformance_section.COMMITTED.read_text())["git_revision"]
+    revision = json.loads(conformance.COMMITTED.read_text())["git_revision"]
     shown = page([], tmp_path, LIBRARY)
     assert "Committed with the suite as docs/conformance.json" in shown and f"suite {revision[:12]}" in shown
     assert "22 of 27 implementations and variants, 43 cases." in shown
@@ -57,7 +57,7 @@ def test_the_newest_is_shown_wherever_it_lies(tmp_path):
             assert (message in shown) == (message == expected)
         assert "Committed with the suite" not in shown
     assert 'href="../log/deep/conformance.json"' in shown
-    write(conformance_section.LOG.parent, 4, "in log/")
+    write(conformance.LOG.parent, 4, "in log/")
     assert "in log/" in page([], tmp_path / "page", LIBRARY)
 
 

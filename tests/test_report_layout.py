@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from fixtures_runs import correctness, environment, sample, status, write_run
 
-from common.report import bars, labels, scales, writing
+from common.analysis import logs
+from common.plots import bars, labels, scales
 
 
 def test_an_axis_is_cut_below_what_is_far_beyond_the_others():
@@ -35,18 +36,18 @@ def test_ticks_are_plain_numbers_and_never_one_alone():
 def test_names_do_not_hide_each_other():
     points, names = [(300, 200), (310, 205), (690, 320), (0, 0)], ["one", "another", "at the edge", "corner"]
     places = labels.places(points, names, 700, 330)
-    boxes = [labels._box(point, name, labels.PLACES[place]) for point, name, place in zip(points, names, places)]
+    boxes = [labels.box(point, name, labels.PLACES[place]) for point, name, place in zip(points, names, places)]
     for at, box in enumerate(boxes):
         assert 0 <= box[0] and box[2] <= 700 and 0 <= box[1] and box[3] <= 330
-        assert all(labels._shared(box, other) == 0 for other in boxes[at + 1 :])
+        assert all(labels.shared(box, other) == 0 for other in boxes[at + 1 :])
 
 
 def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
     for name, ms, more in (("a", 10, {}), ("b", 900, {}), ("c", 1, {"exact": False})):
         samples = [environment("timing-1"), sample("timing-1", "step", 4, ms), status("timing-1")]
         write_run(tmp_path / name, name, [[*correctness()], samples], **more)
-    ((group,),) = writing.read_groups([tmp_path])[1:2]
-    exact, others = bars.step_times(group.entries)
+    (group,) = logs.read([tmp_path]).groups
+    exact, others = bars.step_times(group.rows)
     assert [exact.key, others.key] == ["step-time", "step-time-others"]
     assert exact.layout["xaxis"]["range"] == [0, pytest.approx(11.5)] and "range" not in others.layout["xaxis"]
     (arrow,) = [trace for trace in exact.data if trace["name"] == "goes on"]

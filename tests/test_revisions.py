@@ -10,8 +10,9 @@ import sys
 
 import pytest
 from commands import ROOT, wait_for
+from fixtures_runs import records_of
 
-from common.results import records
+from common.records import schema
 
 pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
 pytestmark = pytest.mark.skipif(not (shutil.which("git") and (ROOT / ".git").exists()), reason="needs a git checkout")
@@ -100,7 +101,7 @@ def test_two_revisions_in_alternation_and_nothing_is_left_behind(repository, tin
     ]
     assert not (repository / ".build" / "revisions").exists()
 
-    header, *lines = records.read(keep / "new" / "torchaudio-2")
+    header, *lines = records_of(keep / "new" / "torchaudio-2")
     kept = [line["job"] for line in lines if line["record"] == "status"]
     assert kept == ["correctness", "memory", "timing-1", "timing-2"]
     assert header["settings"]["passes"] == ["correctness", "timing", "memory"] and header["settings"]["rounds"] == 2
@@ -157,7 +158,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
         text=True,
         env={**os.environ, "TMPDIR": str(scratch)},
     )
-    wait_for(lambda: list(scratch.glob("transducer-benchmark-*")), "job")
+    wait_for(lambda: list(scratch.glob("common.jobs.worker-*")), "job")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()
     _, errors = process.communicate(timeout=120)
@@ -165,7 +166,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not (repository / ".build" / "revisions").exists()
     assert not list(scratch.iterdir())
-    (kept,) = (records.read(path) for path in keep.rglob(records.FILE_NAME))
+    (kept,) = (records_of(path) for path in keep.rglob(schema.FILE_NAME))
     assert [line["status"] for line in kept if line["record"] == "status"] == ["interrupted"]
 
 

@@ -9,14 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT
-from fixtures_runs import correctness, garbled, memory
+from commands import ROOT, assert_user_error
+from commands import run as run_command
+from fixtures_runs import correctness, garbled, memory, records_of, timing
 
-from common import settings
-from common.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.implementations import BY_NAME, IMPLEMENTATIONS
-from common.results import records
-from common.running import interpreters, processes, runner, runs
+from common.cli import ending
+from common.core import settings
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.implementations import BY_NAME, IMPLEMENTATIONS
+from common.jobs import local, plan, spec
+from common.records import run
+from common.setup import interpreters
 
 NAMES = [implementation.name for implementation in IMPLEMENTATIONS]
 
@@ -26,7 +29,7 @@ def chosen(**flags):
 
 
 def test_correctness_comes_first_and_traces_last():
-    jobs = runner.plan(NAMES, chosen())
+    jobs = plan.plan(NAMES, chosen())
     count = len(NAMES)
     assert [job.pass_name for job in jobs] == (
         ["correctness"] * count + ["timing"] * 4 * count + ["memory"] * count + ["trace"] * count
@@ -36,12 +39,12 @@ def test_correctness_comes_first_and_traces_last():
 
 
 def test_every_round_has_everyone_once_in_an_order_of_its_own():
-    jobs = [job for job in runner.plan(NAMES, chosen(passes=("timing",), rounds=12))]
+    jobs = [job for job in plan.plan(NAMES, chosen(passes=("timing",), rounds=12))]
     orders = [tuple(job.implementation for job in jobs if job.round == number) for number in range(1, 13)]
     assert all(sorted(order) == sorted(NAMES) for order in orders)
     assert len(set(orders)) > 3
-    assert jobs == runner.plan(NAMES, chosen(passes=("timing",), rounds=12))
-    assert jobs != runner.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
+    assert jobs == plan.plan(NAMES, chosen(passes=("timing",), rounds=12))
+    assert jobs != plan.plan(NAMES, chosen(passes=("timing",), rounds=12, seed=1))
 
 
 @pytest.mark.parametrize(
@@ -56,12 +59,12 @@ def test_every_round_has_everyone_once_in_an_order_of_its_own():
     ],
 )
 def test_exit_codes(statuses, code):
-    assert runner.exit_code(statuses) == code
+    assert ending.exit_code(statuses) == code
 
 
 def test_folders_are_claimed_once(tmp_path):
     def claim():
-        return runs.claim_folder(tmp_path / "log", "k2-30")
+        return run.claim_folder(tmp_path / "log", "k2-30")
 
     first = claim()
     folder = first.path.parent
@@ -80,36 +83,36 @@ def test_folders_are_claimed_once(tmp_path):
 
 def test_a_folder_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
     wanted = chosen()
-    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
+    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
         folder = run_of["torchaudio"].folder
     for name, text in (("cut", '{"record":"ru'), ("binary", "\udcff"), ("other", '{"record":"run"}\nnonsense\n')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "results.jsonl").write_bytes(text.encode(errors="surrogateescape"))
-    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
+    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
         assert run_of["torchaudio"].folder == folder
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut in" in said[0]
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
-    job = runner.Job("torchaudio", "correctness")
-    (status,) = processes.execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
+    job = spec.Job("torchaudio", "correctness")
+    (status,) = local.Local().execute(job, tmp_path / "python", tmp_path, chosen(), 60, lambda _: None)
     assert status["status"] == "error" and str(tmp_path / "python") in status["reason"]
     assert "TMPDIR" in status["reason"]
 
 
 NO_ROOM = """
 import pathlib, sys
-from common.results import records
-from common.running import runs
-run = runs.Run(pathlib.Path(sys.argv[1]), [])
-run.add({"record": "run", "schema": 1})
+from common.records import store
+from common.records.run import Run
+run = Run(pathlib.Path(sys.argv[1]) / "results.jsonl")
+run.add({"record": "run", "name": "k2"})
 status = {"record": "status", "job": "timing-1", "status": "ok", "reason": ""}
-run.add([{"record": "sample", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
-print(run.status, run.failed, run.last_status["reason"])
+run.add([{"record": "fit", "job": "timing-1", "filler": "x" * int(sys.argv[2])}, status])
+print(run.status, run.failed, run.last_status.reason)
 try:
     run.add({"record": "limits", "filler": "x" * 10000})
-except records.NotWritten:
+except store.NotWritten:
     print("not written")
 """
 
@@ -130,24 +133,52 @@ def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp
         text=True,
     )
     assert done.stdout.startswith("error True cannot write ") and done.stdout.endswith("not written\n")
-    found = records.read(tmp_path)
+    found = records_of(tmp_path)
     assert [record["record"] for record in found] == kept
     assert found[-1].get("status") in (None, "error")
 
 
 def test_records_that_cannot_be_resumed_are_one_line(tmp_path):
     wanted = chosen()
-    with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
+    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
         run_of["torchaudio"].add([*correctness(), *memory(1)])
         folder = run_of["torchaudio"].folder
     resumed = 0
     for _ in garbled(folder, 300):
         try:
-            with runs.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
+            with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
                 resumed += run_of["torchaudio"].status != "" and not run_of["torchaudio"].is_done("trace")
         except UserError as error:
             assert "\n" not in str(error)
-    assert 50 < resumed < 250
+    assert 10 < resumed < 250
+
+
+@pytest.mark.parametrize("cut", [1, 20, 400])
+def test_a_killed_writer_costs_only_its_job(cut, tmp_path):
+    """Cut within the last line, and a few lines before it: what is left of the job is not mixed with its next try."""
+    wanted = chosen()
+    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
+        run_of["torchaudio"].add(correctness())
+        path = run_of["torchaudio"].path
+        whole = path.read_bytes()
+        run_of["torchaudio"].add(timing("timing-1", [1, 2], [1, 2]))
+    path.write_bytes(path.read_bytes()[:-cut])
+    with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
+        assert path.read_bytes() == whole
+        assert run_of["torchaudio"].is_done("correctness") and not run_of["torchaudio"].is_done("timing-1")
+        run_of["torchaudio"].add(timing("timing-1", [5], [5]))
+    assert records_of(path)[len(whole.splitlines()) :] == timing("timing-1", [5], [5])
+
+
+def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    flags = ["--in-place", "--quiet", "--log-dir", tmp_path / "log"]
+    for more in ([], ["--sweep", "vocab-size=8,9"]):
+        done = run_command("benchmark_reference.py", *flags, *more, preexec_fn=limited)
+        assert_user_error(done, "cannot write", tmp_path / "log")
+        assert not list((tmp_path / "log").iterdir())
 
 
 def test_in_place_is_this_python():

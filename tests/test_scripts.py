@@ -9,8 +9,8 @@ import os
 import pytest
 from commands import ROOT, assert_user_error, rows_of, run
 
-from common import scripts
-from common.implementations import with_variants
+from common.core import scripts
+from common.core.implementations import with_variants
 
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
 RIGHT = ["--passes", "correctness"]
@@ -51,6 +51,13 @@ def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
     rows = rows_of(tmp_path / "log")
     assert set(rows) == {"flash", "reference"} and rows["reference"]["status"] == "ok"
     assert rows["flash"]["status"] == "error" and "wrong result" in rows["flash"]["reason"]
+
+
+def test_a_module_that_the_loss_lacks_while_it_runs_is_missing(copy, quick, tmp_path):
+    path = copy(replaced={RESULT: "import nowhere\n    return -(torch.stack"})
+    run_copy(path, *quick, *RIGHT, "--only", "reference")
+    row = rows_of(tmp_path / "log")["flash"]
+    assert row["status"] == "missing" and "nowhere" in row["reason"] and "pip install" in row["reason"]
 
 
 def test_a_copy_with_a_name_and_a_variant_beside_another(copy, quick, tmp_path):
@@ -97,6 +104,11 @@ def test_a_name_that_will_not_do(copy, quick, name, words):
     path = copy(replaced={'"mine"': f'"{name}"'})
     assert_user_error(run_copy(path, *quick), path, *words)
     assert_user_error(run("benchmark_all.py", "--only", path), path, *words)
+
+
+def test_a_layout_that_does_not_exist(copy):
+    path = copy(replaced={'name = "mine"': 'name = "odd"\n    layout = "paded"'})
+    assert_user_error(run("benchmark_all.py", "--only", path), "odd", "'paded'", "padded")
 
 
 def test_files_that_are_no_rows(copy, tmp_path):

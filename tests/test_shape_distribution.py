@@ -7,14 +7,15 @@ import json
 import numpy as np
 import pytest
 from commands import run
-from fixtures_runs import DISTRIBUTION, correctness, environment, memory, status, timing, write_run
+from fixtures_runs import DISTRIBUTION, correctness, environment, memory, records_of, status, timing, write_run
 
+from common.analysis import logs
 from common.data import batching, distribution
-from common.report import shapes_section, writing
+from common.plots import shapes
+from common.records import schema, store
+from common.records.run import claim_folder
+from common.records.sweep import SweepFile, SweepRun
 from common.report.page import page
-from common.results import records
-from common.running import runs
-from common.running.sweep_runs import SweepFile, SweepRun
 
 
 def test_all_and_measured_are_counted_over_the_same_bins():
@@ -51,7 +52,7 @@ def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny
     )
     assert done.returncode == 0, done.stderr
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    told = {line["job"]: line for line in records.read(folder) if line["record"] == "environment"}
+    told = {line["job"]: line for line in records_of(folder) if line["record"] == "environment"}
     assert "shape_distribution" in told["correctness"] and "shape_distribution" not in told["memory"]
     found = told["correctness"]["shape_distribution"]
     assert sum(found["T"]["measured"]) == sum(batch["N"] for batch in told["correctness"]["batches"])
@@ -59,9 +60,10 @@ def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny
 
 
 def test_a_sweep_does_not_repeat_it_in_each_cell(tmp_path):
-    claim = runs.claim_folder(tmp_path, "sweep")
-    sweep = SweepFile(claim.path.with_name(records.SWEEP_FILE_NAME), [{"record": "sweep"}], claim)
-    records.append(sweep.path, [sweep.header])
+    claim = claim_folder(tmp_path, "sweep")
+    header = schema.SweepHeader(sweep_id="s", grid={}, settings={})
+    sweep = SweepFile(claim.path.with_name(schema.SWEEP_FILE_NAME), header, {}, claim)
+    store.append(sweep.path, [schema.as_written(header)])
     SweepRun(sweep, 0, "k2", []).add(correctness())
     sweep.close()
     kept = [json.loads(line) for line in sweep.path.read_text().splitlines()]
@@ -73,20 +75,20 @@ def test_a_sweep_does_not_repeat_it_in_each_cell(tmp_path):
 
 
 def shown(folder):
-    _, groups = writing.read_groups([folder])
-    return page(groups, folder, "/* plotly */"), groups[0].entries[0]
+    groups = logs.read([folder]).groups
+    return page(groups, folder, "/* plotly */"), groups[0].rows[0]
 
 
 def test_all_utterances_are_above_the_measured_ones(tmp_path):
     write_run(tmp_path / "a")
     html, entry = shown(tmp_path)
     assert "Shapes of all utterances, and of the measured ones" in html
-    frames, tokens, padding = shapes_section.distributions(entry)
+    frames, tokens, padding = shapes.distributions(entry)
     assert frames.caption == ("Above: 100 utterances, 4 to 19, median 8. Below: 4 of them measured, within 0 to 20.")
     assert "50 batches, 40 to 55, median 51.2" in padding.caption
     above, below = tokens.data
     assert above["x"] == below["x"] == [3, 5] and (above["y"], below["y"]) == ([60, 40], [2, 2])
-    assert above["yaxis"] != below["yaxis"]
+    assert above.get("yaxis", "y") != below["yaxis"]
     assert [cell.shown for cell in frames.table.rows[1]] == ["T, frames", "10", "20", "30", "3", "utterances"]
 
 
@@ -127,4 +129,4 @@ def test_older_runs_have_their_batches_in_words_or_as_histograms(tmp_path):
 def test_a_broken_distribution_is_none(tmp_path, broken):
     write_run(tmp_path / "a", jobs=[[environment("correctness", shape_distribution=broken), *correctness()[1:]]])
     html, entry = shown(tmp_path)
-    assert entry.distribution == {} and "Shapes of the measured batches" in html
+    assert entry.distribution is None and "Shapes of the measured batches" in html

@@ -1,5 +1,5 @@
-"""common.data.shapes and common.data.figures: what a shape file may hold, in every environment, and the draw in the
-repo."""
+"""common.data.shapes and common.data.sources.published: what a shape file may hold, in every environment, and the draw
+in the repo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data import batching, figures, shapes
-from common.errors import UserError
+from common.core.errors import UserError
+from common.data import batching, shapes
+from common.data.sources import published
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.environment_contract
@@ -193,8 +194,8 @@ def test_too_few_frames_leave_none_and_odd_factors_are_refused():
 
 
 def test_the_draw_holds_to_the_published_figures():
-    known = figures.load_figures()
-    rows = figures.draw(known)
+    known = published.load_figures()
+    rows = published.draw(known)
     assert rows.dtype == np.int32 and rows.shape == (85617, 2)
     for column, name in enumerate("TU"):
         assert known[f"{name}_min"] <= rows[:, column].min() and rows[:, column].max() <= known[f"{name}_max"]
@@ -212,7 +213,7 @@ def test_the_draw_holds_to_the_published_figures():
 
 def test_the_draw_follows_its_description_to_the_letter():
     """One utterance after another, in plain Python, as the figures' "about" says."""
-    known = figures.load_figures()
+    known = published.load_figures()
     count = known["utterances"]
     raw = [int(number) for number in np.random.PCG64(7).random_raw(2 * count)]
 
@@ -220,7 +221,7 @@ def test_the_draw_follows_its_description_to_the_letter():
         right = next(i for i in range(1, len(xs)) if at <= xs[i])
         return ys[right - 1] + (at - xs[right - 1]) / (xs[right] - xs[right - 1]) * (ys[right] - ys[right - 1])
 
-    rows = figures.draw(known, seed=7)
+    rows = published.draw(known, seed=7)
     for index in range(0, count, 997):
         percent_t, percent_u = (100 * (raw[index + column * count] >> 11) / 2**53 for column in range(2))
         frames = interpolated(percent_t, known["T_percent"], known["T_at_percent"])
@@ -231,16 +232,16 @@ def test_the_draw_follows_its_description_to_the_letter():
 
 
 def test_seeds_differ_and_repeat():
-    known = figures.load_figures()
-    assert (figures.draw(known, 1) == figures.draw(known, 1)).all()
-    assert (figures.draw(known, 1) != figures.draw(known, 2)).any()
+    known = published.load_figures()
+    assert (published.draw(known, 1) == published.draw(known, 1)).all()
+    assert (published.draw(known, 1) != published.draw(known, 2)).any()
 
 
 def test_the_figures_are_the_published_ones():
     if not SHARED.is_dir():
         pytest.skip(f"no {SHARED.name} folder beside the checkout")
-    assert figures.FIGURES.read_bytes() == (SHARED / "train_clean_100_shapes.json").read_bytes()
+    assert published.FIGURES.read_bytes() == (SHARED / "train_clean_100_shapes.json").read_bytes()
 
 
 def test_the_committed_shape_file_is_the_draw():
-    assert (shapes.load(REPOSITORY / "shape_info.pt") == figures.draw(figures.load_figures())).all()
+    assert (shapes.load(REPOSITORY / "shape_info.pt") == published.draw(published.load_figures())).all()

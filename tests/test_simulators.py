@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from common import settings
-from common.errors import NotRunnable
-from common.implementations import IMPLEMENTATIONS
-from common.running import worker
+from common.core import settings
+from common.core.errors import NotRunnable
+from common.core.implementations import IMPLEMENTATIONS
+from common.losses import subject
+from common.losses.context import Context
 
 pytestmark = pytest.mark.environment_contract
 
@@ -53,7 +54,7 @@ def test_a_simulator_is_never_timed(implementation, monkeypatch):
         adapter.load("cpu")
     for name, value in adapter.simulator.items():
         monkeypatch.setenv(name, value)
-    context = worker.Context(adapter.settings, adapter, *5 * [None])
+    context = Context(adapter.settings, adapter, *5 * [None])
     for pass_name in ("timing", "memory", "trace"):
         with pytest.raises(NotRunnable, match="use --passes correctness"):
-            worker.run_pass(context, pass_name, 1, ROOT)
+            subject.run_pass(context, pass_name, 1, ROOT)

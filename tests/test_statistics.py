@@ -4,14 +4,13 @@ import math
 
 import pytest
 
-from common.results.statistics import (
+from common.core.ratios import independent_ratio, paired_ratio
+from common.core.statistics import (
     describe,
     geometric_mean,
-    independent_ratio,
     interval,
     interval_of_rounds,
     median,
-    paired_ratio,
     quantile,
     student_t,
     verdict,

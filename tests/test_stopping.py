@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common.passes import stopping
+from common.measure import sampling
 
 MS = 1_000_000
 
@@ -25,24 +25,24 @@ MS = 1_000_000
     ],
 )
 def test_warm_up(milliseconds, expected):
-    assert stopping.warmed_up([value * MS for value in milliseconds], max_seconds=10) == expected
+    assert sampling.warmed_up([value * MS for value in milliseconds], max_seconds=10) == expected
 
 
 def test_spread_is_taken_within_each_batch():
     """Two batches of very different size, each without spread: nothing left to measure."""
-    assert stopping.relative_half_width({0: [10, 10, 10], 1: [1000, 1000]}) == 0
-    assert stopping.relative_half_width({0: [10], 1: [1000]}) == math.inf
+    assert sampling.relative_half_width({0: [10, 10, 10], 1: [1000, 1000]}) == 0
+    assert sampling.relative_half_width({0: [10], 1: [1000]}) == math.inf
 
 
 def test_half_width_by_hand():
     """0.9, 1.0, 1.1 of the median: standard deviation 0.1; 1.96 * 1.253 * 0.1 / sqrt(3)."""
     expected = 1.96 * 1.253 * 0.1 / math.sqrt(3)
-    assert stopping.relative_half_width({0: [90, 100, 110]}) == pytest.approx(expected, rel=1e-9)
+    assert sampling.relative_half_width({0: [90, 100, 110]}) == pytest.approx(expected, rel=1e-9)
 
 
 def enough(samples, **limits):
     values = {"batches": 2, "spread": 0.02, "max_samples": 100, "max_seconds": 10, **limits}
-    return stopping.enough(samples, **values)
+    return sampling.enough(samples, **values)
 
 
 def test_every_batch_is_measured_before_any_cap():
@@ -61,3 +61,26 @@ def test_spread_needs_three_whole_sweeps():
     assert enough({0: [MS, MS, MS], 1: [MS, MS]}) == (False, "")
     assert enough({0: [MS, MS, MS], 1: [MS, MS, MS]}) == (True, "spread")
     assert enough({0: [MS, 2 * MS, 3 * MS], 1: [MS, MS, MS]}) == (False, "")
+
+
+def taken(durations, **limits):
+    """(batch, repeat, warmup) of the samples of a sweep over two batches, whose sample k takes durations[k]."""
+    left = list(durations)
+    asked = []
+
+    def sample(batch, repeat, warmup):
+        asked.append((batch, repeat, warmup))
+        return {"total_wall_ns": left.pop(0)}
+
+    how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, **limits}
+    records = list(sampling.sweep(sample, [7, 3], **how))
+    assert len(records) == len(asked) and all({"foreign_cpu", "flags"} <= set(record) for record in records)
+    return asked
+
+
+def test_a_sweep_warms_up_on_the_first_batch_then_takes_all_in_turn():
+    warm = [(7, 0, True), (7, 1, True)]
+    measured = [(7, 0, False), (3, 0, False), (7, 1, False), (3, 1, False)]
+    assert taken([MS] * 6) == warm + measured
+    assert taken([MS] * 4, warm_up=False) == measured
+    assert taken([MS] * 8, max_samples=100)[2:] == [*measured, (7, 2, False), (3, 2, False)]

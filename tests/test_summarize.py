@@ -17,13 +17,13 @@ from fixtures_runs import (
     status,
     summarize,
     traced_run,
+    write_records,
     write_run,
 )
 from fixtures_traces import kineto, steps, write
 
-from common.results import records
-from common.results.summary import rows
-from common.results.tables import render
+from common.analysis.logs import rows
+from common.tables.results import render
 
 # Which runs.
 
@@ -134,7 +134,7 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path):
 
 
 def test_header_alone_in_the_default_table(tmp_path):
-    records.write(tmp_path / "a", [header("k2")])
+    write_records(tmp_path / "a", [header("k2")])
     assert re.search(r"k2 .* interrupted", summarize(tmp_path))
 
 

@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT, assert_user_error, run
 from fixtures_traces import REAL
 
-from common.results.trace_reader import CPU, read
+from common.traces.reader import CPU, read
 
 sys.path.append(str(ROOT / "benchmarks"))
 

@@ -9,17 +9,17 @@ from fixtures_runs import (
     environment,
     one_row,
     read_rows,
+    records_of,
     sample,
     status,
     summarize,
     timing,
     traced_run,
+    write_records,
     write_run,
 )
 from fixtures_traces import MIB, REAL, kineto, span, steps, write
 from fixtures_traces import memory as allocation
-
-from common.results import records
 
 # One run.
 
@@ -134,7 +134,7 @@ def test_the_worst_job_is_the_status(tmp_path, jobs, expected, reason):
 
 def test_a_wrong_loss_is_an_error_even_when_its_job_ended(tmp_path):
     row = one_row(write_run(tmp_path / "a", jobs=[correctness(ok=False, grad_error=1e300)], passes=["correctness"]))
-    assert row["status"] == "error" and "reference" in row["reason"]
+    assert row["status"] == "error" and "oracle" in row["reason"]
     assert " inf" in summarize(tmp_path / "a")
 
 
@@ -168,11 +168,11 @@ def test_windows_average_first_peak_and_inflation(tmp_path):
 @pytest.mark.parametrize("flags", [[], ["busy"]])
 def test_load_beside_the_profiled_steps_is_said(tmp_path, flags):
     folder = traced_run(tmp_path / "a", kineto(steps([100, 200])))
-    found = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records.read(folder)]
-    records.write(folder, found)
+    found = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records_of(folder)]
+    write_records(folder, found)
     assert any("profiled steps ran beside other load" in note for note in one_row(folder)["notes"]) == bool(flags)
     without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in found]
-    records.write(folder, without)  # as older runs are
+    write_records(folder, without)  # as older runs are
     assert "profiled steps ran" not in str(one_row(folder)["notes"])
 
 

@@ -8,18 +8,24 @@ from pathlib import Path
 
 import pytest
 from commands import run
-from fixtures_runs import correctness, memory, status, timing
+from fixtures_runs import correctness, memory, records_of, status, timing
 
-from common import cli, flags, grid, settings
-from common.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.results import records, sweeps
-from common.running import interpreters, processes, runner, sweep_runs
+from common.analysis.sweep import find, read
+from common.cli import flag_types, flags
+from common.cli.benchmark import benchmark as run_benchmark
+from common.cli.parser import Parser
+from common.core import grid, settings
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.jobs.executor import Executor, Interrupted
+from common.records import store
+from common.records.sweep import resume, start
+from common.setup import interpreters
 
 LIMITS = {"record": "limits", "job": "limits", "copies": [], "products": [], "reason": "made up"}
 
 
 def parser():
-    made = cli.Parser(prog="x.py")
+    made = Parser(prog="x.py")
     flags.add_flags(made)
     return made
 
@@ -68,7 +74,7 @@ def test_bad_sweeps_are_one_line(text, words, capsys):
 def test_every_setting_is_swept_or_fixed():
     """A new setting is one of the two: what is measured, or how."""
     known = {field.name for field in settings.fields(settings.Settings)}
-    swept = {action.dest for action in grid.sweepable(parser()).values()}
+    swept = {action.dest for action in flag_types.sweepable(parser()).values()}
     assert swept | set(grid.FIXED) == known and not swept & set(grid.FIXED)
 
 
@@ -102,7 +108,7 @@ def started(folder, dtype="float32"):
     axes = [grid.Axis("vocab_size", (8, 9))]
     chosen = settings.resolve({"preset": "quick", "vocab_size": 8, "dtype": dtype}, "cpu")
     shared = grid.shared([chosen], axes)
-    return axes, chosen, shared, sweep_runs.start(axes, shared, ["torchaudio"], folder)
+    return axes, chosen, shared, start(axes, shared, ["torchaudio"], folder)
 
 
 def test_what_is_added_is_on_disk_and_comes_back(tmp_path):
@@ -111,15 +117,15 @@ def test_what_is_added_is_on_disk_and_comes_back(tmp_path):
     run_of_cell.add(correctness())
     run_of_cell.add(timing("timing-1", [1, 2], [1, 2]))
     assert sweep.path == tmp_path / "sweep-vocab-size" / "sweep.jsonl"
-    lines = records.read(sweep.path)
+    lines = records_of(sweep.path)
     assert lines[0]["record"] == "sweep" and lines[0]["grid"] == {"vocab_size": [8, 9]}
     assert lines[1]["record"] == "run" and lines[1]["values"] == {"vocab_size": 8}
     assert all(line["cell"] == 0 and line["implementation"] == "torchaudio" for line in lines[1:])
     sweep.close()
-    again = sweep_runs.resume(axes, shared, tmp_path)
+    again = resume(axes, shared, tmp_path)
     assert again.runs[0, "torchaudio"].is_done("timing-1") and not again.runs[0, "torchaudio"].is_done("memory")
     assert again.open_run(0, {"vocab_size": 8}, "torchaudio", chosen) is again.runs[0, "torchaudio"]
-    assert records.read(sweep.path) == lines
+    assert records_of(sweep.path) == lines
 
 
 def test_a_second_sweep_has_a_folder_of_its_own(tmp_path):
@@ -131,11 +137,11 @@ def test_resume_takes_the_sweep_with_the_same_settings(tmp_path):
     axes, _, shared, sweep = started(tmp_path)
     started(tmp_path, "float64")
     with pytest.raises(UserError, match=f"is being measured by process {os.getpid()} on "):
-        sweep_runs.resume(axes, shared, tmp_path)
+        resume(axes, shared, tmp_path)
     sweep.close()
-    assert sweep_runs.resume(axes, shared, tmp_path).path == sweep.path
+    assert resume(axes, shared, tmp_path).path == sweep.path
     with pytest.raises(UserError, match="--resume"):
-        sweep_runs.resume([grid.Axis("vocab_size", (9, 8))], shared, tmp_path)
+        resume([grid.Axis("vocab_size", (9, 8))], shared, tmp_path)
 
 
 def test_a_sweep_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
@@ -144,7 +150,7 @@ def test_a_sweep_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resu
     for name, text in (("cut", '{"record":'), ("other", '{"record":"sweep","schema":1,"grid":[],"settings":{}}')):
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.jsonl").write_text(text)
-    assert sweep_runs.resume(axes, shared, tmp_path).path == sweep.path
+    assert resume(axes, shared, tmp_path).path == sweep.path
     (said,) = capsys.readouterr().err.splitlines()
     assert said.startswith("warning: ") and "cut, other in" in said
 
@@ -157,29 +163,32 @@ def test_a_killed_writer_costs_only_its_job(tmp_path, cut):
     whole = sweep.path.read_bytes()
     run_of_cell.add(timing("timing-1", [1, 2], [1, 2]))
     sweep.path.write_bytes(sweep.path.read_bytes()[:-cut])  # within the last line, and a few lines before it
-    assert sweeps.read(sweep.path).rows[0]["status"] == "interrupted"
+    assert read(sweep.path).rows[0].status == "interrupted"
     sweep.close()
-    again = sweep_runs.resume(axes, shared, tmp_path)
+    again = resume(axes, shared, tmp_path)
     assert sweep.path.read_bytes() == whole
     again.runs[0, "torchaudio"].add(timing("timing-1", [5, 5], [5, 5]))
-    assert sweeps.read(sweep.path).rows[0]["step_ms"]["median"] == 5
+    assert read(sweep.path).rows[0].step_ms["median"] == 5
 
 
 def test_a_full_disk_is_a_users_error():
     with pytest.raises(UserError, match="cannot write /dev/full: No space left"):
-        records.append(Path("/dev/full"), [{"record": "status"}])
+        store.append(Path("/dev/full"), [{"record": "status"}])
 
 
 # What is run: the processes are made up, everything around them is real.
 
 
-@pytest.fixture
-def executed(monkeypatch):
-    """(implementation, vocab size, dtype, job) of each process that would have been started."""
-    seen = []
+class MadeUp(Executor):
+    """seen: (implementation, vocab size, dtype, job) of each process that would have been started; fails: raises what
+    ends a job otherwise."""
 
-    def execute(job, python, folder, chosen, timeout, note):
-        seen.append((job.implementation, chosen.vocab_size, chosen.dtype, job.name))
+    def __init__(self, fails=lambda job, chosen: None):
+        self.seen, self.fails = [], fails
+
+    def execute(self, job, python, folder, chosen, timeout, note):
+        self.fails(job, chosen)
+        self.seen.append((job.implementation, chosen.vocab_size, chosen.dtype, job.name))
         if chosen.dtype == "bfloat16" and job.implementation == "k2":
             return [status(job.name, "unsupported", "k2 does not take bfloat16")]
         if chosen.vocab_size == 64 and job.pass_name == "memory" and job.implementation == "k2":
@@ -188,23 +197,25 @@ def executed(monkeypatch):
             return timing(job.name, [chosen.vocab_size] * 2, [chosen.vocab_size / 2] * 2)
         return {"correctness": correctness(), "memory": memory(8), "limits": [LIMITS, status("limits")]}[job.pass_name]
 
-    monkeypatch.setattr(processes, "execute", execute)
-    return seen
+
+@pytest.fixture
+def executor():
+    return MadeUp()
 
 
-def benchmark(folder, *arguments, names=("torchaudio", "k2")):
+def benchmark(folder, *arguments, executor=None):
     flags = ["--device", "cpu", "--in-place", "--preset", "quick", "--quiet", "--log-dir", folder, *arguments]
-    return runner.benchmark(list(names), parsed(*flags))
+    return run_benchmark(["torchaudio", "k2"], parsed(*flags), executor=executor)
 
 
-def only(executed, job):
-    return [place[:3] for place in executed if place[3] == job]
+def only(executor, job):
+    return [place[:3] for place in executor.seen if place[3] == job]
 
 
-def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executed, capsys):
+def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executor, capsys):
     grid_flags = ["--sweep", "vocab-size=16,64", "--sweep", "dtype=float32,bfloat16"]
-    assert benchmark(tmp_path, *grid_flags) == EXIT_FAILED  # one is out of memory
-    assert only(executed, "correctness") == [
+    assert benchmark(tmp_path, *grid_flags, executor=executor) == EXIT_FAILED  # one is out of memory
+    assert only(executor, "correctness") == [
         ("torchaudio", 16, "float32"),
         ("k2", 16, "float32"),
         ("torchaudio", 16, "bfloat16"),
@@ -213,84 +224,78 @@ def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, exec
         ("k2", 64, "float32"),
         ("torchaudio", 64, "bfloat16"),
     ]
-    assert [place[1:] for place in only(executed, "limits")] == [(16, "float32"), (16, "bfloat16")]
-    assert sorted(only(executed, "timing-1")) == [
+    assert [place[1:] for place in only(executor, "limits")] == [(16, "float32"), (16, "bfloat16")]
+    assert sorted(only(executor, "timing-1")) == [
         ("k2", 16, "float32"),
         ("k2", 64, "float32"),
         *(("torchaudio", V, dtype) for V in (16, 64) for dtype in ("bfloat16", "float32")),
     ]
-    (sweep,) = sweeps.find([tmp_path])
-    found = {(run.row["name"], *run.values.values()): run.row for run in sweep.runs}
+    (sweep,) = find([tmp_path])
+    found = {(run.row.name, *run.values.values()): run.row for run in sweep.runs}
     assert len(found) == 8 and sweep.absent == 0
-    assert {key: row["status"] for key, row in found.items() if row["status"] != "ok"} == {
+    assert {key: row.status for key, row in found.items() if row.status != "ok"} == {
         ("k2", 16, "bfloat16"): "unsupported",
         ("k2", 64, "bfloat16"): "unsupported",
         ("k2", 64, "float32"): "oom",
     }
-    assert found["torchaudio", 64, "float32"]["step_ms"]["median"] == 64
+    assert found["torchaudio", 64, "float32"].step_ms["median"] == 64
     table = capsys.readouterr().out
     assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
     assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table
-    found = [line for line in records.read(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
+    found = [line for line in records_of(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
     refused = [(line["cell"], line.get("reused_from")) for line in found if line["status"] == "unsupported"]
     assert refused == [(1, None), (3, 1)]
 
 
-def test_resume_goes_on_where_it_stopped(tmp_path, executed, monkeypatch, capsys):
+def test_resume_goes_on_where_it_stopped(tmp_path, capsys):
     flags = ["--sweep", "vocab-size=16,32,48"]
-    made_up, stopped = processes.execute, []
 
-    def interrupt(job, python, folder, chosen, timeout, note):
-        if chosen.vocab_size == 32 and job.name == "memory" and not stopped:
-            stopped.append(job)
-            raise processes.Interrupted([status(job.name, "interrupted", "stopped by the user")])
-        return made_up(job, python, folder, chosen, timeout, note)
+    def interrupt(job, chosen):
+        if chosen.vocab_size == 32 and job.name == "memory":
+            raise Interrupted([status(job.name, "interrupted", "stopped by the user")])
 
-    monkeypatch.setattr(processes, "execute", interrupt)
-    assert benchmark(tmp_path, *flags) == EXIT_INTERRUPTED
-    (sweep,) = sweeps.find([tmp_path])
-    assert [(run.values["vocab_size"], run.row["status"]) for run in sweep.runs if run.row["name"] == "k2"] == [
+    assert benchmark(tmp_path, *flags, executor=MadeUp(interrupt)) == EXIT_INTERRUPTED
+    (sweep,) = find([tmp_path])
+    assert [(run.values["vocab_size"], run.row.status) for run in sweep.runs if run.row.name == "k2"] == [
         (16, "ok"),
         (32, "interrupted"),
     ]
     assert "2 of 6 rows are not measured yet; the same command with --resume goes on" in capsys.readouterr().out
-    executed.clear()
-    assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
-    assert sorted(place[1] for place in executed) == [32] * 2 + [48] * 6  # memory of both, then the last cell
-    (sweep,) = sweeps.find([tmp_path])
-    assert [run.row["status"] for run in sweep.runs] == ["ok"] * 6
-    executed.clear()
-    before = sweep.path.read_bytes()
-    assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
-    assert not executed and sweep.path.read_bytes() == before
+    second = MadeUp()
+    assert benchmark(tmp_path, *flags, "--resume", executor=second) == EXIT_OK
+    assert sorted(place[1] for place in second.seen) == [32] * 2 + [48] * 6  # memory of both, then the last cell
+    (sweep,) = find([tmp_path])
+    assert [run.row.status for run in sweep.runs] == ["ok"] * 6
+    before, third = sweep.path.read_bytes(), MadeUp()
+    assert benchmark(tmp_path, *flags, "--resume", executor=third) == EXIT_OK
+    assert not third.seen and sweep.path.read_bytes() == before
 
 
-def test_a_users_mistake_leaves_no_folder(tmp_path, monkeypatch):
-    def mistaken(*_):
+def test_a_users_mistake_leaves_no_folder(tmp_path):
+    def mistake(job, chosen):
         raise UserError("a broken shape file")
 
-    monkeypatch.setattr(processes, "execute", mistaken)
     with pytest.raises(UserError, match="broken"):
-        benchmark(tmp_path, "--sweep", "vocab-size=16,32")
+        benchmark(tmp_path, "--sweep", "vocab-size=16,32", executor=MadeUp(mistake))
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_needs_no_process(tmp_path, executed, monkeypatch):
+def test_missing_needs_no_process(tmp_path, executor, monkeypatch):
     monkeypatch.setattr(interpreters, "choose", lambda *_, **__: interpreters.Choice(None, "run `make setup`"))
-    assert benchmark(tmp_path, "--sweep", "vocab-size=16,32") == EXIT_FAILED
-    (sweep,) = sweeps.find([tmp_path])
-    assert [row["status"] for row in sweep.rows] == ["missing"] * 4 and not executed
+    assert benchmark(tmp_path, "--sweep", "vocab-size=16,32", executor=executor) == EXIT_FAILED
+    (sweep,) = find([tmp_path])
+    assert [row.status for row in sweep.rows] == ["missing"] * 4 and not executor.seen
 
 
-def test_resume_tries_again_what_failed(tmp_path, executed, monkeypatch):
+def test_resume_tries_again_what_failed(tmp_path, executor, monkeypatch):
     flags = ["--sweep", "vocab-size=16,32", "--limits", "false"]
     here = interpreters.choose
     monkeypatch.setattr(interpreters, "choose", lambda *_, **__: interpreters.Choice(None, "run `make setup`"))
-    assert benchmark(tmp_path, *flags) == EXIT_FAILED
+    assert benchmark(tmp_path, *flags, executor=executor) == EXIT_FAILED
     monkeypatch.setattr(interpreters, "choose", here)  # as after `make setup`
-    assert benchmark(tmp_path, *flags, "--resume") == EXIT_OK
-    assert len(only(executed, "correctness")) == len(only(executed, "memory")) == 4
-    assert {row["status"] for row in sweeps.find([tmp_path])[0].rows} == {"ok"}
+    assert benchmark(tmp_path, *flags, "--resume", executor=executor) == EXIT_OK
+    assert len(only(executor, "correctness")) == len(only(executor, "memory")) == 4
+    assert {row.status for row in find([tmp_path])[0].rows} == {"ok"}
 
 
 # For real.
@@ -305,7 +310,7 @@ def test_a_real_sweep_and_its_resumption(tmp_path, tiny_shapes):
     assert "cell 2 of 2: vocab-size 16" in done.stderr
     assert done.stderr.count("correctness: ok") == done.stderr.count("timing-1: ok") == 2
     path = tmp_path / "log" / "sweep-vocab-size" / "sweep.jsonl"
-    lines = records.read(path)
+    lines = records_of(path)
     samples = {line["cell"]: line for line in lines if line["record"] == "sample"}
     assert set(samples) == {0, 1} and all(line["total_wall_ns"] > 0 for line in samples.values())
     assert [line["settings"]["vocab_size"] for line in lines if line["record"] == "run"] == [8, 16]

@@ -8,12 +8,17 @@ import json
 
 import pytest
 from commands import run
-from fixtures_runs import correctness, one_row, status, summarize, write_run
+from fixtures_runs import correctness, one_row, records_of, status, summarize, write_run
 from fixtures_sweeps import measured, write_sweep
 
-from common.report import pngs, sweep_curves, sweep_section, writing
+from common.analysis import logs
+from common.analysis.sweep import exponents, find, read
+from common.plots import png
+from common.plots.sweep import figures
+from common.records import store
 from common.report.page import page
-from common.results import records, summary, sweep_tables, sweeps
+from common.tables.sweep import render
+from common.tables.sweep import table as sweep_table
 
 LIBRARY = "/* plotly */"
 GRID = {"vocab_size": [500, 1000, 4000], "dtype": ["float32", "bfloat16"]}
@@ -31,7 +36,7 @@ def jobs_of(name, values):
 
 @pytest.fixture
 def sweep(tmp_path):
-    return sweeps.read(write_sweep(tmp_path / "log" / "sweep-V", GRID, ["square", "linear"], jobs_of))
+    return read(write_sweep(tmp_path / "log" / "sweep-V", GRID, ["square", "linear"], jobs_of))
 
 
 # Rows and exponents.
@@ -39,9 +44,7 @@ def sweep(tmp_path):
 
 def test_rows_are_by_cell_then_by_time(sweep):
     assert not sweep.reason and sweep.absent == 0
-    shown = [
-        (run.cell, run.row["name"], run.row["status"], (run.row["step_ms"] or {}).get("median")) for run in sweep.runs
-    ]
+    shown = [(run.cell, run.row.name, run.row.status, (run.row.step_ms or {}).get("median")) for run in sweep.runs]
     assert shown[:4] == [
         (0, "linear", "ok", 5),
         (0, "square", "ok", 25),
@@ -50,55 +53,59 @@ def test_rows_are_by_cell_then_by_time(sweep):
     ]
     assert shown[8:10] == [(4, "linear", "ok", 40), (4, "square", "oom", None)]
     assert sweep.runs[-1].values == {"vocab_size": 4000, "dtype": "bfloat16"}
-    assert sweep.rows[0]["sweep"] == {"id": "sweep-V", "cell": 0, "vocab_size": 500, "dtype": "float32"}
+    assert sweep.rows[0].sweep == {"id": "sweep-V", "cell": 0, "vocab_size": 500, "dtype": "float32"}
 
 
 def test_exponents_are_of_three_points_or_more(sweep, tmp_path):
-    one, other = sweeps.exponents(sweep)  # square has two points, dtype no order
+    one, other = exponents(sweep)  # square has two points, dtype no order
     assert other[:4] == ("linear", "vocab_size", "loss", one.slope)
     assert one[:3] == ("linear", "vocab_size", "step") and one.slope == pytest.approx(1)
     assert (one.low, one.high, one.points) == (500, 4000, 3)
     grid = {"encoder_dim": [2, 4, 8, 16]}
     times = {2: 1, 4: 4, 8: 16, 16: 64}
     path = write_sweep(tmp_path / "other", grid, ["a"], lambda _, values: measured(times[values["encoder_dim"]]))
-    assert sweeps.exponents(sweeps.read(path))[0].slope == pytest.approx(2)
+    assert exponents(read(path))[0].slope == pytest.approx(2)
     times[2] = 2
     path = write_sweep(tmp_path / "flat", grid, ["a"], lambda _, values: measured(times[values["encoder_dim"]]))
     # log2: x = 1, 2, 3, 4, about 2.5, and y = 1, 2, 4, 6: (-1.5 * 1 - 0.5 * 2 + 0.5 * 4 + 1.5 * 6) / 5 = 1.7
-    assert sweeps.exponents(sweeps.read(path))[0].slope == pytest.approx(1.7)
+    assert exponents(read(path))[0].slope == pytest.approx(1.7)
 
 
 def test_one_that_was_stopped_says_what_is_left(tmp_path):
     def until_1000(name, values):
         return measured(10) if values["vocab_size"] < 1000 else [correctness()] if values["vocab_size"] == 1000 else []
 
-    sweep = sweeps.read(write_sweep(tmp_path / "s", {"vocab_size": [500, 1000, 4000]}, jobs_of=until_1000))
-    assert [row["status"] for row in sweep.rows] == ["ok", "interrupted"] and sweep.absent == 1
-    assert "1 of 3 rows are not measured yet" in sweep_tables.render([sweep], "table")
+    sweep = read(write_sweep(tmp_path / "s", {"vocab_size": [500, 1000, 4000]}, jobs_of=until_1000))
+    assert [row.status for row in sweep.rows] == ["ok", "interrupted"] and sweep.absent == 1
+    assert "1 of 3 rows are not measured yet" in render([sweep], "table")
 
 
 def test_the_newest_of_the_same_is_shown(tmp_path):
     for day in (1, 2):
         write_sweep(tmp_path / f"s.{day}", {"vocab_size": [500]}, started=f"2026-01-0{day}T00:00:00+00:00")
     write_sweep(tmp_path / "other", {"vocab_size": [500]}, ["k2"])
-    assert [(sweep.name, sweep.earlier) for sweep in sweeps.find([tmp_path])] == [("other", 0), ("s.2", 1)]
-    assert len(sweeps.find([tmp_path], all_runs=True)) == 3
+    assert [(sweep.name, sweep.earlier) for sweep in logs.read([tmp_path]).sweeps] == [("other", 0), ("s.2", 1)]
+    assert len(logs.read([tmp_path], all_runs=True).sweeps) == 3
 
 
 @pytest.mark.parametrize(
     "text, words",
     [
         ("", "does not begin with a sweep record"),
-        ('{"record":"run","schema":1}\n', "does not begin with a sweep record"),
+        ('{"record":"run","name":"k2"}\n', "does not begin with a sweep record"),
         ("not json\nat all\n", "line 1: not a record"),
         ('{"record":"sweep","schema":99}\n', "newer version"),
-        ('{"record":"sweep","schema":1}\n', "not as this suite writes it"),
-        ('{"record":"sweep","schema":1,"grid":{},"sweep_id":"x"}\n{"record":"run"}\n', "not as this suite writes it"),
+        ('{"record":"sweep","schema":1}\n', "line 1: not a record"),
+        ('{"record":"sweep","grid":{},"sweep_id":"x","settings":{}}\n{"record":"run"}\n', "line 2: not a record"),
+        (
+            '{"record":"sweep","grid":{},"sweep_id":"x","settings":{}}\n{"record":"run","name":"k2"}\n',
+            "no cell or implementation",
+        ),
     ],
 )
 def test_a_broken_file_is_a_reason(tmp_path, text, words):
     (tmp_path / "sweep.jsonl").write_text(text)
-    (sweep,) = sweeps.find([tmp_path])
+    (sweep,) = find([tmp_path])
     assert words in sweep.reason and "sweep.jsonl" in sweep.reason
     assert words in summarize(tmp_path, code=1)
     html = page([], tmp_path, LIBRARY, [sweep])
@@ -109,15 +116,15 @@ def test_a_broken_file_is_a_reason(tmp_path, text, words):
 
 
 def test_ordinary_rows_do_not_know_of_sweeps(sweep, tmp_path):
-    assert summary.rows([tmp_path]) == [] and summary.rows([sweep.path]) == []
+    assert logs.rows([tmp_path]) == [] and logs.rows([sweep.path]) == []
     write_run(tmp_path / "log" / "t-30")
-    assert [row["name"] for row in summary.rows([tmp_path])] == ["torchaudio"]
+    assert [row.name for row in logs.rows([tmp_path])] == ["torchaudio"]
     text = summarize(tmp_path / "log")
     assert text.index("batch size 30") < text.index("sweep-V: vocab-size 500, 1000, 4000 x dtype float32, bfloat16; ")
 
 
 def test_the_table_of_a_sweep(sweep):
-    text = sweep_tables.render([sweep], "table")
+    text = render([sweep], "table")
     title, *lines = text.splitlines()
     assert " V " not in title and "joiner 512" in title  # what varies is told once
     (row,) = [line for line in lines if line.split()[:3] == ["4000", "float32", "linear"]]
@@ -145,7 +152,7 @@ def test_one_cell_is_one_row(tmp_path):
 
 
 def figures_of(sweep):
-    found = sweep_curves.figures(sweep, sweep_section.entries_of(sweep))
+    found = figures(sweep)
     return {figure.key: figure for figure in found}
 
 
@@ -179,9 +186,10 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
 
 
 def test_a_short_range_is_drawn_linearly(tmp_path):
-    found = figures_of(sweeps.read(write_sweep(tmp_path / "s", {"threads": [1, 2, 3]})))
+    found = figures_of(read(write_sweep(tmp_path / "s", {"threads": [1, 2, 3]})))
     axes = found["sweep-threads-time"].layout
-    assert "type" not in axes["xaxis"] and axes["yaxis"]["rangemode"] == "tozero"
+    assert "type" not in axes["xaxis"] and "type" not in axes["yaxis"] and "range" not in axes["yaxis"]
+    assert axes["template"]["layout"]["yaxis"]["rangemode"] == "tozero"
 
 
 def test_a_logarithmic_axis_has_plain_numbers(sweep):
@@ -199,7 +207,7 @@ def test_lines_on_one_another_are_both_seen(tmp_path):
         list(peaks),
         lambda name, values: measured(values["vocab_size"] * (1 + list(peaks).index(name)), peaks[name]),
     )
-    found = figures_of(sweeps.read(path))
+    found = figures_of(read(path))
     memory = found["sweep-vocab-size-memory"]
     width = {trace["name"]: (trace["line"]["width"], trace["marker"]["size"]) for trace in memory.data}
     assert width["a"] > width["b"] > width["c"] == width["apart"]
@@ -211,14 +219,14 @@ def test_lines_on_one_another_are_both_seen(tmp_path):
 def test_the_page_has_a_section_for_each_sweep(sweep, tmp_path):
     write_sweep(tmp_path / "log" / "sweep-threads", {"threads": [1, 2]})
     write_run(tmp_path / "log" / "t-30")
-    _, groups, swept = writing.read([tmp_path / "log"])
-    html = page(groups, tmp_path / "log", LIBRARY, swept)
-    assert '<h2 id="sweep-title-1">Sweep over threads</h2>' in html
-    assert '<h2 id="sweep-title-0">Sweep over vocab-size and dtype</h2>' in html
+    log = logs.read([tmp_path / "log"])
+    html = page(log.groups, tmp_path / "log", LIBRARY, log.sweeps)
+    assert '<h2 id="sweep-1-title">Sweep over threads</h2>' in html
+    assert '<h2 id="sweep-0-title">Sweep over vocab-size and dtype</h2>' in html
     assert 'href="#group-0"' in html and 'href="#sweep-1"' in html
     assert 'href="sweep-V/sweep.jsonl"' in html and "Download as CSV" in html
     assert html.count('role="img" aria-label="Step time over ') == 3
-    table = sweep_section.results(sweep, sweep_section.entries_of(sweep))
+    table = sweep_table("page sweep", "", sweep)
     assert [column.title for column in table.columns][:4] == ["vocab-size", "dtype", "implementation", "status"]
     assert len(table.rows) == 12 and table.rows[9][-1].shown == "timing-1: no memory"
 
@@ -226,9 +234,9 @@ def test_the_page_has_a_section_for_each_sweep(sweep, tmp_path):
 def test_a_report_of_sweeps_alone_and_of_hostile_names(tmp_path):
     name = "<script>alert(1)</script>"
     path = write_sweep(tmp_path / "s", {"vocab_size": [500, 4000]}, [name])
-    lines = [{**line, "name": name} if line["record"] == "run" else line for line in records.read(path)]
+    lines = [{**line, "name": name} if line["record"] == "run" else line for line in records_of(path)]
     path.unlink()
-    records.append(path, lines)
+    store.append(path, lines)
     done = run("report.py", tmp_path, "--output", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -237,6 +245,6 @@ def test_a_report_of_sweeps_alone_and_of_hostile_names(tmp_path):
 
 def test_pngs(sweep, tmp_path):
     pytest.importorskip("matplotlib")
-    written = pngs.write([], tmp_path / "png", [sweep])
+    written = png.write([], tmp_path / "png", [sweep])
     assert [path.stem for path in written] == list(figures_of(sweep))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)

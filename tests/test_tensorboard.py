@@ -14,9 +14,9 @@ from fixtures_sweeps import write_sweep
 from fixtures_traces import MIB, kineto, memory, span, steps, write
 from viewer_servers import LOOPBACK, VIEWER, listening_addresses, needs_viewer, started
 
-from common.errors import UserError
-from common.results import trace_viewer
-from common.results.exports import plain
+from common.core.errors import UserError
+from common.core.text import plain
+from common.report import trace_viewer
 
 # A picture of one white pixel.
 PNG = bytes.fromhex(
@@ -40,7 +40,7 @@ def make_log(folder):
 
 def scalars(*arguments):
     return subprocess.run(
-        [str(VIEWER), "-m", "common.results.tensorboard_scalars", *map(str, arguments)],
+        [str(VIEWER), "-m", "common.cli.tensorboard", *map(str, arguments)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -114,7 +114,7 @@ def test_without_the_main_environment_there_are_no_pictures_of_the_report(tmp_pa
     log = make_log(tmp_path / "log")
     code = (
         "import sys; from common.setup import environments; environments.interpreter = lambda name: None; "
-        "from common.results import tensorboard_scalars; sys.exit(tensorboard_scalars.main(sys.argv[1:]))"
+        "from common.cli import tensorboard; sys.exit(tensorboard.main(sys.argv[1:]))"
     )
     done = subprocess.run([str(VIEWER), "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "scalars of 2 written anew" in done.stderr, done.stderr

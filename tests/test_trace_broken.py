@@ -10,14 +10,14 @@ import unicodedata
 import pytest
 from fixtures_traces import REAL_FILES, kineto, memory, span, steps, write
 
-from common.errors import UserError
-from common.results import trace_kineto
-from common.results.summary import rows
-from common.results.tables import FORMATS, render
-from common.results.trace_reader import TraceError, read
+from common.analysis.logs import rows
+from common.core.errors import UserError
+from common.tables.results import FORMATS, render
+from common.traces.kineto import msgspec
+from common.traces.reader import TraceError, read
 
 BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
-needs_msgspec = pytest.mark.skipif(trace_kineto.msgspec is None, reason="msgspec is not installed")
+needs_msgspec = pytest.mark.skipif(msgspec is None, reason="msgspec is not installed")
 
 
 @BOTH_WAYS
@@ -166,9 +166,9 @@ def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
         cut = chance.choice([len(text), chance.randrange(len(text))])
         write(tmp_path / f"{seed} <b>=1\x1b" / f"{names[2].replace('/', '')}.{seed}.pt.trace.json", text[:cut])
     found = rows([tmp_path])
-    assert len(found) == 12 and {row["status"] for row in found} == {"ok", "error"}
+    assert len(found) == 12 and {row.status for row in found} == {"ok", "error"}
     for row in found:  # a cut trace is an error of its own row
-        assert row["status"] == "error" or row["average_step_time_us"] == 150
+        assert row.status == "error" or row.average_step_time_us == 150
     for format in FORMATS:
         shown = render(found, format)
         assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 from commands import assert_user_error, rows_of, run
+from fixtures_runs import records_of
 
-from common.results import records
-from common.running import machine
+from common.system import load
 
 torch = pytest.importorskip("torch")
 
-from common.passes import memory, trace  # noqa: E402
+from common.losses.passes import trace  # noqa: E402
+from common.measure import memory, profiler  # noqa: E402
 
 
 def two_traces(folder):
@@ -25,8 +26,8 @@ def two_traces(folder):
 
 @pytest.mark.parametrize("when, packed", [("auto", {"large"}), ("true", {"large", "small"}), ("false", set())])
 def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
-    monkeypatch.setattr(trace, "LARGE", 500)
-    trace.pack(two_traces(tmp_path), when)
+    monkeypatch.setattr(profiler, "LARGE", 500)
+    profiler.pack(two_traces(tmp_path), when)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {f"{name}.1.pt.trace.json" + ".gz" * (name in packed) for name in ("small", "large")}
     for name in packed:
@@ -34,7 +35,7 @@ def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
 
 
 def test_fifty_megabytes_are_the_limit():
-    assert trace.LARGE == 50_000_000
+    assert profiler.LARGE == 50_000_000
 
 
 def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch):
@@ -42,9 +43,9 @@ def test_a_disk_that_fills_up_while_packing_costs_no_trace(tmp_path, monkeypatch
         target.write(b"x")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace.shutil, "copyfileobj", full)
+    monkeypatch.setattr(profiler.shutil, "copyfileobj", full)
     with pytest.raises(OSError, match="No space left"):
-        trace.pack(two_traces(tmp_path), "true")
+        profiler.pack(two_traces(tmp_path), "true")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["large.1.pt.trace.json", "small.1.pt.trace.json"]
 
 
@@ -61,10 +62,10 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     )
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "torchaudio-2"
-    (kept,) = [record for record in records.read(folder) if record["record"] == "trace"]
+    (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
     assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
     assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and kept["memory_snapshot"] is None
-    assert 0 <= kept["foreign_cpu"] <= 1 and kept["flags"] == machine.busy_flags(kept["foreign_cpu"])
+    assert 0 <= kept["foreign_cpu"] <= 1 and kept["flags"] == load.busy_flags(kept["foreign_cpu"])
     row = rows_of(tmp_path)["torchaudio"]
     assert row["status"] == "ok" and row["average_step_time_us"] > 0 and row["profiler_inflation"] > 0
     assert "without the profiler: torchaudio" in done.stdout

@@ -12,11 +12,27 @@ from pathlib import Path
 import pytest
 from fixtures_traces import MIB, REAL, REAL_FILES, kineto, memory, span, steps, write
 
-from common.results import trace_events, trace_kineto, trace_reader
-from common.results.trace_reader import CPU, CUDA, read
+from common.traces import events as trace_events
+from common.traces import kineto as trace_kineto
+from common.traces import reader
+from common.traces.reader import CPU, CUDA, read
 
 BOTH_WAYS = pytest.mark.parametrize("fast", [True, False], ids=["fast", "any layout"])
 needs_msgspec = pytest.mark.skipif(trace_kineto.msgspec is None, reason="msgspec is not installed")
+
+
+class Kept(trace_events.Collector):
+    wants_operators = True
+
+    def __init__(self):
+        self.kept = []
+
+    def event(self, event):
+        counters = event.args and (event.args.total, event.args.device_type, event.args.device_id)
+        self.kept.append((event.ph, event.cat, event.name, event.ts, event.dur, counters))
+
+    def operator(self, ts):
+        self.kept.append(ts)
 
 
 @BOTH_WAYS
@@ -105,7 +121,7 @@ def test_a_short_last_step_with_as_many_operators_as_the_others_is_no_stub(tmp_p
     path = write(tmp_path / "t.json", kineto(steps([500_000, 500_000, 100_000], operators=operators)))
     found = read(path, fast)
     assert found.stub is None and found.flags == []
-    assert trace_reader.count_operators(path, fast=fast) == (3 * operators, 3 * operators)
+    assert reader.count_operators(path, fast=fast) == (3 * operators, 3 * operators)
 
 
 @BOTH_WAYS
@@ -196,7 +212,6 @@ def test_any_layout_gives_the_same_answer(tmp_path, monkeypatch, layout, chunk, 
     expected = read(original)
     data = json.loads(gzip.decompress(original.read_bytes()))
     monkeypatch.setattr(trace_events, "CHUNK", chunk)
-    monkeypatch.setattr(trace_kineto, "CHUNK", max(chunk, 1 << 12))
     found = read(write(tmp_path / "t.json", LAYOUTS[layout](data)), fast)
     assert (found.steps, found.peak_bytes, found.label_us, found.memory_events) == (
         expected.steps,
@@ -208,9 +223,16 @@ def test_any_layout_gives_the_same_answer(tmp_path, monkeypatch, layout, chunk, 
 
 @needs_msgspec
 @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.parent.name)
-def test_kineto_layout_takes_the_fast_way(path, monkeypatch):
-    monkeypatch.setattr(trace_reader, "any_events", None)
-    assert read(path).steps
+def test_most_events_of_kineto_are_decoded_many_at_once(path, monkeypatch):
+    decoded, events, decode = [], Kept(), trace_kineto.decode
+    monkeypatch.setattr(trace_events, "CHUNK", 1 << 12)  # a piece with an event that is not JSON is read one by one
+    monkeypatch.setattr(trace_kineto, "decode", lambda text: decoded.append(decode(text)) or decoded[-1])
+    reader.collect(path, events, fast=False)
+    assert not decoded and events.kept
+    expected, events.kept = events.kept, []
+    reader.collect(path, events)
+    assert events.kept == expected
+    assert sum(map(len, filter(None, decoded))) > 0.6 * gzip.decompress(path.read_bytes()).count(b'"ph": ')
 
 
 @needs_msgspec
@@ -224,8 +246,7 @@ def test_fast_way_over_many_small_chunks(tmp_path, monkeypatch):
     path = write(tmp_path / "t.json", kineto(events))
     slow = read(path, fast=False)
     assert slow.salvaged == 2 and len(slow.steps) == len(names) and len(slow.label_us) == len(names)
-    monkeypatch.setattr(trace_reader, "any_events", None)
-    monkeypatch.setattr(trace_kineto, "CHUNK", 700)
+    monkeypatch.setattr(trace_events, "CHUNK", 700)
     assert read(path) == slow
 
 
@@ -240,13 +261,14 @@ def test_both_ways_deliver_the_same_events_of_known_and_unknown_categories(monke
     twice = [raw('"cat": "cpu_op", "cat": "kernel", '), raw('"cat": "cpu_op", ', '"ts": 3, "ts": 4')]
     odd = [raw('"cat": "cpu_op", ', '"ts": "3", "dur": []'), raw('"cat": "python_function", ', '"ts": {}, "dur": []')]
     text = kineto([*known, *others, *known, *twice, *known, *odd, memory(1, 2), *known]).encode()
-    monkeypatch.setattr(trace_kineto, "PIECE", piece)
-    delivered = {way: [] for way in (trace_events.any_events, trace_kineto.fast_events)}
-    for way, events in delivered.items():
-        keep = [lambda *event, to=events: to.append(event), lambda *_: None, lambda ts, to=events: to.append(ts)]
-        assert way(io.BytesIO(text), *keep) == 0
-        assert way(io.BytesIO(text), lambda *event: None, lambda *_: None) == 0  # nobody asks for operators
-    slow, fast = delivered.values()
+    monkeypatch.setattr(trace_events, "CHUNK", piece)
+    delivered = []
+    for fast in (True, False):
+        events, others = Kept(), trace_events.Collector()
+        assert trace_events.read_events(io.BytesIO(text), events, fast) == 0
+        assert trace_events.read_events(io.BytesIO(text), others, fast) == 0  # it wants no operators
+        delivered.append(events.kept)
+    fast, slow = delivered
     assert fast == slow and len(fast) == 4 * 4 + 4 + 2 + 1 + 1
 
 
@@ -255,14 +277,14 @@ def test_both_ways_deliver_the_same_events_of_known_and_unknown_categories(monke
 def test_categories_of_real_traces_are_known(path):
     """An event of another one is decoded twice."""
     found = set(re.findall(r'"cat": "([^"]*)"', gzip.decompress(path.read_bytes()).decode(errors="replace")))
-    assert found <= {trace_events.STACKS, trace_events.OPERATORS, *trace_kineto.OTHERS}
+    assert found <= {trace_kineto.STACKS, trace_kineto.OPERATORS, *trace_kineto.OTHERS}
 
 
 @BOTH_WAYS
 def test_a_long_label_is_cut(tmp_path, fast):
     events = [*steps([100]), span("x" * 3_000_000, 1001, 40), span("x" * 2_000_000, 1050, 2)]
     found = read(write(tmp_path / "t.json", kineto(events)), fast)
-    assert found.label_us == {"x" * trace_reader.LONGEST_LABEL: 42.0}
+    assert found.label_us == {"x" * reader.LONGEST_LABEL: 42.0}
 
 
 def test_memory_stays_bounded(tmp_path):
@@ -275,7 +297,7 @@ def test_memory_stays_bounded(tmp_path):
             stream.write(many + ",\n")
         stream.write(many + '\n  ],\n  "traceName": "x"\n}')
     code = (
-        "import re, sys; from common.results.trace_reader import read;"
+        "import re, sys; from common.traces.reader import read;"
         "found = read(sys.argv[1], sys.argv[2] == 'fast');"
         # not ru_maxrss, which a child takes over from the process that started it
         "print(len(found.steps), re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
@@ -298,12 +320,11 @@ def test_an_event_longer_than_many_pieces(tmp_path, monkeypatch):
     long = {**span("loss", 1001, 40), "args": {"Call stack": "frame;" * 500_000}}
     path = write(tmp_path / "t.json", kineto([*steps([100]), long, memory(1, MIB), *steps([300], first=2)]))
     expected = read(path, fast=False)
-    monkeypatch.setattr(trace_reader, "any_events", None)
-    monkeypatch.setattr(trace_kineto, "CHUNK", 1 << 12)
+    monkeypatch.setattr(trace_events, "CHUNK", 1 << 12)
     found = read(path)
     assert found == expected and found.average_step_us == 200 and found.label_us == {"loss": 40.0}
 
 
 def test_memory_rise_needs_no_steps_and_starts_at_the_lowest_count(tmp_path):
     trace = write(tmp_path / "t.json", kineto([memory(1, 30), memory(2, 28), memory(3, 80), memory(4, 50)]))
-    assert trace_reader.memory_rise(trace) == {(CPU, -1): 52}
+    assert reader.memory_rise(trace) == {(CPU, -1): 52}

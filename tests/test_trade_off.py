@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fixtures_runs import timed
 
-from common.report import labels, scales, trade_off, writing
+from common.analysis import logs
+from common.plots import labels, scales, trade_off
 
 
 def entries_of(folder):
-    return writing.read_groups([folder])[1][0].entries
+    return logs.read([folder]).groups[0].rows
 
 
 def of_every_kind(folder):
@@ -22,7 +23,7 @@ def of_every_kind(folder):
 
 
 def test_losses_of_other_models_are_on_no_front(tmp_path):
-    both, points = trade_off.measured(of_every_kind(tmp_path))
+    both, points = trade_off.known(of_every_kind(tmp_path))
     exact, together = trade_off.fronts(both, points)
     assert [both[place].label for place in exact.places] == ["quick", "small"]
     assert [both[place].label for place in together.places] == ["pruned"]
@@ -35,11 +36,11 @@ def test_the_plot_says_who_is_on_which_front_and_draws_the_others_hollow(tmp_pat
     lines = [trace["name"] for trace in figure.data if trace["mode"] == "lines"]
     assert lines == ["Pareto front, exact losses", "Pareto front, exact and pruned losses"]
     hollow = {trace["name"] for trace in figure.data if trace.get("marker", {}).get("symbol", "").endswith("-open")}
-    assert hollow == {"simple", "modified"}
+    assert hollow == {"simple", "modified", "another model: not ranked"}  # the last is in the legend alone
     for said in (figure.caption, figure.summary):
         assert "no other of the exact losses (dotted line): quick, small." in said
         assert "no other of the exact and pruned losses (dashed line): pruned." in said
-        assert "losses of other models, which beat nobody here: modified (topology), simple (additive)." in said
+        assert "losses of other models, which are not ranked: modified (topology), simple (additive)." in said
     shown = {row[0].shown: [cell.shown for cell in row[3:]] for row in figure.table.rows}
     assert shown["small"] == ["yes", "no"] and shown["pruned (approx.)"] == ["-", "yes"]
     assert shown["simple (additive)"] == ["-", "-"]
@@ -55,7 +56,7 @@ def test_without_pruned_losses_there_is_one_front_and_without_a_common_model_non
     timed(tmp_path / "b", "one", [10, 10], kind="additive")
     timed(tmp_path / "b", "two", [20, 20], kind="additive")
     figure = trade_off.time_and_memory(entries_of(tmp_path / "b"))
-    assert {trace["mode"] for trace in figure.data} == {"markers+text"}
+    assert not [trace for trace in figure.data if trace["mode"] == "lines"]
 
 
 def test_names_keep_off_the_lines_and_within_the_plot():
@@ -65,12 +66,12 @@ def test_names_keep_off_the_lines_and_within_the_plot():
         (place,) = trade_off.name_places(["some name"], [point], [front], (span, span), (400, 400))
         across, up = labels.PLACES[place]
         assert across * up or across < 0 or up < 0  # not along the line, which goes up and to the right
-        left, bottom, right, top = labels._box((4 * point[0], 4 * point[1]), "some name", (across, up))
+        left, bottom, right, top = labels.box((4 * point[0], 4 * point[1]), "some name", (across, up))
         assert left >= 0 and bottom >= 0 and right <= 400 and top <= 400
 
 
 def test_a_name_moves_for_one_that_came_later():
     points, names = [(100, 100), (120, 122)], ["one that is long", "another that is long"]
     chosen = labels.places(points, names, 400, 400)
-    one, another = (labels._box(*each, labels.PLACES[place]) for *each, place in zip(points, names, chosen))
-    assert labels._shared(one, another) == 0
+    one, another = (labels.box(*each, labels.PLACES[place]) for *each, place in zip(points, names, chosen))
+    assert labels.shared(one, another) == 0

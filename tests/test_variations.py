@@ -10,10 +10,11 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import write_run
 
-from common import settings, workloads
+from common.analysis import logs, pairs
+from common.analysis.groups import groups, heading
+from common.core import settings, workloads
+from common.core.errors import UserError
 from common.data import measured_batches, shapes, variations
-from common.errors import UserError
-from common.results import run_pairs, summary, tables
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 
@@ -64,7 +65,7 @@ def test_lengths_that_no_shape_file_could_hold():
 
 
 def load_batches(path, **flags):
-    chosen = settings.resolve({"shape_file": str(path), "preset": "quick", **flags}, "cpu")
+    chosen = settings.resolve({"shape_file": str(path), "preset": "quick", "batches": "first", **flags}, "cpu")
     batches, selected = measured_batches.load(chosen)
     return [batches[index].tolist() for index in selected]
 
@@ -84,7 +85,8 @@ def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
 
 
 def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
-    chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "num_batches": 2}, "cpu")
+    flags = {"shape_file": str(tiny_shapes), "preset": "quick", "num_batches": 2, "batches": "first"}
+    chosen = settings.resolve(flags, "cpu")
 
     def pooled(batch_size, pool):
         batches, selected = measured_batches.load(replace(chosen, batch_size=batch_size), pool)
@@ -152,7 +154,7 @@ OTHERS = {"subsampling": 8, "token_scale": 2.66, "concatenate": 4, "frames": 100
 
 
 def test_every_workload_setting_has_words_and_decides_what_is_compared():
-    assert {*OTHERS, "margin"} == set(workloads.DEFAULTS) == set(run_pairs.WORKLOAD)
+    assert {*OTHERS, "margin"} == set(workloads.DEFAULTS) == set(pairs.WORKLOAD)
     assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
     assert workloads.described(workloads.comparable({})) == []
     assert workloads.described(OTHERS) == [
@@ -166,36 +168,37 @@ def test_rows_of_other_lengths_never_share_a_group(key, tmp_path):
     write_run(tmp_path / "a", "torchaudio")
     write_run(tmp_path / "b", "k2", **workloads.DEFAULTS)
     write_run(tmp_path / "c", "k2", **{**workloads.DEFAULTS, key: OTHERS[key]})
-    groups = tables.groups(summary.rows([tmp_path]))
-    assert sorted(sorted(row["log_dir"][-1] for row in group) for group in groups) == [["a", "b"], ["c"]]
+    found = groups(logs.rows([tmp_path]))
+    assert sorted(sorted(row.log_dir[-1] for row in group) for group in found) == [["a", "b"], ["c"]]
     words = workloads.described({key: OTHERS[key]})[0]
-    assert [words in tables.heading(group) for group in groups] == [len(group) == 1 for group in groups]
+    assert [words in heading(group) for group in found] == [len(group) == 1 for group in found]
 
-    old, same, other = (run_pairs.read_runs(tmp_path / name)[0] for name in "abc")
-    assert run_pairs.differences(old, same) == []
-    assert run_pairs.differences(old, other) == run_pairs.differences(same, other) != []
+    old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")
+    assert pairs.differences(old, same) == []
+    assert pairs.differences(old, other) == pairs.differences(same, other) != []
 
 
 def test_the_margin_is_compared_where_there_is_one(tmp_path):
     for name, flags in (("a", {}), ("b", {"margin": 9.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
         write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 9.0} if name == "d" else {})})
-    a, b, c, d = (run_pairs.read_runs(tmp_path / name)[0] for name in "abcd")
-    assert run_pairs.differences(a, b) == []
-    assert run_pairs.differences(c, d) == ["margin 5.0 / 9.0"]
-    assert run_pairs.differences(a, c) == ["logits random / peaky"]
+    a, b, c, d = (pairs.read_runs(tmp_path / name)[0] for name in "abcd")
+    assert pairs.differences(a, b) == []
+    assert pairs.differences(c, d) == ["margin 5.0 / 9.0"]
+    assert pairs.differences(a, c) == ["logits random / peaky"]
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):
     done = run(
         "benchmark_torchaudio.py",
         *("--in-place", "--preset", "quick,chars", "--max-seconds", "0.05", "--passes", "timing", "--scope", "loss"),
+        *("--batches", "first"),
         *("--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--limits", "false"),
     )
     assert done.returncode == 0, done.stderr
     assert "2.66 x tokens, V 30" in done.stdout and "preset quick,chars" in done.stderr
-    (row,) = summary.rows([tmp_path / "log"])
+    (row,) = logs.rows([tmp_path / "log"])
     # U 2 3 | 4 5 become 5 8 | 11 13
-    assert (row["useful_cells"], row["padded_cells"]) == (
+    assert (row.useful_cells, row.padded_cells) == (
         12 * 6 + 15 * 9 + 18 * 12 + 21 * 14,
         2 * 15 * 9 + 2 * 21 * 14,
     )

@@ -1,0 +1,102 @@
+"""Run by test_fused_triton.py with TRITON_INTERPRET=1: the Triton kernels on the CPU.  Prints one line of JSON for each
+case: its name, the errors of loss and gradients, and what else it found."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy
+import torch
+from fused_helpers import NAMES, error, errors, found, problem, right
+
+warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
+numpy.seterr(all="ignore")
+RAGGED = [(5, 2), (3, 3), (1, 1), (2, 0)]
+EXACT = {"backend": "triton", "negligible": 0.0}
+CASES = {
+    "float32": problem(RAGGED, dtype=torch.float32, **EXACT),
+    "relu, no bias": problem(RAGGED, dtype=torch.float32, activation="relu", bias=False, **EXACT),
+    "none, blank last": problem(RAGGED, dtype=torch.float32, activation="none", blank=10, **EXACT),
+    "more than a block": problem([(12, 7)], H=70, V=150, dtype=torch.float32, scale=0.4, **EXACT),
+    "more than a tile": problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT),
+    "bfloat16": problem(RAGGED, H=40, V=150, dtype=torch.bfloat16, scale=0.4, **EXACT),
+    "float16": problem(RAGGED, H=40, V=150, dtype=torch.float16, scale=0.4, **EXACT),
+}
+
+
+def report(name: str, **found) -> None:
+    print(json.dumps({"name": name, **found}), flush=True)
+
+
+for name, one in CASES.items():
+    report(name, errors=errors(one))
+
+one = CASES["float32"]
+expected = right(one)
+
+one.targets[:, 1] = 0
+report("a target that is the blank", errors=errors(one))
+
+spread = problem(RAGGED, dtype=torch.float32, **EXACT)
+spread.tensors[0] = torch.stack([spread.tensors[0]] * 2, 3)[..., 0]
+spread.tensors[1] = spread.tensors[1].transpose(0, 1).contiguous().transpose(0, 1)
+spread.tensors[2] = spread.tensors[2].t().contiguous().t()
+report("strides", errors=errors(spread, expected))
+
+padded = problem(RAGGED, dtype=torch.float32, **EXACT)
+for n, (T, U) in enumerate(RAGGED):
+    padded.tensors[0][n, T:] = padded.tensors[1][n, U + 1 :] = float("nan")
+    padded.targets[n, U:] = -100
+losses, gradients = found(padded)
+report(
+    "NaN in the padding",
+    errors={"loss": error(losses, expected[0]), "weight": error(gradients["weight"], expected[1]["weight"])},
+)
+
+impossible = problem(RAGGED, dtype=torch.float32, **EXACT)
+impossible.targets[:] = 1
+impossible.targets[0, 1] = 5
+impossible.tensors[3][5] = -float("inf")
+losses, gradients = found(impossible)
+report(
+    "an impossible target",
+    errors={},
+    inf=torch.isinf(losses).tolist(),
+    finite=all(bool(torch.isfinite(gradient).all()) for gradient in gradients.values()),
+)
+
+dropping = problem([(16, 8)], H=8, V=30, dtype=torch.float32, backend="triton")
+leaves = dropping.leaves()
+losses, dropped = dropping.loss(leaves, negligible=1e-3, return_dropped=True)
+losses.sum().backward()
+_, whole = found(dropping, negligible=0.0)
+native, of_native = dropping.loss(dropping.leaves(), negligible=1e-3, return_dropped=True, backend="torch")
+report(
+    "what is dropped",
+    errors={"loss": error(losses.detach(), native.detach()), "dropped": error(dropped, of_native)},
+    L1=(leaves[3].grad - whole["bias"]).abs().sum().item(),
+    bound=2 * dropped.item() * 24,
+)
+
+fast = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.3, **EXACT)
+_, made = found(fast)
+_, plain = found(fast, backend="torch")
+report("FastEmit", errors={name: error(made[name], plain[name]) for name in NAMES})
+
+frozen = {}
+for wanted in NAMES:
+    one = problem(RAGGED, dtype=torch.float32, **EXACT)
+    leaves = [tensor.detach().requires_grad_(name == wanted) for name, tensor in zip(NAMES, one.tensors)]
+    one.loss(leaves).sum().backward()
+    assert sum(leaf.grad is not None for leaf in leaves) == 1
+    frozen[wanted] = error(leaves[NAMES.index(wanted)].grad, expected[1][wanted])
+report("frozen inputs", errors=frozen)
+
+with torch.no_grad():
+    one = problem(RAGGED, dtype=torch.float32, **EXACT)
+    report("without gradients", errors={"loss": error(one.loss(one.leaves()), expected[0])})
+
+again = problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT)
+first, second = found(again), found(again)
+report("repeats", errors={}, same=all(torch.equal(first[1][name], second[1][name]) for name in NAMES))

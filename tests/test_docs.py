@@ -1,0 +1,130 @@
+"""README, docs/, CONTRIBUTING and CHANGELOG: links lead somewhere, the diffs apply and work, the site builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])
+MKDOCS = ROOT / ".venv" / "dev" / "bin" / "mkdocs"
+
+
+def prose(page: Path) -> str:
+    """The text of `page` without blocks and spans of code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", "code", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """Those that GitHub gives the headings of `page`."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ +(.+?) *$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href|srcset)=\"([^\"]+)\"", prose(page))
+    broken = []
+    for link in (first or second for first, second in links):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_the_picture_of_the_architecture_is_that_of_the_code():
+    drawn = subprocess.run(
+        [sys.executable, "-c", "import _architecture as a; print(a.drawing(), end='')"],
+        cwd=ROOT / "docs",
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    ).stdout
+    committed = (ROOT / "docs" / "architecture.svg").read_text(encoding="utf-8")
+    assert drawn == committed, "run `python docs/_architecture.py`"
+
+
+@pytest.fixture(scope="module")
+def diffs() -> dict[str, str]:
+    """The diffs of CONTRIBUTING.md, by the heading that they are under."""
+    parts = re.split(r"^## (.+)$", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {
+        title: re.findall(r"^```diff\n(.*?)^```", text, flags=re.M | re.S)
+        for title, text in zip(parts[1::2], parts[2::2])
+    }
+    return {title: "".join(texts) for title, texts in found.items() if texts}
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy of the scripts and of common/, with the environments of this checkout."""
+    folder = tmp_path / "checkout"
+    shutil.copytree(ROOT / "common", folder / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("shape_info.*")]:
+        shutil.copy(path, folder)
+    return folder
+
+
+def apply(diff: str, folder: Path) -> None:
+    done = subprocess.run(["git", "apply", "-"], cwd=folder, input=diff, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_path):
+    pytest.importorskip("torchaudio")
+    apply(diffs["Add a loss"], checkout)
+    flags = [
+        "--preset",
+        "quick",
+        "--passes",
+        "correctness",
+        "--in-place",
+        "--log-dir",
+        str(tmp_path / "log"),
+        "--quiet",
+    ]
+    run = [sys.executable, "benchmark_rnntloss.py", *flags]
+    done = subprocess.run(run, cwd=checkout, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    summary = [sys.executable, "summarize.py", str(tmp_path / "log"), "--format", "json"]
+    (row,) = json.loads(subprocess.run(summary, cwd=checkout, check=True, stdout=subprocess.PIPE).stdout)
+    assert row["name"] == "rnntloss" and row["status"] == "ok" and row["loss_error"] < 1e-5
+
+
+def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout):
+    apply(diffs["Add a metric"], checkout)
+    run = min((ROOT / "results").rglob("torchaudio*/results.jsonl")).parent
+    tables = [
+        subprocess.run(
+            [sys.executable, "summarize.py", str(run), "--format", how], cwd=checkout, check=True, capture_output=True
+        ).stdout.decode()
+        for how in ("markdown", "json")
+    ]
+    (row,) = json.loads(tables[1])
+    assert "steps /s" in tables[0] and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"]["median"])
+
+
+@pytest.mark.skipif(not MKDOCS.exists(), reason="no dev environment: make setup ENVIRONMENTS=dev")
+def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    build = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")}
+    assert "utterances_per_second" in pages["metrics.html"]
+    assert "total_wall_ns" in pages["records.html"] and 'href="#batch"' in pages["records.html"]
+    assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
+    for name, text in pages.items():
+        assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name

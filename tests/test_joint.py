@@ -1,0 +1,166 @@
+"""A loss without logits, through the real commands: measured, found right or wrong by each of its four gradients, and
+unsupported where only scope "loss" is asked for."""
+
+from __future__ import annotations
+
+import json
+
+import own_joint
+import pytest
+import torch
+from commands import ROOT, rows_of, run
+from fixtures_runs import records_of
+from test_measured_size import SHAPES, context_of
+
+from common.conformance.cases import BY_NAME
+from common.conformance.judge import judge
+from common.core import implementations, settings
+from common.core.errors import UserError
+from common.losses import oracle, step, vectorised
+from common.losses.layouts import table
+from common.losses.passes import at_size, correctness
+
+SCRIPT = ROOT / "tests" / "own_joint.py"
+QUICK = ["--in-place", "--preset", "quick", "--limits", "false", "--quiet", "--rounds", "1", "--max-seconds", "0.05"]
+
+
+@pytest.fixture
+def quick(tmp_path, tiny_shapes):
+    return [*QUICK, "--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
+
+
+def adapter_of(**flags):
+    adapter = own_joint.Joint(settings.resolve({"preset": "quick", "vocab_size": 40, **flags}, "cpu"))
+    adapter.load("cpu")
+    return adapter
+
+
+def test_it_is_measured_beside_others_and_its_loss_columns_stay_empty(quick, tmp_path):
+    done = run("benchmark_all.py", "--only", f"{SCRIPT},reference", *quick)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(tmp_path / "log")
+    row, other = rows["own_joint"], rows["reference"]
+    assert row["status"] == other["status"] == "ok" and row["kind"] == "exact"
+    assert row["step_ms"]["median"] > 0 and row["loss_ms"] is None and other["loss_ms"]["median"] > 0
+    assert row["grad_error"] < 1e-4 and row["average_step_time_us"] > 0
+    assert row["memory"]["step"]["process_mb"] > 0 and "loss" not in row["memory"]
+    records = records_of(tmp_path / "log" / "own_joint-2")
+    (found,) = [record for record in records if record["record"] == "correctness"]
+    assert found["ok"] and found["at_size"]["ok"] and found["at_size"]["N"] == 2
+    assert {record["scope"] for record in records if record["record"] == "sample"} == {"step"}
+
+
+def test_only_scope_loss_is_unsupported_and_says_what_is_not(quick, tmp_path):
+    done = run("benchmark_all.py", "--only", f"{SCRIPT},reference", *quick, "--passes", "timing", "--scope", "loss")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(tmp_path / "log")
+    assert rows["reference"]["status"] == "ok" and rows["own_joint"]["status"] == "unsupported"
+    assert "encoder_out" in rows["own_joint"]["reason"] and "--scope step" in rows["own_joint"]["reason"]
+
+
+def test_its_largest_batch_is_searched(quick):
+    done = run("benchmark_all.py", "--only", SCRIPT, *quick, "--find-largest", "batch-size", "--largest-cap", "2")
+    assert done.returncode == 0 and "own_joint" in done.stdout, done.stdout + done.stderr
+
+
+def test_one_wrong_weight_gradient_is_refused(quick, tmp_path):
+    path = tmp_path / "wrong_joint.py"
+    path.write_text(SCRIPT.read_text().replace('"weight": 1.0', '"weight": 1.01'))
+    done = run("benchmark_all.py", "--only", path, *quick, "--passes", "timing")
+    assert done.returncode == 1, done.stdout + done.stderr
+    row = rows_of(tmp_path / "log")["wrong_joint"]
+    assert row["status"] == "error" and "wrong result" in row["reason"] and row["step_ms"] is None
+
+
+@pytest.mark.parametrize("name", own_joint.FACTORS)
+def test_each_of_its_gradients_is_judged(monkeypatch, name):
+    context = context_of(adapter_of())
+    (right,) = correctness.run(context)
+    assert right["ok"] and right["grad_error"] < 1e-4 and right["at_size"]["grad_error"] < 1e-4
+    monkeypatch.setitem(own_joint.FACTORS, name, 1.01)
+    (wrong,) = correctness.run(context)
+    assert not wrong["ok"] and wrong["grad_error"] == pytest.approx(1e-2, rel=1e-2)
+    judged = at_size.check(context, 1e-4)
+    assert not judged["ok"] and judged["grad_error"] == pytest.approx(1e-2, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", ["encoder_out", "weight"])
+def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
+    """Of the frames from the 64th on, the loss keeps no gradient."""
+    adapter = adapter_of()
+    right = adapter.loss_of
+
+    def cut(tensors, prepared):
+        late = tensors["encoder_out"][:, 64:]
+        if name == "encoder_out":
+            late = late.detach()
+        loss = right({**tensors, "encoder_out": torch.cat([tensors["encoder_out"][:, :64], late], 1)}, prepared)
+        if name == "weight" and late.numel():
+            extra = 0.1 * tensors["weight"].sum()
+            loss = loss + extra - extra.detach()
+        return loss
+
+    monkeypatch.setattr(adapter, "loss_of", cut)
+    (record,) = correctness.run(context_of(adapter))
+    assert record["grad_error"] <= record["tolerance"] and not record["ok"] and not record["at_size"]["ok"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_other_dtypes(dtype, monkeypatch):
+    monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
+    found = at_size.check(context_of(adapter_of(dtype=dtype), SHAPES), oracle.TOLERANCE[dtype])
+    assert found["ok"], found
+
+
+def test_its_corners(tmp_path):
+    done = run("conformance.py", "--in-place", "--only", SCRIPT, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
+    wrong = {name: cell for name, cell in row["cells"].items() if cell["result"] not in ("pass", "n/a")}
+    assert wrong == {}
+    asked = {name for name, cell in row["cells"].items() if cell["result"] == "pass"}
+    assert {"ragged", "slack", "nan-padding", "padding-gradient", "minus-inf", "blank-last", "V-5000"} <= asked
+
+
+class Sums(own_joint.Joint):
+    """An additive loss of one's own: a module that takes am and lm, and has no sum."""
+
+    layout = "additive"
+    reductions = ("none",)
+    is_module = True
+
+    def function(self):
+        def make(blank):
+            def losses(am, lm, targets, T_lengths, U_lengths):
+                logits = am.unsqueeze(2) + lm.unsqueeze(1)
+                return vectorised.transducer_loss(logits, targets, T_lengths, U_lengths, blank, "none")
+
+            return losses
+
+        return make
+
+
+def test_an_additive_loss_of_ones_own():
+    adapter = Sums(settings.resolve({"preset": "quick", "vocab_size": 40}, "cpu"))
+    adapter.load("cpu")
+    (record,) = correctness.run(context_of(adapter))
+    assert record["ok"] and record["at_size"]["ok"]
+    outcomes = [judge(BY_NAME[name], adapter, torch.device("cpu")) for name in ("ragged", "slack", "reduction-none")]
+    assert {outcome.result for outcome in outcomes} == {"pass"}
+
+
+def test_every_layout_has_a_class_and_a_kind():
+    assert set(table.LAYOUTS) == set(implementations.LAYOUTS)
+    assert set(implementations.LAYOUTS.values()) <= set(implementations.KINDS)
+
+
+def test_more_outputs_than_symbols(monkeypatch):
+    """A joiner may predict more than the V symbols that targets are drawn from, such as durations."""
+    monkeypatch.setattr(own_joint.Joint, "outputs", lambda self, vocab_size: vocab_size + 5)
+    adapter = adapter_of(vocab_size=8)
+    context = context_of(adapter)
+    taken = step.prepare(adapter, context.model, context.make_batch(0), "step")
+    taken.run()
+    assert context.model.output.weight.grad.shape[0] == 13 and taken.batch.targets.max() < 8
+    with pytest.raises(UserError, match="8 symbols"):
+        table.of(adapter_of(vocab_size=8, logits="peaky")).model(torch.device("cpu"), torch.float32)

@@ -1,0 +1,55 @@
+"""A metric is one entry: tables, CSV, JSON, TensorBoard, the page and the plots of sweeps have it then."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from fixtures_runs import write_run
+from fixtures_sweeps import measured, write_sweep
+
+from common.analysis import logs, metrics
+from common.analysis.metrics import Metric
+from common.plots import sweep as plots
+from common.report.page import page
+from common.tables import results, sweep
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Seconds of compute for a second of speech, made up: ten times the step's seconds."""
+    metric = Metric("rtf", "RTF", lambda row: row.step_ms and row.step_ms["median"] / 100, better="lower")
+    monkeypatch.setitem(metrics.METRICS, "rtf", metric)
+
+
+def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
+    write_run(tmp_path / "a")  # a step takes 25 ms
+    write_sweep(tmp_path / "s", {"vocab_size": [500, 4000]}, ["k2"], lambda name, values: measured(50))
+    log = logs.read([tmp_path])
+    table = results.render(log.rows)
+    line = next(line for line in table.splitlines() if line.startswith("torchaudio"))
+    assert line.endswith(" 0.2500") and "RTF" in table and " RTF |" in results.render(log.rows, "markdown")
+    (row,) = json.loads(results.render(log.rows, "json"))
+    assert row["rtf"] == 0.25
+    (row,) = csv.DictReader(io.StringIO(results.render(log.rows, "csv")))
+    assert row["rtf"] == "0.25"
+    assert metrics.scalars(log.rows[0])["metrics/rtf"] == 0.25
+    html = page(log.groups, tmp_path, swept=log.sweeps)
+    assert html.count(">RTF<") >= 2 and ">0.2500<" in html and ">0.5000<" in html
+    assert "0.5000" in sweep.render(log.sweeps, "table")
+    (figure,) = [figure for figure in plots.figures(log.sweeps[0]) if figure.key == "sweep-vocab-size-rtf"]
+    assert figure.table.columns[-1].title == "RTF" and figure.table.rows[0][-1].value == 0.5
+
+
+def test_one_that_no_row_knows_has_no_column(made, tmp_path):
+    write_run(tmp_path / "a", jobs=[])
+    text = results.render(logs.rows([tmp_path]))
+    assert "RTF" not in text and "step ms" in text.replace("\n", " ")
+
+
+def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():
+    assert all(key in metrics.METRICS for keys in metrics.COLUMNS.values() for key in keys)
+    assert len(metrics._ALL) == len(metrics.METRICS) and not metrics.others()
+    assert {metric.better for metric in metrics.METRICS.values()} == {"", "lower", "higher"}

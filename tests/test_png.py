@@ -1,0 +1,98 @@
+"""Every kind of plot as a PNG: what matplotlib draws of the data and layout that plotly takes."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+from fixtures_machines import side_by_side
+from fixtures_runs import correctness, environment, memory, sample, status, timed, timing, write_run
+from fixtures_sweeps import measured, write_sweep
+
+from common.analysis import logs, machines
+from common.analysis.sweep import read
+from common.plots import png, runs, shapes, sweep
+from common.plots.machines import relative_times
+
+pytest.importorskip("matplotlib")
+
+
+def rows_of(folder):
+    return logs.read([folder]).groups[0].rows
+
+
+def figures_of(folder):
+    """One of each kind."""
+    for name, ms, kind in (("a<b>$x$", [10, 11], "exact"), ("far", [900, 950], "exact"), ("p", [5, 6], "pruned")):
+        timed(folder / "runs", name, ms, kind=kind)
+    found = runs.figures(rows_of(folder / "runs"))
+    found += shapes.distributions(next(row for row in rows_of(folder / "runs") if row.distribution))
+    grid = {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}
+    jobs = lambda name, values: measured(values["vocab_size"], values["vocab_size"])  # noqa: E731
+    found += sweep.figures(read(write_sweep(folder / "sweep", grid, ["a", "b"], jobs)))
+    (family,) = machines.families(logs.read([side_by_side(folder / "machines")]).groups)
+    return [*found, relative_times(family)]
+
+
+def bars_of(axes):
+    """Those that are filled: each is drawn a second time as its outline."""
+    return [patch for patch in axes.patches if patch.get_fill()]
+
+
+def test_every_plot_can_be_drawn_with_all_that_is_in_it(tmp_path):
+    kinds = set()
+    for figure in figures_of(tmp_path):
+        kinds.add(re.sub(r"-others$|^sweep-.*-", "", figure.key))
+        drawn = png.draw(figure)
+        drawn.savefig(tmp_path / f"{figure.key}.png")
+        assert (tmp_path / f"{figure.key}.png").read_bytes().startswith(b"\x89PNG")
+        bars = sum(len(trace["x"]) for trace in figure.data if trace["type"] == "bar")
+        assert sum(len(bars_of(axes)) for axes in drawn.axes) == bars
+        words = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        if figure.layout.get("showlegend", True):
+            names = [trace["name"] for trace in figure.data if trace.get("showlegend", True)]
+            assert words == [unescape(name) for name in dict.fromkeys(names)]
+        else:
+            assert words == []
+        for letter in "xy":
+            span = figure.layout[f"{letter}axis"].get("range")
+            if span:
+                ends = [10**end for end in span] if figure.layout[f"{letter}axis"].get("type") == "log" else span
+                assert getattr(drawn.axes[0], f"get_{letter}lim")() == pytest.approx(ends)
+    assert kinds == {"step-time", "peak-memory", "time-memory", "samples", "time", "memory", "machines"} | {
+        "shape-t",
+        "shape-u",
+        "shape-padding",
+    }
+
+
+def test_stacked_bars_follow_each_other_and_end_at_the_sum(tmp_path):
+    jobs = [correctness(), timing("timing-1", [100], []), memory(8)]  # stages: 10% joiner, 60% backward
+    write_run(tmp_path / "a", jobs=jobs, rounds=1)
+    figure = runs.figures(rows_of(tmp_path))[0]
+    joiner, backward = bars_of(png.draw(figure).axes[0])
+    assert (joiner.get_x(), joiner.get_width(), backward.get_x(), backward.get_width()) == pytest.approx(
+        (0, 10, 10, 60)
+    )
+    assert joiner.get_hatch() != backward.get_hatch() and joiner.get_facecolor() != backward.get_facecolor()
+
+
+def test_grouped_bars_stand_beside_each_other_above_their_word(tmp_path):
+    grid = {"dtype": ["float32", "bfloat16"]}
+    jobs = lambda name, values: measured(10 if name == "a" else 20)  # noqa: E731
+    figure = sweep.figures(read(write_sweep(tmp_path / "s", grid, ["a", "b"], jobs)))[0]
+    axes = png.draw(figure).axes[0]
+    a, b = bars_of(axes)[:2], bars_of(axes)[2:]
+    assert [bar.get_height() for bar in (*a, *b)] == [10, 10, 20, 20]
+    for at, (one, two) in enumerate(zip(a, b)):
+        assert one.get_x() + one.get_width() == pytest.approx(two.get_x()) == pytest.approx(at)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["float32", "bfloat16"]
+
+
+def test_samples_beside_other_load_are_crosses(tmp_path):
+    lines = [sample("timing-1", "step", 4, ms, flags=flags) for ms, flags in ((10, ()), (12, ("cpu",)), (11, ()))]
+    write_run(tmp_path / "a", jobs=[correctness(), [environment("timing-1"), *lines, status("timing-1")]], rounds=1)
+    (figure,) = [figure for figure in runs.figures(rows_of(tmp_path)) if figure.key == "samples"]
+    drawn = {line.get_marker(): len(line.get_xdata()) for line in png.draw(figure).axes[0].lines if line.get_marker()}
+    assert drawn["x"] == 1 and drawn["o"] == 2

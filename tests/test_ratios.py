@@ -1,0 +1,122 @@
+"""common.core.ratios: two designs, the regression on padding, and how often its interval holds a known truth."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from common.analysis import change_verdicts
+from common.core import ratios
+from common.core.ratios import Padding
+from common.core.statistics import student_t
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def sides(logs):
+    """Baseline and new side of a run whose log ratios are logs[round][batch]; the baseline takes 10 everywhere."""
+    baseline = {at: {batch: [10.0] for batch in one} for at, one in logs.items()}
+    new = {at: {batch: [10.0 * math.exp(y)] for batch, y in one.items()} for at, one in logs.items()}
+    return baseline, new
+
+
+def test_rounds_with_batches_of_their_own_are_recognised():
+    assert ratios.own_batches({1: {"a": [1]}, 2: {"b": [1]}})
+    assert not ratios.own_batches({1: {"a": [1]}, 2: {"a": [1]}})
+    assert not ratios.own_batches({1: {"a": [1], "b": [1]}})  # one round is no design
+
+
+def test_the_ratio_is_that_of_the_file_at_its_mean_padding():
+    """Without noise the line is found exactly: log ratio 0.1 + 0.8 x, at the file's mean of 0.3."""
+    x = {f"{at}-{place}": 0.05 * at + 0.1 * place for at in range(4) for place in range(3)}
+    logs = {at: {f"{at}-{place}": 0.1 + 0.8 * x[f"{at}-{place}"] for place in range(3)} for at in range(4)}
+    found, paired = ratios.ratio(*sides(logs), together=False, padding=Padding(x, 0.3))
+    assert not paired and found.of_file and found.batches == 12
+    assert found.ratio == pytest.approx(math.exp(0.34))
+    assert (found.low, found.high) == pytest.approx((found.ratio, found.ratio))
+    assert found.least == pytest.approx(math.exp(0.1)) and found.most == pytest.approx(math.exp(0.1 + 0.8 * 0.35))
+
+
+def test_the_interval_is_over_rounds_as_clusters():
+    """No effect of x, rounds at -d, 0 and d: the variance is that of three independent means, by hand."""
+    x = {f"{at}-{place}": float(place) for at in range(3) for place in range(4)}
+    x = {batch: value + 0.01 * number for number, (batch, value) in enumerate(x.items())}
+    d = 0.02
+    logs = {at: {f"{at}-{place}": (at - 1) * d for place in range(4)} for at in range(3)}
+    center = sum(x.values()) / len(x)
+    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, center))
+    cells = [(x[batch], y) for one in logs.values() for batch, y in one.items()]
+    slope = sum((a - center) * y for a, y in cells) / sum((a - center) ** 2 for a, _ in cells)
+    means = [sum(y - slope * (x[batch] - center) for batch, y in one.items()) / 12 for one in logs.values()]
+    error = math.sqrt(3 / 2 * 11 / 10 * sum(value**2 for value in means))
+    assert found.error == pytest.approx(error)
+    assert math.log(found.high / found.ratio) == pytest.approx(student_t(0.95, 2) * error)
+
+
+@pytest.mark.parametrize("rounds, batches", [(2, 6), (3, 3)])
+def test_with_few_rounds_or_batches_it_is_of_the_measured_batches_alone(rounds, batches):
+    logs = {at: {(at, place): 0.1 * at for place in range(batches)} for at in range(rounds)}
+    x = {batch: 0.01 * number for number, batch in enumerate(batch for one in logs.values() for batch in one)}
+    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, 5.0))
+    assert not found.of_file and found.ratio == pytest.approx(math.exp(0.05 * (rounds - 1)))
+    assert found.low < found.ratio < found.high
+
+
+def test_padding_that_is_not_known_gives_the_measured_batches_alone():
+    logs = {at: {(at, place): 0.1 for place in range(5)} for at in range(4)}
+    found, _ = ratios.ratio(*sides(logs), together=True)
+    assert not found.of_file and found.ratio == pytest.approx(math.exp(0.1))
+
+
+def test_batches_that_one_side_has_not_are_left_out():
+    logs = {at: {(at, place): 0.1 for place in range(4)} for at in range(3)}
+    baseline, new = sides(logs)
+    del new[0][0, 0], new[1]
+    found, _ = ratios.ratio(baseline, new, together=True)
+    assert found.batches == 7 and len(found.new) == 2
+    assert ratios.ratio(baseline, {5: {"other": [1.0]}, 6: {"another": [1.0]}}, together=True)[0] is None
+
+
+def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch():
+    """Heavy and light batches differ by a factor of ten; the ratio does not."""
+    random.seed(1)
+    baseline = {at: {(at, place): [10.0 ** random.random()] for place in range(4)} for at in range(5)}
+    new = {at: {batch: [1.1 * time for time in times] for batch, times in one.items()} for at, one in baseline.items()}
+    found, paired = ratios.ratio(baseline, new, together=False)
+    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert not paired and "beside other load" in change_verdicts.time_doubt(found, paired, [0.0, 0.5])
+    assert not change_verdicts.time_doubt(found, paired, [0.0, 0.0])
+    assert ratios.ratio(baseline, new, together=True)[1]
+
+
+@pytest.fixture(scope="module")
+def simulation():
+    pytest.importorskip("torch")  # shape_info.pt
+    spec = importlib.util.spec_from_file_location("interval_coverage", ROOT / "benchmarks" / "interval_coverage.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("world", ["as measured", "one process in ten is an outlier", "an effect common to a run"])
+def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simulation, world):
+    """1,500 simulated runs with a fixed seed: chance alone is within 1.7%."""
+    design = next(one for one in simulation.DESIGNS if "CPU preset" in one.title)
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    held, width = simulation.coverage(simulation.WORLDS[world], design, x, runs=1500, seed=7)
+    assert 0.93 <= held <= 0.975, held
+    naive = next(one for one in simulation.DESIGNS if one.title.startswith("2 batches"))
+    assert simulation.coverage(simulation.WORLDS[world], naive, x, runs=200, seed=7)[0] < 0.8
+
+
+def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
+    from common.core import settings
+
+    designs = {design.title.partition("(")[2]: design for design in simulation.DESIGNS if "(" in design.title}
+    for name, device in (("the CPU preset)", "cpu"), ("the seed preset)", "cuda")):
+        chosen = settings.resolve({}, device)
+        assert (designs[name].rounds, designs[name].batches) == (chosen.rounds, chosen.num_batches)
