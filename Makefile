@@ -2,6 +2,7 @@
 
 PYTHON ?= $(shell for python in python3.11 python3; do $$python -c "" 2>/dev/null && echo $$python && break; done)
 MAIN := .venv/main/bin/python
+DEV := .venv/dev/bin
 PORT ?= 6006
 LOGDIR ?= log
 WINDOW ?= 1
@@ -9,24 +10,26 @@ ARGS ?=
 ENVIRONMENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test summary conformance report tensorboard trace-viewer lock clean
+.PHONY: help setup bench test lint coverage docs summary conformance report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
+	@echo 'make lint         ruff, mypy and the import rule of common/'
+	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
+	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
-	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew (needs uv)'
+	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew'
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
 setup: needs-python
-	@$(PYTHON) -m common.setup.environments setup $(if $(ENVIRONMENTS),main $(ENVIRONMENTS))
-	@$(MAIN) -m common.setup.extensions build || echo 'set-up goes on without it' >&2
+	@$(PYTHON) -m common.setup $(ENVIRONMENTS)
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
@@ -39,6 +42,27 @@ test: setup
 	if python="$$($(PYTHON) -m common.setup.environments path $$name)"; then \
 	"$$python" -m pytest -m environment_contract $(ARGS) || $(if $(ARGS),test $$? -eq 5 ||) exit 1; \
 	else echo "the environment_contract tests did not run in the $$name environment"; fi; done
+
+# What only developers need: made on demand.
+.PHONY: dev
+dev: setup
+	@$(PYTHON) -m common.setup.environments setup dev
+	@$(PYTHON) -m common.setup.environments path dev >/dev/null
+
+lint: dev
+	@$(DEV)/ruff check
+	@$(DEV)/ruff format --check
+	@$(DEV)/mypy --python-executable $(MAIN)
+	@$(DEV)/lint-imports --no-cache --no-logo
+
+coverage: setup
+	@$(MAIN) -m coverage erase
+	@$(MAIN) -m coverage run -m pytest $(ARGS)
+	@$(MAIN) -m coverage combine -q
+	@$(MAIN) -m coverage report --skip-covered --sort=cover
+
+docs: dev
+	@NO_MKDOCS_2_WARNING=1 $(DEV)/mkdocs build --strict --quiet && echo site/index.html
 
 summary: setup
 	@$(MAIN) summarize.py $(ARGS)
@@ -53,21 +77,21 @@ report: setup
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	"$$viewer" -m common.results.tensorboard_scalars "$(LOGDIR)" && \
+	"$$viewer" -m common.cli.tensorboard "$(LOGDIR)" && \
 	exec "$$viewer" -m tensorboard.main --logdir "$(LOGDIR)" --host 127.0.0.1 --port $(PORT)
 
 trace-viewer: PORT = 9001
 trace-viewer: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	exec "$$viewer" -m common.results.trace_viewer "$(NAME)" --log-dir "$(LOGDIR)" --window $(WINDOW) --port $(PORT)
+	exec "$$viewer" -m common.cli.trace_viewer "$(NAME)" --log-dir "$(LOGDIR)" --window $(WINDOW) --port $(PORT)
 
 lock: needs-python
-	@$(PYTHON) requirements/lock.py
+	@$(PYTHON) -m requirements.lock $(ENVIRONMENTS)
 
 clean: needs-python
 	@$(PYTHON) -m common.setup.environments clean
-	@rm -rf .build .pytest_cache .ruff_cache
+	@rm -rf .build .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage* site
 
 .PHONY: needs-python
 needs-python:
