@@ -1,0 +1,167 @@
+"""A hook of MkDocs: pages made from the code while `make docs` builds, so that they cannot be out of date.
+
+Every flag, kind of record and metric; README.md, CONTRIBUTING.md and CHANGELOG.md as pages of the site.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Optional
+from unittest.mock import patch
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+FIRST = (
+    "benchmark_all.py",
+    "summarize.py",
+    "report.py",
+    "compare.py",
+    "conformance.py",
+    "generate_shape_info.py",
+    "count_flops.py",
+)
+
+
+def on_files(files, config):
+    pages = {
+        "index.md": _moved((ROOT / "README.md").read_text(encoding="utf-8")),
+        "CONTRIBUTING.md": _moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")),
+        "CHANGELOG.md": _moved((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
+        "reference/flags.md": "\n".join(_flags()),
+        "reference/records.md": "\n".join(_records()),
+        "reference/metrics.md": "\n".join(_metrics()),
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown, page, **_):
+    """Links of docs/ to pages that lie outside it, and to files that are no page."""
+    return re.sub(
+        r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md", r"](\1.md", _without_files(markdown, r"\.\./(?!CON|CHANGE)")
+    )
+
+
+def _moved(text: str) -> str:
+    """A file of the top folder as it reads in docs/."""
+    text = re.sub(r"(\]\(|src=\"|srcset=\")docs/", r"\1", text).replace("](README.md", "](index.md")
+    return _without_files(text, r"(?![\w/-]+\.(?:md|png|svg)[)#])(?![#\w]*:)(?!#)")
+
+
+def _without_files(text: str, start: str) -> str:
+    """Without links to files of the repository, which the site does not have."""
+    return re.sub(rf"(?<!!)\[([^\]\n]*)\]\({start}[^)\n]*\)", r"\1", text)
+
+
+def _flags() -> Iterator[str]:
+    yield "# Flags\n\nOf every script, as `--help` shows them.\n"
+    parsers = {script: _parser_of(script) for script in _scripts()}
+    common = {flag for action in parsers["benchmark_all.py"]._actions for flag in action.option_strings}
+    for script in FIRST:
+        yield from _section(script, parsers[script])
+    yield "## benchmark_&lt;implementation&gt;.py\n"
+    yield "They take the flags of `benchmark_all.py` but `--only` and `--skip`, which only a template has, and these:\n"
+    yield "| script | measures | its own flags |\n| --- | --- | --- |"
+    for script in sorted(set(parsers) - set(FIRST)):
+        own = [action for action in parsers[script]._actions if not common.intersection(action.option_strings)]
+        first = (parsers[script].description or "").strip().partition("\n\n")[0]
+        yield f"| `{script}` | {_cell(first)} | {'; '.join(_flag(action) + ': ' + _help(action) for action in own)} |"
+
+
+def _records() -> Iterator[str]:
+    from common.records import schema
+
+    yield f"# Records\n\n{_paragraphs(schema.__doc__)}\n"
+    shared = {field.name: field for field in schema.describe()[0].fields if field.name in schema.Line.__struct_fields__}
+    yield f"Of every kind of record, in a sweep:\n\n{_fields(shared.values())}"
+    for kind in schema.describe():
+        yield f"\n## {kind.name}\n\n{_cell(kind.text)}\n"
+        yield _fields(field for field in kind.fields if field.name not in shared)
+
+
+def _fields(fields: Iterable[Any]) -> str:
+    lines = ["| field | type | unit | meaning |", "| --- | --- | --- | --- |"]
+    for field in fields:
+        kind = re.sub(r"\b([A-Z]\w+)", lambda part: f"[{part[1]}](#{part[1].lower()})", _cell(field.type))
+        kind += "" if field.required else ", optional"
+        lines.append(f"| `{field.name}` | {kind} | {_cell(field.unit)} | {_cell(field.text)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _metrics() -> Iterator[str]:
+    from common.analysis import metrics
+
+    yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
+    yield "| key | title | unit | better | tables | scalar of TensorBoard |\n| --- | --- | --- | --- | --- | --- |"
+    for metric in metrics.METRICS.values():
+        tables = ", ".join(name for name, keys in metrics.COLUMNS.items() if metric.key in keys)
+        cells = (metric.title, metric.unit, metric.better, tables, metric.tag)
+        yield f"| `{metric.key}` | {' | '.join(map(_cell, cells))} |"
+
+
+def _paragraphs(text: Optional[str]) -> str:
+    return "\n\n".join(_cell(paragraph) for paragraph in (text or "").strip().replace("``", "").split("\n\n"))
+
+
+def _scripts() -> List[str]:
+    return sorted(path.name for path in ROOT.glob("*.py"))
+
+
+def _parser_of(script: str) -> argparse.ArgumentParser:
+    """The parser that `script` would parse its command line with."""
+
+    class Found(BaseException):
+        pass
+
+    def parse(parser, *_, **__):
+        raise Found(parser)
+
+    sys.path[:0] = [str(ROOT)]
+    try:
+        with patch.multiple(argparse.ArgumentParser, parse_args=parse, parse_known_args=parse):
+            with patch.object(sys, "argv", [script]):
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+    except Found as found:
+        return found.args[0]
+    finally:
+        sys.path.remove(str(ROOT))
+    raise RuntimeError(f"{script} parses no command line")
+
+
+def _section(script: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    yield f"\n## {script}\n\n{_cell((parser.description or '').strip().partition(chr(10) * 2)[0])}\n"
+    groups: Dict[str, List[argparse.Action]] = {}
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+        if actions:
+            groups.setdefault(group.title or "", []).extend(actions)
+    for title, actions in groups.items():
+        yield f"\n### {title} {{#{script.partition('.')[0]}-{re.sub(r'[^a-z]+', '-', title.lower())}}}\n"
+        yield "| flag | meaning |\n| --- | --- |"
+        yield from (f"| {_flag(action)} | {_help(action)} |" for action in actions)
+        yield ""
+
+
+def _flag(action: argparse.Action) -> str:
+    value = action.metavar or (f"{{{','.join(map(str, action.choices))}}}" if action.choices else "")
+    value = " ".join(value) if isinstance(value, tuple) else value
+    if not action.option_strings:
+        return f"`{value or action.dest}`"
+    value = "" if action.nargs == 0 else value or action.dest.upper()
+    return ", ".join(f"`{flag} {value}`".replace(" `", "`") for flag in action.option_strings).replace("|", "\\|")
+
+
+def _help(action: argparse.Action) -> str:
+    return _cell((action.help or "") % vars(action))
+
+
+def _cell(text: str) -> str:
+    """`text` in a cell of a table."""
+    return re.sub(r"([|*_`\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
