@@ -329,7 +329,8 @@ print(peak() - before)
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MALLOC_MMAP_THRESHOLD_": "65536"},  # freed at once
+        # with this threshold malloc gives back at once what is freed
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MALLOC_MMAP_THRESHOLD_": "65536"},
         capture_output=True,
         text=True,
     )
