@@ -1,4 +1,4 @@
-"""The command of every benchmark script: from flags to a table and a report."""
+"""The command of every benchmark script, --find-largest too: from flags to a table and a report.  --sweep: sweep.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import Mapping, Optional, Sequence
 
+from common.analysis import metrics
 from common.analysis.logs import Log
-from common.cli import ending, parser, search, sweep
+from common.cli import ending, parser, sweep
 from common.cli.ending import Shown
 from common.core import settings, workloads
 from common.core.errors import UserError
@@ -18,10 +19,12 @@ from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.plan import plan
 from common.jobs.progress import Progress
+from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
 from common.records.run import Run, open_runs
+from common.records.schema import MemoryLimit
 from common.setup import interpreters
-from common.tables import results
+from common.tables import results, search
 
 
 def benchmark(
@@ -29,8 +32,7 @@ def benchmark(
 ) -> int:
     """Measure the implementations `names` as the flags say and print the table; returns the exit code.
 
-    own: those of the script that was started, which prefer the Python it was started with; executor: this machine where
-    it is not given.
+    own: those of the script that was started, which prefer the Python it was started with; executor: default Local.
     """
     executor = executor or Local()
     given = parser.given_settings(arguments)
@@ -44,38 +46,47 @@ def benchmark(
             raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
     chosen = settings.resolve(given, device)
-    if chosen.find_largest:
-        return search.benchmark(names, arguments, chosen, python_of, executor)
-    with open_runs(names, chosen, arguments.log_dir, arguments.resume) as run_of:
+    more = {"memory_limit": memory_limit(chosen)} if chosen.find_largest else {}
+    with open_runs(names, chosen, arguments.log_dir, arguments.resume, more) as run_of:
         if not arguments.quiet:
-            announce(names, chosen)
+            announce(names, chosen, next(iter(run_of.values())).header.memory_limit or MemoryLimit())
 
         def measure() -> None:
             with Progress(arguments.quiet) as progress:
                 session = Session(run_of, python_of, chosen, arguments.timeout, progress, executor)
-                session.run(plan(names, chosen), arguments.limits)
+                if chosen.find_largest:
+                    Searches(session).run()
+                else:
+                    session.run(plan(names, chosen), arguments.limits)
 
-        return ending.finish(measure, lambda log: show(run_of, log), lambda: ending.discard_empty(run_of), arguments)
+        kept = "the rows above are what is known; --resume continues" if chosen.find_largest else ""
+        return ending.finish(
+            measure, lambda log: show(run_of, log), lambda: ending.discard_empty(run_of), arguments, kept
+        )
 
 
-def announce(names: Sequence[str], chosen: Settings) -> None:
+def announce(names: Sequence[str], chosen: Settings, limit: MemoryLimit) -> None:
     """The first lines: what is about to be measured, and how long that may take."""
+    joiner = f"V {chosen.vocab_size}, joiner {chosen.encoder_dim}, {chosen.dtype}, {count(chosen.rounds, 'round')}"
+    if chosen.find_largest:
+        size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
+        what = f"the largest {chosen.find_largest} of {', '.join(names)} on {chosen.device} within {size}"
+        print(f"{what}: scope {chosen.scopes[0]}, {joiner} at the size found", file=sys.stderr)
+        return
     if chosen.sort_utterance:
         size = f"of up to {chosen.max_frames} frames, sorted by length"
     else:
         size = f"of {chosen.batch_size} utterances"
     batches = [f"{chosen.num_batches} batches {size} ({chosen.batches})", *workloads.described(chosen.to_json())]
     print(f"preset {chosen.preset}: {settings.preset_note(chosen.preset)}", file=sys.stderr)
-    print(
-        f"measuring {', '.join(names)} on {chosen.device}: {', '.join(batches)}, V {chosen.vocab_size}, "
-        f"joiner {chosen.encoder_dim}, {chosen.dtype}, {count(chosen.rounds, 'round')}; "
-        f"passes {', '.join(chosen.passes)}",
-        file=sys.stderr,
-    )
+    what = f"measuring {', '.join(names)} on {chosen.device}: {', '.join(batches)}"
+    print(f"{what}, {joiner}; passes {', '.join(chosen.passes)}", file=sys.stderr)
 
 
 def show(run_of: Mapping[str, Run], log: Log) -> Shown:
-    """Print the table of this run's rows."""
-    rows = [row for run in run_of.values() for row in log.rows if row.folder == run.folder]
-    table = results.render(rows, "table")
-    return ending.printed(table + "\n", [run.status for run in run_of.values()])
+    """Print the table of this run's rows; the status of each."""
+    folders = [run.folder for run in run_of.values()]
+    rows, searches = ([row for at in folders for row in of if row.folder == at] for of in (log.rows, log.searches))
+    if searches:
+        return ending.printed(search.render(searches, "table") + "\n", [row.status for row in searches])
+    return ending.printed(results.render(rows, "table") + "\n", [run.status for run in run_of.values()])

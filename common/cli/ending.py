@@ -47,16 +47,13 @@ def finish(
     statuses = show(log)
     writing.after_run(arguments.log_dir, arguments.quiet, log)
     if interrupted:
-        print(f"interrupted: {kept or _kept_in(arguments)}", file=sys.stderr)
+        kept = kept or (
+            f"what was measured is in {arguments.log_dir} (of the stopped job too; the table leaves that out); "
+            "--resume continues and runs that job again"
+        )
+        print(f"interrupted: {kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_FAILED if failed or statuses is None else exit_code(statuses)
-
-
-def _kept_in(arguments: argparse.Namespace) -> str:
-    return (
-        f"what was measured is in {arguments.log_dir} (of the stopped job too; the table leaves that out); "
-        "--resume continues and runs that job again"
-    )
 
 
 def exit_code(statuses: Sequence[str]) -> int:
@@ -66,8 +63,7 @@ def exit_code(statuses: Sequence[str]) -> int:
 
 
 def printed(table: str, statuses: Sequence[str]) -> Shown:
-    """Print the table of what was measured.  Where stdout does not take it, that is a warning: the results are on
-    disk."""
+    """Print the table.  Where stdout does not take it, that is a warning: the results are on disk."""
     try:
         print(table, end="", flush=True)
         return statuses

@@ -22,11 +22,9 @@ MOST_THREADS = 4
 def str2bool(text: str) -> bool:
     """True for yes, true, t, y, 1; False for no, false, f, n, 0; in any case."""
     word = text.strip().lower()
-    if word in ("yes", "true", "t", "y", "1"):
-        return True
-    if word in ("no", "false", "f", "n", "0"):
-        return False
-    raise ArgumentTypeError(f"give true or false, not {text!r}")
+    if word not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
+        raise ArgumentTypeError(f"give true or false, not {text!r}")
+    return word in ("yes", "true", "t", "y", "1")
 
 
 def whole(low: int) -> Callable[[str], int]:
@@ -136,17 +134,13 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
 def schedule(text: str) -> Dict[str, int]:
     """The profiler's schedule from "wait=10,warmup=10,active=20,repeat=2"."""
     lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
-    values = {}
-    for part in text.split(","):
-        key, _, value = part.partition("=")
-        key = key.strip()
-        if key not in lows:
-            raise ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
-        values[key] = whole(lows[key])(value)
-    missing = [key for key in lows if key not in values]
+    given = {key.strip(): value for key, _, value in (part.partition("=") for part in text.split(","))}
+    if not given.keys() <= lows.keys():
+        raise ArgumentTypeError(f"give wait=A,warmup=B,active=C,repeat=D in steps, not {text!r}")
+    missing = [key for key in lows if key not in given]
     if missing:
         raise ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
-    return values
+    return {key: whole(lows[key])(value) for key, value in given.items()}
 
 
 def sweepable(parser: argparse.ArgumentParser) -> Dict[str, argparse.Action]:

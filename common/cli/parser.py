@@ -65,18 +65,14 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     names = tuple(one.name for one in with_variants())
     standard = tuple(one.name for one in IMPLEMENTATIONS if not one.template)
     group = parser.add_argument_group("which implementations")
-    group.add_argument(
-        "--only",
-        type=implementations(standard),
-        metavar="A,B",
-        default=standard,
-        help=(
-            f"these: {', '.join(standard)}; or, in another way of calling it, "
-            f"{', '.join(name for name in names if ':' in name)}; or a loss of your own, by its file "
-            "(benchmark_flash.py). Default: all but those variants"
-        ),
+    variants = ", ".join(name for name in names if ":" in name)
+    which = (
+        f"these: {', '.join(standard)}; or, in another way of calling it, {variants}; "
+        "or a loss of your own, by its file (benchmark_flash.py). Default: all but those variants"
     )
-    group.add_argument("--skip", type=implementations(standard), metavar="A,B", default=(), help="all but these")
+    of: Dict[str, Any] = {"type": implementations(standard), "metavar": "A,B"}
+    group.add_argument("--only", **of, default=standard, help=which)
+    group.add_argument("--skip", **of, default=(), help="all but these")
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:

@@ -47,10 +47,8 @@ def benchmark(
     settings_of = [settings.resolve({**given, **cell}, device) for cell in cells]
     _check(axes, settings_of)
     shared = grid.shared(settings_of, axes)
-    if arguments.resume:
-        file = resume(axes, shared, arguments.log_dir)
-    else:
-        file = start(axes, shared, names, arguments.log_dir)
+    log_dir = arguments.log_dir
+    file = resume(axes, shared, log_dir) if arguments.resume else start(axes, shared, names, log_dir)
 
     def measure() -> None:
         for number, (cell, chosen) in enumerate(zip(cells, settings_of)):
