@@ -78,10 +78,11 @@ def _flags() -> Iterator[str]:
 def _records() -> Iterator[str]:
     from common.records import schema
 
+    describe = runpy.run_path(str(Path(__file__).with_name("_records.py")))["describe"]
     yield f"# Records\n\n{_paragraphs(schema.__doc__)}\n"
-    shared = {field.name: field for field in schema.describe()[0].fields if field.name in schema.Line.__struct_fields__}
+    shared = {field.name: field for field in describe()[0].fields if field.name in schema.Line.__struct_fields__}
     yield f"Of every kind of record, in a sweep:\n\n{_fields(shared.values())}"
-    for kind in schema.describe():
+    for kind in describe():
         yield f"\n## {kind.name}\n\n{_cell(kind.text)}\n"
         yield _fields(field for field in kind.fields if field.name not in shared)
 

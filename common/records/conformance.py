@@ -9,16 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Mapping, Optional
 
-PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS = (
-    "pass",
-    "differs",
-    "refuses",
-    "crashes",
-    "timeout",
-    "n/a",
-    "error",
-)
-
+RESULTS = ("pass", "differs", "refuses", "crashes", "timeout", "n/a", "error")
+PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS
 #: JSON has no infinity: an error that is not finite is written as this.
 INFINITE = 1e300
 
@@ -59,11 +51,9 @@ class Outcome:
             raise ValueError(f"not a result: {self.result}")
 
     def to_json(self) -> Dict[str, Any]:
-        data = asdict(self)
-        for key in ("loss_error", "grad_error"):
-            if data[key] is not None:
-                data[key] = min(data[key], INFINITE)
-        return data
+        errors = {"loss_error": self.loss_error, "grad_error": self.grad_error}
+        bounded = {key: None if error is None else min(error, INFINITE) for key, error in errors.items()}
+        return {**asdict(self), **bounded}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:

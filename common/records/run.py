@@ -33,19 +33,14 @@ LOCK_NAME = ".measuring.lock"
 class Run:
     """Records of one implementation in the file `path`; every addition is written before the next job starts.
 
-    existing: those that the file has already; claim: the lock of the folder, where it is this run's alone;
-    failed: did a job that this process added end otherwise than well?
-    """
+    existing: those in the file already; claim: the lock of the folder, where it is this run's alone; failed: did a job
+    that this process added not end well?"""
 
     def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
         self.records: List[Line] = list(existing)
         self.unwritten: List[Record] = []
         self.failed = False
-
-    def read(self) -> None:
-        """Take the records that the file has.  Raises UserError."""
-        _, self.records = store.read_run(self.path)
 
     def add(self, new: Union[Record, Iterable[Record]]) -> None:
         """Where the disk has no room for a job, the job becomes one that failed, on disk too if there is room for that.
@@ -76,10 +71,6 @@ class Run:
         """A record as the file has it."""
         return record
 
-    def _statuses(self) -> List[str]:
-        ends = map(store.status_of, store.latest_jobs(self.records).values())
-        return [end.status for end in ends if end]
-
     def is_done(self, job: str) -> bool:
         """Has the job ended well?  Anything else is tried again when a run is resumed."""
         lines = store.latest_jobs(self.records).get(job)
@@ -98,7 +89,8 @@ class Run:
 
     @property
     def status(self) -> str:
-        statuses = self._statuses() or ["interrupted"]
+        ends = map(store.status_of, store.latest_jobs(self.records).values())
+        statuses = [end.status for end in ends if end] or ["interrupted"]
         return next((status for status in statuses if status != "ok"), "ok")
 
     def close(self) -> None:
@@ -121,10 +113,7 @@ def remove(path: Path) -> None:
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """Make a new folder `base` (or base.2, base.3, ...) in `log_dir`, and hold its lock, whose path's parent it is.
-
-    Raises UserError when that cannot be written.
-    """
+    """The lock of a new folder `base` (or base.2, base.3, ...) in `log_dir`.  UserError where none can be made."""
     for number in itertools.count(1):
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
@@ -150,9 +139,8 @@ def claim_again(path: Path) -> Claim:
     try:
         claim = Claim(folder / LOCK_NAME)
     except Held as held:
-        raise UserError(
-            f"--resume: {folder} is being measured by process {held.holder}: wait for it, or give another --log-dir"
-        ) from None
+        words = f"is being measured by process {held.holder}: wait for it, or give another --log-dir"
+        raise UserError(f"--resume: {folder} {words}") from None
     except OSError as error:
         raise UserError(f"--resume: {folder} cannot be written ({error.strerror}); leave the flag out") from error
     try:
@@ -175,25 +163,14 @@ def now() -> str:
 
 def header(name: str, settings: Settings, run_id: str, started: str, more: Mapping[str, Any]) -> Record:
     """The ``run`` record."""
-    return {
-        "record": "run",
-        "schema": schema.SCHEMA,
-        "run_id": run_id,
-        "name": name,
-        "suffix": settings.suffix,
-        "package": find(name).package,
-        "kind": find(name).kind,
-        "exact": find(name).exact,
-        "settings": settings.to_json(),
-        "command": sys.argv,
-        "started": started,
-        **more,
-    }
+    found = find(name)
+    row = {"name": name, "suffix": settings.suffix, "package": found.package, "kind": found.kind, "exact": found.exact}
+    run = {"settings": settings.to_json(), "command": sys.argv, "started": started, **more}
+    return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
 def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[str, Path]:
-    """Files of the newest run under `log_dir` with the same settings, by implementation.  Raises UserError when there
-    is none."""
+    """Files of the newest run under `log_dir` with the same settings, by implementation; UserError without any."""
     as_written = json.loads(json.dumps(settings.to_json()))
     found: Dict[str, Dict[str, Path]] = {}
     started: Dict[str, str] = {}
@@ -234,7 +211,7 @@ def open_runs(
         for name in names:
             if name in paths:
                 opened[name] = Run(paths[name], claim=claim_again(paths[name]))
-                opened[name].read()
+                opened[name].records = store.read_run(paths[name])[1]
             else:
                 claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)

@@ -16,14 +16,14 @@ and fields, is ignored.  The types are checked when a file is read, so no other 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Dict, List, NamedTuple, Optional, Tuple, Type, TypedDict, Union, get_args
+from typing import Annotated, Any, Dict, List, Optional, Type, TypedDict, Union, get_args
 
 from common.core.guard import require
 
 require("msgspec")
 
 import msgspec  # noqa: E402
-from msgspec import Meta, Struct, field, inspect  # noqa: E402
+from msgspec import Meta, Struct, field  # noqa: E402
 
 SCHEMA = 1
 FILE_NAME = "results.jsonl"
@@ -38,6 +38,7 @@ Bytes = Annotated[int, Meta(ge=0, le=2**53, extra={"unit": "bytes"})]
 Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
+Length = Annotated[float, Meta(ge=0, lt=1e15)]
 
 
 def of(description: str) -> Meta:
@@ -86,7 +87,7 @@ class Machine(Struct, kw_only=True, frozen=True):
     cpu: Annotated[Optional[str], of("model name")] = None
     cores: Annotated[Optional[Positive], of("physical or logical ones, as the system counts them")] = None
     memory_bytes: Annotated[Optional[Bytes], of("of the whole machine")] = None
-    os: Optional[str] = None
+    os: Annotated[Optional[str], of("system, release and processor, as platform.platform() has them")] = None
     python: Annotated[Optional[str], of("version of the command's Python")] = None
 
 
@@ -115,18 +116,16 @@ class Batch(Struct, kw_only=True, frozen=True):
     padded_cells: Annotated[Positive, of("of the padded tensor")]
     frames: Annotated[Optional[Positive], of("sum of T")] = None
     tokens: Annotated[Optional[Count], of("sum of U")] = None
-    one_symbol_cells: Annotated[
-        Optional[Positive], of("cells that a path with at most one symbol a frame can meet")
-    ] = None
+    one_symbol_cells: Annotated[Optional[Positive], of("met by paths of at most one symbol a frame")] = None
     pruned_cells: Annotated[Optional[Positive], of("T * min(S, U + 1) for the prune range S")] = None
 
 
 class Totals(Struct, kw_only=True, frozen=True):
     """Of all utterances of the shape file, as the run varied them."""
 
-    utterances: Positive
-    frames: Positive
-    T_max: Positive
+    utterances: Annotated[Positive, of("how many there are")]
+    frames: Annotated[Positive, of("sum of T")]
+    T_max: Annotated[Positive, of("frames of the longest utterance")]
     batches: Annotated[Optional[Positive], of("how many there are")] = None
     mean_log_useful_share: Annotated[
         Optional[float], of("mean over all batches of log(useful cells / padded cells)")
@@ -134,15 +133,15 @@ class Totals(Struct, kw_only=True, frozen=True):
 
 
 class Histogram(Struct, kw_only=True, frozen=True):
-    """Bin i is from begin + i * width on."""
+    """Bin i is from begin + i * width on; of frames, tokens or percent."""
 
-    begin: Annotated[float, Meta(ge=0, lt=1e15)]
-    width: Annotated[float, Meta(gt=0, lt=1e15)]
+    begin: Annotated[Length, of("where the first bin begins")]
+    width: Annotated[float, Meta(gt=0, lt=1e15, description="of each bin")]
     all: Annotated[List[Count], of("number in each bin")]
     measured: Annotated[List[Count], of("likewise, of those in the measured batches")]
-    lowest: Annotated[float, Meta(ge=0, lt=1e15)]
-    median: Annotated[float, Meta(ge=0, lt=1e15)]
-    highest: Annotated[float, Meta(ge=0, lt=1e15)]
+    lowest: Annotated[Length, of("of all")]
+    median: Annotated[Length, of("of all")]
+    highest: Annotated[Length, of("of all")]
 
     def __post_init__(self) -> None:
         if len(self.all) != len(self.measured) or not sum(self.all) or not sum(self.measured):
@@ -161,22 +160,22 @@ class AtSize(Struct, kw_only=True, frozen=True):
     """Errors on a measured batch."""
 
     batch: Annotated[int, of("index")]
-    N: int
-    T_max: int
-    U_max: int
-    loss_error: float
-    grad_error: float
+    N: Annotated[int, of("utterances that were taken of it")]
+    T_max: Annotated[int, of("frames of the longest of them")]
+    U_max: Annotated[int, of("tokens of the longest target of them")]
+    loss_error: Annotated[float, of("relative, against the float64 oracle")]
+    grad_error: Annotated[float, of("of the gradient of the logits, relative to its largest element")]
     grad_tolerance: Annotated[float, of("grows with the length of the sums")]
-    ok: Optional[bool] = None
+    ok: Annotated[Optional[bool], of("is no error larger than its tolerance?")] = None
 
 
 class Schedule(Struct, kw_only=True, frozen=True):
     """Steps of the profiler."""
 
-    wait: Count
-    warmup: Count
-    active: Count
-    repeat: Count
+    wait: Annotated[Count, of("steps without the profiler, at the begin of each window")]
+    warmup: Annotated[Count, of("steps with the profiler that are thrown away")]
+    active: Annotated[Count, of("steps in the trace")]
+    repeat: Annotated[Count, of("windows, each with a trace of its own")]
 
 
 class Copies(Struct, kw_only=True, frozen=True):
@@ -189,7 +188,7 @@ class Copies(Struct, kw_only=True, frozen=True):
 class Products(Struct, kw_only=True, frozen=True):
     """Products of n x n matrices."""
 
-    n: Positive
+    n: Annotated[Positive, of("rows and columns of each matrix")]
     ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each product", extra={"unit": "ns"})]
 
 
@@ -200,13 +199,11 @@ class Line(Struct, kw_only=True, frozen=True, omit_defaults=True, tag_field="rec
     """A record."""
 
     cell: Annotated[
-        Optional[Count],
-        of("in a sweep: number of the cell, from 0; the values of the grid's last key vary fastest"),
+        Optional[Count], of("number of the cell, from 0; the values of the grid's last key vary fastest")
     ] = None
-    implementation: Annotated[Optional[str], of("in a sweep")] = None
+    implementation: Annotated[Optional[str], of("whose record it is")] = None
     reused_from: Annotated[
-        Optional[Count],
-        of("in a sweep: the cell whose result this is (the device's limits; who is missing or unsupported)"),
+        Optional[Count], of("the cell whose result this is (the device's limits; who is missing or unsupported)")
     ] = None
 
 
@@ -215,34 +212,34 @@ class JobLine(Line, kw_only=True, frozen=True):
 
     job: Annotated[
         str,
-        of(
-            '"correctness", "timing-1", ..., "memory", "trace"; "probe-64" and "throughput-64-of-96-1", at the size '
-            "64, of --find-largest"
-        ),
+        of('"correctness", "timing-1", ..., "memory", "trace"; of --find-largest "probe-64", "throughput-64-of-96-1"'),
     ]
 
 
-class Header(Line, kw_only=True, frozen=True, tag="run"):
-    """Always the first line of a run."""
+class FirstLine(Line, kw_only=True, frozen=True):
+    """What is always on the first line of a file."""
 
-    name: Annotated[str, of('of the implementation: "k2", or "k2:modified" for a variant')]
     schema: Annotated[int, of("version of this format")] = SCHEMA
-    run_id: Annotated[
-        str,
-        of("shared by the implementations of one run, and by the two sides of one compare.py --rev: their rounds pair"),
-    ] = ""
-    suffix: Annotated[
-        Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size", "largest-max-frames"')
-    ] = None
-    package: Optional[str] = None
-    kind: Annotated[Optional[str], of("exact, topology, pruned or additive (see core/implementations)")] = None
-    exact: Optional[bool] = None
     settings: Annotated[Dict[str, Any], of("every flag as resolved")] = {}
     command: Annotated[Any, of("the command line, a list")] = None
     started: Annotated[str, of("ISO 8601, UTC")] = ""
     git_revision: Annotated[Optional[str], of("of this suite")] = None
     git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")] = None
-    machine: Machine = Machine()
+    machine: Annotated[Machine, of("where the command ran")] = Machine()
+
+
+class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
+    """Always the first line of a run."""
+
+    name: Annotated[str, of('of the implementation: "k2", or "k2:modified" for a variant')]
+    run_id: Annotated[
+        str,
+        of("shared by the implementations of one run, and by the two sides of one compare.py --rev: their rounds pair"),
+    ] = ""
+    suffix: Annotated[Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size"')] = None
+    package: Annotated[Optional[str], of("that holds the loss, as it is imported")] = None
+    kind: Annotated[Optional[str], of("exact, topology, pruned or additive (see core/implementations)")] = None
+    exact: Annotated[Optional[bool], of("is it the transducer loss, and no approximation of it?")] = None
     memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
     values: Annotated[Dict[str, Any], of("in a sweep: {setting: value} of the cell")] = {}
 
@@ -257,22 +254,22 @@ class Header(Line, kw_only=True, frozen=True, tag="run"):
 class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     """Once for each job: where it ran and on what."""
 
-    python: Optional[str] = None
-    torch: Optional[str] = None
-    implementation_version: Optional[str] = None
+    python: Annotated[Optional[str], of("version")] = None
+    torch: Annotated[Optional[str], of("version, with the local part")] = None
+    implementation_version: Annotated[Optional[str], of("of the package")] = None
     options: Annotated[Dict[str, Option], of("of the package's functions, by name")] = {}
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
-    device_name: Optional[str] = None
+    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
     cuda: Annotated[Optional[str], of("version")] = None
-    threads: Optional[Positive] = None
-    denormals: Optional[str] = None
+    threads: Annotated[Optional[Positive], of("of torch on the CPU")] = None
+    denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
     variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}
     transparent_huge_pages: Annotated[Optional[str], of("of the kernel")] = None
-    shape_file: Optional[str] = None
-    shape_file_sha256: Optional[str] = None
+    shape_file: Annotated[Optional[str], of("path, relative to the suite where it lies in there")] = None
+    shape_file_sha256: Annotated[Optional[str], of("hex digest of its bytes")] = None
     batches: Annotated[Optional[List[Batch]], of("those that are measured")] = None
-    shape_file_totals: Optional[Totals] = None
+    shape_file_totals: Annotated[Optional[Totals], of("of all its utterances")] = None
     shape_distribution: Annotated[
         Any, of("a Distribution; of the correctness job alone, and not of a sweep or of --find-largest")
     ] = None
@@ -283,9 +280,9 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
     """The largest relative errors against the float64 oracle, on small batches; of a pruned loss with its range
     widened to all of U."""
 
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
-    tolerance: Optional[float] = None
+    loss_error: Annotated[Optional[float], of("relative")] = None
+    grad_error: Annotated[Optional[float], of("of all gradients, each relative to its largest element")] = None
+    tolerance: Annotated[Optional[float], of("of both errors")] = None
     ok: Annotated[Optional[bool], of("is no error larger than the tolerance?")] = None
     approximation_gap: Annotated[
         Optional[float],
@@ -302,7 +299,7 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
             "where the small batches were wrong already, or simulated"
         ),
     ] = None
-    note: str = ""
+    note: Annotated[str, of('what else is to be known, else ""')] = ""
 
 
 class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
@@ -312,7 +309,7 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
     round: Annotated[int, of("number of the fresh process, from 1")]
     batch: Annotated[int, of("index")]
     total_wall_ns: Annotated[Nanoseconds, of("on CUDA synchronised at both ends")]
-    repeat: Optional[int] = None
+    repeat: Annotated[Optional[int], of("number of the pass over the round's batches, from 0")] = None
     warmup: Annotated[bool, of("not to be counted")] = False
     forward_wall_ns: Annotated[Optional[Duration], of("null on CUDA, where the host runs ahead")] = None
     forward_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
@@ -326,7 +323,7 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
 class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
 
-    scope: str
+    scope: Annotated[str, of('"loss" or "step"')]
     batch: Annotated[int, of("index")]
     device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
     device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
@@ -340,8 +337,8 @@ class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
     """What the trace pass left in the folder."""
 
     files: Annotated[List[str], of("names of traces, .json or .json.gz")]
-    steps: Optional[int] = None
-    schedule: Optional[Schedule] = None
+    steps: Annotated[Optional[int], of("that the loop ran, of all windows")] = None
+    schedule: Annotated[Optional[Schedule], of("of the profiler")] = None
     key_averages: Annotated[Optional[List[str]], of("names of tables")] = None
     profiler: Annotated[Any, of("{record_shapes, with_stack, profile_memory}")] = None
     memory_snapshot: Annotated[Optional[str], of("name of a file")] = None
@@ -355,17 +352,17 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     """What the device does at best: at least one in each run that was timed, before its first round, the same in all
     implementations of the run."""
 
-    torch: Optional[str] = None
-    device: Optional[str] = None
-    device_name: Optional[str] = None
-    threads: Optional[int] = None
-    dtype: Optional[str] = None
+    torch: Annotated[Optional[str], of("version")] = None
+    device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
+    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
+    threads: Annotated[Optional[int], of("of torch on the CPU")] = None
+    dtype: Annotated[Optional[str], of("of the matrices")] = None
     tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
     cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
-    copies: List[Copies] = []
+    copies: Annotated[List[Copies], of("of buffers of several sizes")] = []
     products: Annotated[List[Products], of("of matrices of the dtype")] = []
-    foreign_cpu: Optional[Share] = None
-    flags: Optional[List[str]] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
+    flags: Annotated[Optional[List[str]], of('["busy"]: measured beside other load')] = None
     reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
 
 
@@ -373,18 +370,17 @@ class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
     """With --find-largest, before each step that must fit: of the batch with the most padded cells, then of that with
     the most useful ones."""
 
-    scope: Optional[str] = None
-    index: Optional[int] = None
-    N: Optional[Positive] = None
-    frames: Optional[Positive] = None
-    T_max: Optional[Positive] = None
-    U_max: Optional[Count] = None
-    useful_cells: Optional[Positive] = None
-    padded_cells: Optional[Positive] = None
+    scope: Annotated[Optional[str], of('"loss" or "step"')] = None
+    index: Annotated[Optional[int], of("of the batch")] = None
+    N: Annotated[Optional[Positive], of("utterances")] = None
+    frames: Annotated[Optional[Positive], of("sum of T")] = None
+    T_max: Annotated[Optional[Positive], of("frames of the longest utterance")] = None
+    U_max: Annotated[Optional[Count], of("tokens of the longest target")] = None
+    useful_cells: Annotated[Optional[Positive], of("of the utterances")] = None
+    padded_cells: Annotated[Optional[Positive], of("of the padded tensor")] = None
     limit_bytes: Annotated[Optional[Bytes], of("above the loaded process")] = None
     limit_kind: Annotated[
-        Optional[str],
-        of('"address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back'),
+        Optional[str], of('"address space": RLIMIT_AS; "device memory": the rest of a CUDA device is held back')
     ] = None
     warnings: Annotated[List[str], of("one where less than --memory-limit was left")] = []
 
@@ -392,9 +388,9 @@ class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
 class Fit(JobLine, kw_only=True, frozen=True, tag="fit"):
     """With --find-largest, after a step that did fit."""
 
-    scope: Optional[str] = None
+    scope: Annotated[Optional[str], of('"loss" or "step"')] = None
     batch: Annotated[Optional[int], of("index")] = None
-    loss: Optional[float] = None
+    loss: Annotated[Optional[float], of("of the step")] = None
     peak_bytes: Annotated[
         Optional[Bytes],
         of("above the loaded process, inputs included: resident on a CPU, of torch's allocator on CUDA"),
@@ -410,29 +406,20 @@ class Status(JobLine, kw_only=True, frozen=True, tag="status"):
     size: Annotated[Optional[Positive], of("that was tried or timed, of --find-largest")] = None
     pool: Annotated[
         Optional[Positive],
-        of(
-            "of the throughput pass: timed are the utterances of the run's batches of this size, the largest of any "
-            "implementation"
-        ),
+        of("of the throughput pass: its utterances are those of the run's batches of this size, the largest of all"),
     ] = None
-    reason: Optional[str] = ""
+    reason: Annotated[Optional[str], of('why it did not end well, else ""')] = ""
     wall_ns: Annotated[Optional[Duration], of("of the whole job")] = None
     stderr_tail: Annotated[Optional[List[str]], of("where the job failed: the last lines of its stderr")] = None
 
 
-class SweepHeader(Line, kw_only=True, frozen=True, tag="sweep"):
+class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
     """Always the first line of a sweep."""
 
     sweep_id: Annotated[str, of("the run_id of its runs")]
     grid: Annotated[Dict[str, List[Union[int, float, bool, str, None]]], of("{setting: values}")]
     settings: Annotated[Dict[str, Any], of("those that all cells share")]
-    schema: Annotated[int, of("version of this format")] = SCHEMA
     names: Annotated[List[str], of("implementations")] = []
-    command: Annotated[Any, of("the command line, a list")] = None
-    started: Annotated[str, of("ISO 8601, UTC")] = ""
-    git_revision: Optional[str] = None
-    git_dirty: Optional[bool] = None
-    machine: Machine = Machine()
 
 
 Kind = Union[Header, Environment, Correctness, Sample, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
@@ -488,69 +475,3 @@ def distribution(environment: Environment) -> Optional[Distribution]:
         return msgspec.convert(environment.shape_distribution, Distribution)
     except ValueError:
         return None
-
-
-# For the docs.
-
-
-class Field(NamedTuple):
-    """unit: "" where it has none; required: every version writes it."""
-
-    name: str
-    type: str
-    unit: str
-    text: str
-    required: bool
-
-
-class Description(NamedTuple):
-    """Of a kind of record, or of a part of records."""
-
-    name: str
-    text: str
-    fields: List[Field]
-
-
-def describe() -> List[Description]:
-    """Every kind of record by the name it has in ``record``, then the parts that records are made of."""
-    found = []
-    for name, kind in [*KINDS.items(), *((part.__name__, part) for part in PARTS)]:
-        info: Any = inspect.type_info(kind)
-        found.append(
-            Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
-        )
-    return found
-
-
-def _field(field: Any) -> Field:
-    type_, text, unit = _in_words(field.type)
-    return Field(field.encode_name, type_, unit, text, field.required)
-
-
-def _in_words(type_: Any) -> Tuple[str, str, str]:
-    """Type, description and unit."""
-    if isinstance(type_, inspect.Metadata):
-        words, text, unit = _in_words(type_.type)
-        text = (type_.extra_json_schema or {}).get("description", text)
-        return words, text, (type_.extra or {}).get("unit", unit)
-    if isinstance(type_, inspect.UnionType):
-        found = [_in_words(one) for one in type_.types]
-        return " or ".join(words for words, _, _ in found), "", "".join(unit for _, _, unit in found)
-    if isinstance(type_, inspect.ListType):
-        words, text, unit = _in_words(type_.item_type)
-        return f"list of {words}", text, unit
-    if isinstance(type_, inspect.DictType):
-        words, text, unit = _in_words(type_.value_type)
-        return f"{{name: {words}}}", text, unit
-    if isinstance(type_, inspect.StructType):
-        return type_.cls.__name__, "", ""
-    return _WORDS.get(type(type_), "any"), "", ""
-
-
-_WORDS: Dict[Any, str] = {
-    inspect.IntType: "int",
-    inspect.FloatType: "number",
-    inspect.BoolType: "bool",
-    inspect.StrType: "text",
-    inspect.NoneType: "null",
-}

@@ -30,10 +30,8 @@ def _line(record: Record) -> bytes:
 
 
 def append(path: Path, new: Iterable[Record]) -> None:
-    """Add `new` at the end of the file `path`, which is made where it is missing.
-
-    Raises NotWritten when the disk does not take all of it; then the file is as it was before.
-    """
+    """Add `new` at the end of the file `path`, made where it is missing.  Raises NotWritten where the disk does not
+    take all of it; then the file is as it was before."""
     left = b"".join(map(_line, new))
     try:
         with path.open("ab", buffering=0) as stream:  # a buffer would be written again when the file is closed
@@ -46,17 +44,13 @@ def append(path: Path, new: Iterable[Record]) -> None:
                     stream.truncate(before)
                 raise
     except OSError as error:
-        raise NotWritten(
-            f"cannot write {path}: {error.strerror or error}; free some space and go on with --resume"
-        ) from error
+        reason = error.strerror or error
+        raise NotWritten(f"cannot write {path}: {reason}; free some space and go on with --resume") from error
 
 
 def mend(path: Path) -> None:
     """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records without their
-    status, which must not be mixed with those of the next attempt.
-
-    Raises UserError when the file cannot be read or changed.
-    """
+    status, which must not be mixed with those of the next attempt.  Raises UserError."""
     try:
         with path.open("r+b") as stream:
             end = position = 0
@@ -77,11 +71,8 @@ def _ends_addition(line: bytes) -> bool:
 
 
 def read(path: Path) -> List[Line]:
-    """Records of a results.jsonl (or of the folder that holds one), in file order.
-
-    A last line cut short (a killed writer) is left out.  Raises UserError for a file that is not such a file or that a
-    newer version of this suite wrote.
-    """
+    """Records of a results.jsonl or sweep.jsonl, in file order.  A last line cut short (a killed writer) is left out.
+    Raises UserError for another file, and for one that a newer version of this suite wrote."""
     if path.is_dir():
         path = path / FILE_NAME
     try:
@@ -100,9 +91,8 @@ def read(path: Path) -> List[Line]:
         except ValueError as error:
             if number == len(lines):  # no newline at its end: cut short
                 break
-            raise UserError(
-                f"{path}, line {number}: not a record of this suite ({error}); delete the line or the folder"
-            ) from None
+            words = f"not a record of this suite ({error}); delete the line or the folder"
+            raise UserError(f"{path}, line {number}: {words}") from None
         if record is not None:
             records.append(record)
     return records
@@ -110,7 +100,6 @@ def read(path: Path) -> List[Line]:
 
 def read_run(path: Path) -> Tuple[Header, List[Line]]:
     """The header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
-    path = path / FILE_NAME if path.is_dir() else path
     records = read(path)
     if not records or not isinstance(records[0], Header):
         raise UserError(f"{path}: does not begin with a run record; delete the folder and run again")
@@ -145,11 +134,8 @@ def first(path: Path) -> Record:
 
 
 def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
-    """Records by job, for each job only those of its last attempt (an attempt ends with its ``status`` record).
-
-    Records after the last status record of a job (an attempt whose writer died) count as that job's last attempt only
-    when no attempt ended.
-    """
+    """Records by job, for each job only those of its last attempt that ended (with a ``status`` record); where none
+    did, those that there are."""
     open_attempts: Dict[str, List[JobLine]] = {}
     ended: Dict[str, List[JobLine]] = {}
     for record in records:

@@ -48,13 +48,10 @@ class SweepFile:
         """The run of an implementation in a cell, with its header on disk."""
         if (cell, name) not in self.runs:
             opened = self.runs[cell, name] = SweepRun(self, cell, name, [])
-            about = {
-                "git_revision": self.header.git_revision,
-                "git_dirty": self.header.git_dirty,
-                "machine": schema.as_written(self.header.machine),
-                "values": values,
-            }
-            opened.add(run.header(name, settings, self.header.sweep_id, run.now(), about))
+            of = self.header
+            about = {"git_revision": of.git_revision, "git_dirty": of.git_dirty, "values": values}
+            about["machine"] = schema.as_written(of.machine)
+            opened.add(run.header(name, settings, of.sweep_id, run.now(), about))
         return self.runs[cell, name]
 
     def close(self) -> None:
@@ -68,25 +65,12 @@ class SweepFile:
             run.remove(self.path)
 
 
-def folder_name(axes: Sequence[grid.Axis]) -> str:
-    """ "sweep-vocab-size_dtype"."""
-    return "sweep-" + "_".join(grid.flag(axis.key) for axis in axes)
-
-
 def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str], log_dir: Path) -> SweepFile:
     """A new sweep in a folder of its own.  shared: the settings that all cells have in common."""
-    header = {
-        "record": "sweep",
-        "schema": schema.SCHEMA,
-        "sweep_id": uuid.uuid4().hex[:12],
-        "grid": {axis.key: list(axis.values) for axis in axes},
-        "settings": shared,
-        "names": list(names),
-        "command": sys.argv,
-        "started": run.now(),
-        **run.about(),
-    }
-    claim = run.claim_folder(log_dir, folder_name(axes))
+    grid_ = {axis.key: list(axis.values) for axis in axes}
+    about = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.about()}
+    header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **about}
+    claim = run.claim_folder(log_dir, "sweep-" + "_".join(grid.flag(axis.key) for axis in axes))
     path = claim.path.with_name(schema.SWEEP_FILE_NAME)
     try:
         store.append(path, [header])
@@ -100,8 +84,7 @@ def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str
 
 
 def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> SweepFile:
-    """The newest sweep under `log_dir` of the same grid and settings.  Raises UserError when there is none, or when
-    another process is measuring it."""
+    """The newest sweep under `log_dir` of this grid and settings.  UserError: none, or one being measured."""
     path = _newest(_identity({axis.key: axis.values for axis in axes}, shared), log_dir)
     claim = run.claim_again(path)
     try:

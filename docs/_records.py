@@ -1,0 +1,72 @@
+"""Every kind of record, and every field, in words: from common/records/schema.py, for _generate.py."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from msgspec import inspect
+
+from common.records import schema
+
+
+class Field(NamedTuple):
+    """unit: "" where it has none; required: every version writes it."""
+
+    name: str
+    type: str
+    unit: str
+    text: str
+    required: bool
+
+
+class Description(NamedTuple):
+    """Of a kind of record, or of a part of records."""
+
+    name: str
+    text: str
+    fields: List[Field]
+
+
+def describe() -> List[Description]:
+    """Every kind of record by the name it has in ``record``, then the parts that records are made of."""
+    found = []
+    for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in schema.PARTS)]:
+        info: Any = inspect.type_info(kind)
+        found.append(
+            Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
+        )
+    return found
+
+
+def _field(field: Any) -> Field:
+    type_, text, unit = _in_words(field.type)
+    return Field(field.encode_name, type_, unit, text, field.required)
+
+
+def _in_words(type_: Any) -> Tuple[str, str, str]:
+    """Type, description and unit."""
+    if isinstance(type_, inspect.Metadata):
+        words, text, unit = _in_words(type_.type)
+        text = (type_.extra_json_schema or {}).get("description", text)
+        return words, text, (type_.extra or {}).get("unit", unit)
+    if isinstance(type_, inspect.UnionType):
+        found = [_in_words(one) for one in type_.types]
+        return " or ".join(words for words, _, _ in found), "", "".join(unit for _, _, unit in found)
+    if isinstance(type_, inspect.ListType):
+        words, text, unit = _in_words(type_.item_type)
+        return f"list of {words}", text, unit
+    if isinstance(type_, inspect.DictType):
+        words, text, unit = _in_words(type_.value_type)
+        return f"{{name: {words}}}", text, unit
+    if isinstance(type_, inspect.StructType):
+        return type_.cls.__name__, "", ""
+    return _WORDS.get(type(type_), "any"), "", ""
+
+
+_WORDS: Dict[Any, str] = {
+    inspect.IntType: "int",
+    inspect.FloatType: "number",
+    inspect.BoolType: "bool",
+    inspect.StrType: "text",
+    inspect.NoneType: "null",
+}
