@@ -10,24 +10,9 @@ from common.core.errors import UserError
 
 #: How a run measures, not what: a sweep has one of each.
 FIXED = (
-    "shape_file",
-    "preset",
-    "device",
-    "passes",
-    "scopes",
-    "rounds",
-    "spread",
-    "max_seconds",
-    "max_samples",
-    "schedule",
-    "record_shapes",
-    "with_stack",
-    "profile_memory",
-    "gzip_traces",
-    "find_largest",
-    "memory_limit",
-    "largest_cap",
-    "memory_snapshot",
+    *("shape_file", "preset", "device", "passes", "scopes", "rounds", "spread", "max_seconds", "max_samples"),
+    *("schedule", "record_shapes", "with_stack", "profile_memory", "gzip_traces", "memory_snapshot"),
+    *("find_largest", "memory_limit", "largest_cap"),
 )
 PASSES = ("correctness", "timing", "memory")
 
@@ -77,9 +62,8 @@ def check(axes: Sequence[Axis], given: Mapping[str, Any]) -> None:
 def check_passes(passes: Sequence[str]) -> None:
     """Raises UserError for a pass that a sweep has no place for."""
     if "trace" in passes:
-        raise UserError(
-            f"--passes: a sweep has {', '.join(PASSES)} and keeps no traces; run the cell alone to have its trace"
-        )
+        words = f"a sweep has {', '.join(PASSES)} and keeps no traces; run the cell alone to have its trace"
+        raise UserError(f"--passes: {words}")
 
 
 def shared(all_settings: Sequence[settings.Settings], axes: Sequence[Axis]) -> Dict[str, Any]:

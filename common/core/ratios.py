@@ -10,8 +10,7 @@ A round is a fresh process of each loss.  There are two designs:
   variance of the regression, rounds being the clusters (Liang and Zeger 1986; Cameron and Miller 2015).
   benchmarks/interval_coverage.py tests how often it holds the truth; docs/intervals.md has the table.
 - All rounds have the same batches (--batches first or longest, and results older than the first design).  Then the
-ratio
-  is that of these batches in this run, and the interval is over rounds.
+  ratio is that of these batches in this run, and the interval is over rounds.
 """
 
 from __future__ import annotations
@@ -189,15 +188,9 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
     return before, after, len(batches)
 
 
-def _ratio(
-    center: float,
-    error: Optional[float],
-    freedom: float,
-    confidence: float,
-    baseline: Sequence[float],
-    new: Sequence[float],
-    batches: int,
-) -> Ratio:
+def _ratio(center: float, error: Optional[float], freedom: float, confidence: float, *of: Any) -> Ratio:
+    """of: baseline, new, batches of the Ratio."""
+    baseline, new, batches = of
     low = high = None
     if error is not None:
         half = student_t(confidence, freedom) * error

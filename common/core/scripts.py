@@ -14,7 +14,7 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Mapping
+from typing import Any, Dict, Mapping
 
 from common.core.errors import UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS, LAYOUTS, Implementation
@@ -35,15 +35,9 @@ def load(script: str) -> Any:
     if adapter is None:
         raise UserError(f"{path}: holds no ADAPTER; start from a copy of benchmark_mine.py")
     adapter.name = _name(adapter, path)
-    BY_NAME[adapter.name] = Implementation(
-        adapter.name,
-        script,
-        "main",
-        "torch",
-        kind=kind_of(adapter, {}),
-        variants={variant: kind_of(adapter, changed) for variant, changed in adapter.variants.items()},
-        template=True,
-    )
+    variants = {variant: kind_of(adapter, changed) for variant, changed in adapter.variants.items()}
+    about: Dict[str, Any] = {"kind": kind_of(adapter, {}), "variants": variants, "template": True}
+    BY_NAME[adapter.name] = Implementation(adapter.name, script, "main", "torch", **about)
     return adapter
 
 

@@ -12,14 +12,7 @@ GIB = 2**30
 
 #: Bytes of each unit that a size may have.
 SIZE_UNITS = {
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
+    f"{letter}{end}": base**power for end, base in (("ib", 1024), ("b", 1000)) for power, letter in enumerate("kmgt", 1)
 }
 
 

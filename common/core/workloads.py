@@ -47,14 +47,8 @@ ESTIMATE = "the token scales are estimates: generate_shape_info.py counts those 
 def described(settings: Mapping[str, Any]) -> List[str]:
     """What is not default of a run's settings (or of a row's configuration), in a few words each."""
     values = {key: default if settings.get(key) is None else settings[key] for key, default in DEFAULTS.items()}
-    words = {
-        "subsampling": "x{} frames",
-        "token_scale": "{:g} x tokens",
-        "concatenate": "{} utterances as one",
-        "frames": "T {}",
-        "tokens": "U {}",
-        "logits": "{} logits",
-    }
+    words = {"subsampling": "x{} frames", "token_scale": "{:g} x tokens", "concatenate": "{} utterances as one"}
+    words.update(frames="T {}", tokens="U {}", logits="{} logits")
     found = [
         text.format(values[key]) for key, text in words.items() if values[key] not in (DEFAULTS[key], AS_IN_SHAPE_FILE)
     ]
