@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch.utils import cpp_extension
@@ -33,25 +33,18 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     define = [source.cuda_define] if on_cuda and source.cuda_define else []
     sources = _files(sdist, source.sources)
     sources = sources + _files(sdist, source.cuda_sources) if on_cuda else [_as_cpp(path) for path in sources]
-    cpp_extension.load(
-        name=compiled.name,
-        sources=sources,
-        extra_include_paths=[str(sdist), *([str(moderngpu / "src")] if moderngpu else [])],
-        extra_cflags=[*source.flags, *define],
-        extra_cuda_cflags=[*source.nvcc_flags, *define] if on_cuda else None,
-        build_directory=str(objects),
-        with_cuda=on_cuda,
-        verbose=True,
-    )
+    flags: Dict[str, Any] = {"extra_cflags": [*source.flags, *define]}
+    if on_cuda:
+        flags["extra_cuda_cflags"] = [*source.nvcc_flags, *define]
+    flags["extra_include_paths"] = [str(sdist), *([str(moderngpu / "src")] if moderngpu else [])]
+    cpp_extension.load(compiled.name, sources, **flags, build_directory=str(objects), with_cuda=on_cuda, verbose=True)
     (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
     shutil.rmtree(objects)
 
 
 def _as_cpp(path: str) -> str:
     """The path itself, or for a .cu a copy of it that the C++ compiler takes."""
-    if not path.endswith(".cu"):
-        return path
-    return shutil.copy(path, path[: -len("cu")] + "cc")
+    return shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:
@@ -63,11 +56,5 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:
 
 
 if __name__ == "__main__":
-    name, sdist_folder, target_folder, device_name, *headers = sys.argv[1:]
-    compile_package(
-        SOURCE_PACKAGES[name],
-        Path(sdist_folder),
-        Path(target_folder),
-        device_name,
-        Path(headers[0]) if headers else None,
-    )
+    name, unpacked, into, on, *headers = sys.argv[1:]
+    compile_package(SOURCE_PACKAGES[name], Path(unpacked), Path(into), on, Path(headers[0]) if headers else None)

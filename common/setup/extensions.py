@@ -38,9 +38,8 @@ def load(
 ) -> ModuleType:
     """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.
 
-    moderngpu: a checkout of moderngpu, for the CUDA builds that need it (default: the environment's MODERNGPU_HOME).
-    Raises NotRunnable: "missing" (no torch, no compiler, no download, a failed compilation) or "unsupported" (an
-    installed package without CUDA, no headers to build it with), each with what to do.
+    moderngpu: a checkout of it, for the CUDA builds that need it (default: MODERNGPU_HOME).  Raises NotRunnable, with
+    what to do: "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no CUDA, no headers).
     """
     source = SOURCE_PACKAGES[package]
     module = _import(package)
@@ -66,9 +65,7 @@ def load(
 
 def build(package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None) -> Path:
     """Folder with `package` and its compiled module for this Python and torch, compiled first when it is not there.
-
-    Raises NotRunnable like `load`.
-    """
+    Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
     tools = toolchain.find(device, moderngpu)
     folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
@@ -129,9 +126,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="default for build: every one")
-    parser.add_argument(
-        "--device", choices=["cpu", "cuda"], help="default: cpu, and cuda too where MODERNGPU_HOME is set"
-    )
+    where = "default: cpu, and cuda too where MODERNGPU_HOME is set"
+    parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
     parsed = parser.parse_args(arguments)
     if parsed.command == "build":
         devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]

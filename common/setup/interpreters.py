@@ -30,9 +30,7 @@ class Choice:
 
 def _here(implementation: Implementation) -> bool:
     """Can the running Python have it: torch, and the package itself or the means to build it?"""
-    if importlib.util.find_spec("torch") is None:
-        return False
-    return implementation.built or importlib.util.find_spec(implementation.package) is not None
+    return not lacks("torch") and (implementation.built or not lacks(implementation.package))
 
 
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
@@ -43,12 +41,8 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     here = Path(sys.executable)
     if in_place or (prefer_here and _here(implementation)):
         return Choice(here)
-    managed = environments.interpreter(implementation.environment)
-    if managed is not None:
-        return Choice(managed)
-    if _here(implementation):
-        return Choice(here)
-    return Choice(None, environments.reason(implementation.environment))
+    managed = environments.interpreter(implementation.environment) or (here if _here(implementation) else None)
+    return Choice(managed, "" if managed else environments.reason(implementation.environment))
 
 
 def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:

@@ -30,15 +30,9 @@ def effort(name: str) -> int:
     environment = environments.ENVIRONMENTS[implementation.environment]
     if environment.optional:
         return 1
-    if implementation.built or _locked(implementation, environment):
-        return 0
-    return 2
-
-
-def _locked(implementation: Implementation, environment: environments.Environment) -> bool:
-    """Is the package among the environment's requirements?"""
     lines = (ROOT / environment.requirements).read_text(encoding="utf-8").splitlines()
-    return any(line.partition("==")[0].replace("-", "_") == implementation.package for line in lines)
+    locked = {line.partition("==")[0].replace("-", "_") for line in lines}
+    return 0 if implementation.built or implementation.package in locked else 2
 
 
 def source(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Callable, Tuple
+from typing import Any, Callable, Tuple
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,15 @@ class SourcePackage:
     for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
     cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA
-    sources include moderngpu's headers; probe(module, device): raises RuntimeError when the loaded package does not run
-    there; without_device: what to do then.
+    sources include moderngpu's headers; loss(module, logits, one): of logits (1, 1, 2, 2) and an int64 1 of shape (1,);
+    without_device: what to do where that does not run.
     """
 
     package: str
     python: str
     module: str
     sources: Tuple[str, ...]
-    probe: Callable[[ModuleType, str], None]
+    loss: Callable[[ModuleType, Any, Any], Any]
     without_device: str
     templates: Tuple[str, ...] = ()
     metadata: str = ""
@@ -43,36 +43,29 @@ class SourcePackage:
         """Those it can be compiled for."""
         return (*(["cpu"] if self.sources else []), *(["cuda"] if self.cuda_sources else []))
 
+    def probe(self, module: ModuleType, device: str) -> None:
+        """Raises RuntimeError where the loaded package does not run on the device."""
+        import torch
 
-def _check_two_ln_2(loss: float) -> None:
-    """N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2."""
-    if not math.isclose(loss, 2 * math.log(2), rel_tol=1e-5):
-        raise RuntimeError(f"a loss that must be 2 ln 2 is {loss}")
-
-
-def _probe_optimized_transducer(module: ModuleType, device: str) -> None:
-    import torch
-
-    one = torch.ones(1, dtype=torch.int32, device=device)
-    loss = module.transducer_loss(
-        torch.zeros(2, 2, device=device), one.view(1, 1), one, one, blank=0, from_log_softmax=False, reduction="sum"
-    )
-    _check_two_ln_2(loss.item())
+        # N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2.
+        loss = self.loss(
+            module, torch.zeros(1, 1, 2, 2, device=device), torch.ones(1, dtype=torch.int64, device=device)
+        )
+        if not math.isclose(loss.item(), 2 * math.log(2), rel_tol=1e-5):
+            raise RuntimeError(f"a loss that must be 2 ln 2 is {loss.item()}")
 
 
-def _probe_fast_rnnt(module: ModuleType, device: str) -> None:
-    import torch
-
-    one = torch.ones(1, 1, dtype=torch.int64, device=device)
-    _check_two_ln_2(module.rnnt_loss(torch.zeros(1, 1, 2, 2, device=device), one, 0, reduction="sum").item())
+def _optimized_transducer(module: ModuleType, logits: Any, one: Any) -> Any:
+    ones, named = (one.view(1, 1).int(), one.int(), one.int()), {"blank": 0, "from_log_softmax": False}
+    return module.transducer_loss(logits.view(2, 2), *ones, **named, reduction="sum")
 
 
-def _probe_warp_rnnt(module: ModuleType, device: str) -> None:
-    import torch
+def _fast_rnnt(module: ModuleType, logits: Any, one: Any) -> Any:
+    return module.rnnt_loss(logits, one.view(1, 1), 0, reduction="sum")
 
-    one = torch.ones(1, 1, dtype=torch.int32, device=device)
-    log_probs = torch.zeros(1, 1, 2, 2, device=device).log_softmax(-1)
-    _check_two_ln_2(module.rnnt_loss(log_probs, one, one[0], one[0], reduction="sum").item())
+
+def _warp_rnnt(module: ModuleType, logits: Any, one: Any) -> Any:
+    return module.rnnt_loss(logits.log_softmax(-1), one.view(1, 1).int(), one.int(), one.int(), reduction="sum")
 
 
 SOURCE_PACKAGES = {
@@ -93,7 +86,7 @@ SOURCE_PACKAGES = {
             # As its cmake has them.
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
             needs_moderngpu=True,
-            probe=_probe_optimized_transducer,
+            loss=_optimized_transducer,
             without_device="uninstall it, and `make setup` compiles it for CUDA where MODERNGPU_HOME is set",
         ),
         SourcePackage(
@@ -104,7 +97,7 @@ SOURCE_PACKAGES = {
             cuda_sources=("fast_rnnt/csrc/mutual_information_cuda.cu",),
             cuda_define="-DFT_WITH_CUDA",
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda"),
-            probe=_probe_fast_rnnt,
+            loss=_fast_rnnt,
             without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
         SourcePackage(
@@ -115,7 +108,7 @@ SOURCE_PACKAGES = {
             sources=(),
             cuda_sources=("binding.cpp", "core*.cu"),
             nvcc_flags=("-O3",),
-            probe=_probe_warp_rnnt,
+            loss=_warp_rnnt,
             without_device="uninstall it, and it is compiled anew when it is measured",
         ),
     )

@@ -5,7 +5,6 @@ torch is described from its files, not imported, so that finding a build that is
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.util
 import os
@@ -14,7 +13,7 @@ import runpy
 import shutil
 import sys
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Dict, Iterator, Optional
 
@@ -68,26 +67,20 @@ def find(device: str, moderngpu: Optional[Path] = None) -> Toolchain:
         return tools
     if not torch_cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    home = next(_toolkits(torch_cuda), None)
-    named = moderngpu or os.environ.get("MODERNGPU_HOME")
-    return dataclasses.replace(
-        tools,
-        cuda_home=home,
-        nvcc_version=_release(home) if home else "",
-        architectures=os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures(),
-        moderngpu=Path(named).expanduser().resolve() if named else None,
-    )
+    home, named = next(_toolkits(torch_cuda), None), moderngpu or os.environ.get("MODERNGPU_HOME")
+    checkout = Path(named).expanduser().resolve() if named else None
+    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures()
+    release = _release(home) if home else ""
+    return replace(tools, cuda_home=home, nvcc_version=release, architectures=architectures, moderngpu=checkout)
 
 
 def check(source: SourcePackage, tools: Toolchain) -> None:
     """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
     if tools.device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {tools.device} version")
-    lacking = _lacking_for_cuda(source, tools) if tools.device == "cuda" else ""
-    if lacking:
+    if tools.device == "cuda" and (lacking := _lacking_for_cuda(source, tools)):
         raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
-    lacking = _lacking(tools)
-    if lacking:
+    if lacking := _lacking(tools):
         raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
 
 
@@ -135,8 +128,7 @@ def _torch_version() -> Dict[str, Optional[str]]:
 def _toolkits(torch_cuda: str) -> Iterator[Path]:
     """CUDA toolkits with nvcc and headers, best first.  An nvcc on PATH can be a wrapper far from its toolkit."""
     named = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), f"/usr/local/cuda-{torch_cuda}"]
-    nvcc = shutil.which("nvcc")
-    if nvcc:
+    if nvcc := shutil.which("nvcc"):
         named.append(str(Path(nvcc).resolve().parents[1]))
     for folder in [*named, "/usr/local/cuda", "/opt/cuda"]:
         if folder and Path(folder, "bin", "nvcc").exists() and Path(folder, "include", "cuda_runtime.h").exists():
@@ -151,8 +143,8 @@ def _release(cuda_home: Path) -> str:
 
 def _architectures() -> str:
     """ "8.0;9.0": the compute capabilities of this machine's GPUs; "" where there is no nvidia-smi (torch decides)."""
-    lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
-    return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
+    found = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    return ";".join(sorted({line for line in found if re.fullmatch(r"\d+\.\d+", line)}))
 
 
 def _path() -> str:

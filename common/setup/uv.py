@@ -89,9 +89,8 @@ class Uv:
             with contextlib.suppress(subprocess.CalledProcessError):
                 return self.output("python", "find", "--system", version).strip(), version
         needed = " or ".join(sorted(versions, key=lambda version: int(version.split(".")[1])))
-        raise NotRunnable(
-            "missing", f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
-        )
+        words = f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
+        raise NotRunnable("missing", words)
 
     def _fetch(self) -> None:
         requirements, stamp = ROOT / "requirements" / "uv.txt", FOLDER / "stamp"
