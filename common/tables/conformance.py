@@ -4,38 +4,23 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from common.analysis.conformance import (
-    LEGEND,
-    Finding,
-    called,
-    cell,
-    findings,
-    heading,
-    judged_elsewhere,
-    judged_of,
-    judged_when,
-    said,
-)
+from common.analysis import conformance as judging
 from common.core.table import Cell, Column, Table, tabulated
 from common.core.text import escaped, gathered, plain
-from common.records.conformance import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.records.conformance import RESULTS, Outcome
 from common.setup import obtaining
 from common.tables.text import aligned
 from common.tables.text import markdown as markdown_table
 
-#: Of each result its symbol, and its mark: a class of page.css, bold in Markdown where something is wrong.
-LOOKS = {
-    PASS: ("\u2713", "good"),
-    DIFFERS: ("\u2717", "wrong"),
-    REFUSES: ("!", "refused"),
-    CRASHES: ("\u2020", "dead"),
-    TIMEOUT: ("\u2026", "dead"),
-    ERROR: ("?", "dead"),
-    NOT_APPLICABLE: ("\u2013", "quiet"),
-}
-SYMBOLS, MARKS = ({result: look[at] for result, look in LOOKS.items()} for at in (0, 1))
+#: Of each result its mark (a class of page.css, bold in Markdown where something is wrong) and its symbol.
+MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
+SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
 COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI, by mark
 LONGEST_TITLE = 80  # characters of a case's
+HOW_TO_RUN = (
+    f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
+    "command above it there. The comment at its end says what it prints."
+)
 BEGIN, END = "<!-- conformance -->", "<!-- /conformance -->"
 
 
@@ -43,32 +28,35 @@ def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     """ "1.4, torch 2.11.0", whether it was simulated, and when it was judged if that was not with the document."""
     version, torch = (str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch"))
     simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
-    when = judged_elsewhere(entry, document)
+    when = judging.judged_elsewhere(entry, document)
     return f"{version}, torch {torch}{simulator}" + (f"; judged {when}" if when else "")
 
 
 def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
     """A row for each case, a column for each implementation that was judged.  heads: of the columns, their names where
     None; symbols: cells of one letter."""
-    judged = judged_of(document)
-    heads = [called(entry) for entry in judged] if heads is None else heads
+    judged = judging.judged_of(document)
+    heads = [judging.called(entry) for entry in judged] if heads is None else heads
     columns = [Column("case", False), *(Column(head, False, centered=symbols) for head in heads)]
     rows = []
     for case in document["cases"]:
         outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
-        cells = [Cell(SYMBOLS[one.result]) if symbols else Cell(cell(one), mark=MARKS[one.result]) for one in outcomes]
+        if symbols:
+            cells = [Cell(SYMBOLS[one.result]) for one in outcomes]
+        else:
+            cells = [Cell(judging.cell(one), mark=MARKS[one.result]) for one in outcomes]
         rows.append([Cell(case["title"]), *cells])
     return Table("conformance", "Conformance matrix", columns, rows)
 
 
 def legend(document: Mapping[str, Any]) -> Dict[str, str]:
     """The results that occur, and what they mean."""
-    used = {outcome["result"] for entry in judged_of(document) for outcome in entry["cells"].values()}
-    return {result: words for result, words in LEGEND.items() if result in used}
+    used = {outcome["result"] for entry in judging.judged_of(document) for outcome in entry["cells"].values()}
+    return {result: words for result, words in judging.LEGEND.items() if result in used}
 
 
-def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[Finding]]:
-    return gathered((finding.kind, finding) for finding in findings(document))
+def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Finding]]:
+    return gathered((finding.kind, finding) for finding in judging.findings(document))
 
 
 def _not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
@@ -80,8 +68,8 @@ def _not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 
 def table(document: Mapping[str, Any], color: bool) -> str:
     """A row for each case, a numbered column for each implementation; then what they said and the findings."""
-    columns = list(enumerate(judged_of(document), start=1))
-    lines = [heading(document), ""]
+    columns = list(enumerate(judging.judged_of(document), start=1))
+    lines = [judging.heading(document), ""]
     lines += [f"{place:3d}  {entry['name']} ({versions(entry, document)})" for place, entry in columns]
     lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in _not_judged(document)]
     numbered = matrix(document, [str(place) for place, _ in columns])
@@ -104,8 +92,8 @@ def _code(words: str) -> str:
 
 def markdown(document: Mapping[str, Any]) -> str:
     """A page of its own: findings, matrix, versions, and the answers to each case."""
-    columns = judged_of(document)
-    lines = ["# Conformance of the transducer losses", "", f"On {escaped(heading(document))}.", ""]
+    columns, absent = judging.judged_of(document), _not_judged(document)
+    lines = ["# Conformance of the transducer losses", "", f"On {escaped(judging.heading(document))}.", ""]
     lines += [
         f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 oracle of "
         "`common/losses/oracle.py`, with the lattice that the implementation documents; a pruned loss has all of "
@@ -114,22 +102,20 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     lines += ["## Findings", "", *_findings(findings_by_kind(document))]
     lines += ["## Matrix", ""]
-    lines += [f"- **{result}**: {words}" for result, words in LEGEND.items()]
+    lines += [f"- **{result}**: {words}" for result, words in judging.LEGEND.items()]
     lines += ["", markdown_table(matrix(document, [entry["name"] for entry in columns]))]
     lines += ["", "## Versions", "", markdown_table(_versions(document))]
-    if any(judged_elsewhere(entry, document) for entry in columns):
+    if any(judging.judged_elsewhere(entry, document) for entry in columns):
         lines += ["", "Each row is judged as a whole. A row that an earlier run judged keeps its revision."]
     simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
     if simulated:
         lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {escaped(', '.join(simulated))}."]
-    others = [
-        f"- {escaped(entry['name'])}: {entry['status']}: {escaped(entry['reason'])}" for entry in _not_judged(document)
-    ]
+    others = [f"- {escaped(entry['name'])}: {entry['status']}: {escaped(entry['reason'])}" for entry in absent]
     lines += ["", "Not judged:", "", *others] if others else []
     lines += ["", "## The cases and the answers", ""]
     for case in document["cases"]:
         lines += [f"**{escaped(case['title'])}** (`{case['name']}`): {escaped(case['asks'])}.", ""]
-        for (result, words), names in said(document, case["name"]).items():
+        for (result, words), names in judging.said(document, case["name"]).items():
             lines.append(f"- {result}: {_code(words)}: {escaped(', '.join(names))}")
         lines += [""] if lines[-1] else []
     return "\n".join(lines)
@@ -137,28 +123,24 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def _versions(document: Mapping[str, Any]) -> Table:
     rows = []
-    for entry in judged_of(document):
+    for entry in judging.judged_of(document):
         row = {"implementation": entry["name"], "kind": entry["kind"], "version": entry.get("version")}
-        row.update({"torch": entry.get("torch"), "Python": entry.get("python")})
-        row["judged"] = judged_elsewhere(entry, document) or judged_when(document)
+        when = judging.judged_elsewhere(entry, document) or judging.judged_when(document)
+        row.update({"torch": entry.get("torch"), "Python": entry.get("python"), "judged": when})
         rows.append({title: Cell(str(value)) for title, value in row.items()})
     return tabulated("versions", "Versions", rows)
 
 
-def _findings(found: Mapping[str, Sequence[Finding]]) -> List[str]:
+def _findings(found: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
     lines = []
     if any(finding.shown for of_kind in found.values() for finding in of_kind):
-        lines += [
-            f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and "
-            "run the command above it there. The comment at its end says what it prints.",
-            "",
-        ]
+        lines += [HOW_TO_RUN, ""]
     for kind, of_kind in found.items():
         lines += [f"### {kind}", "", *(line for finding in of_kind for line in _finding(finding))]
     return lines if found else ["None.", ""]
 
 
-def _finding(finding: Finding) -> List[str]:
+def _finding(finding: judging.Finding) -> List[str]:
     lines = [f"**{escaped(finding.case.title)}**: {escaped(finding.sentence)}.", ""]
     for words, names in finding.who.items():
         lines.append(f"- {escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
@@ -175,25 +157,14 @@ def _finding(finding: Finding) -> List[str]:
 
 
 #: Heads of columns; a variant adds its first letter, and what is not here has its own name.
-SHORT = {
-    "torchaudio": "ta",
-    "optimized_transducer": "ot",
-    "fast_rnnt": "fr",
-    "fast_rnnt-pruned": "fr-p",
-    "fast_rnnt-simple": "fr-s",
-    "k2-pruned": "k2-p",
-    "k2-simple": "k2-s",
-    "warprnnt_numba": "wn",
-    "nemo": "ne",
-    "nemo-triton": "nt",
-    "warp-rnnt": "wr",
-    "warp-transducer": "wt",
-    "speechbrain": "sb",
-    "reference": "ref",
-    "apex": "ap",
-    "awni": "aw",
-    "fused": "fu",
-}
+SHORT = dict(
+    pair.split("=")
+    for pair in (
+        "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p fast_rnnt-simple=fr-s k2-pruned=k2-p "
+        "k2-simple=k2-s warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
+        "reference=ref apex=ap awni=aw fused=fu"
+    ).split()
+)
 
 
 def short(name: str) -> str:
@@ -203,21 +174,10 @@ def short(name: str) -> str:
 
 def block(document: Mapping[str, Any]) -> str:
     """Markdown from BEGIN to END."""
-    columns = [(short(entry["name"]), called(entry)) for entry in judged_of(document)]
+    columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
     results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
     names = [f"{head} {name}" for head, name in columns if head != name]
-    return "\n".join(
-        [
-            BEGIN,
-            f"<details><summary>All {len(document['cases'])} cases on {escaped(heading(document))}</summary>",
-            "",
-            markdown_table(matrix(document, [head for head, _ in columns], symbols=True)),
-            "",
-            f"{'; '.join(results)}.",
-            "",
-            f"{escaped(', '.join(names))}.",
-            "",
-            "</details>",
-            END,
-        ]
-    )
+    matrix_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
+    title = f"<details><summary>All {len(document['cases'])} cases on {escaped(judging.heading(document))}</summary>"
+    legend_line, names_line = f"{'; '.join(results)}.", f"{escaped(', '.join(names))}."
+    return "\n".join([BEGIN, title, "", matrix_lines, "", legend_line, "", names_line, "", "</details>", END])

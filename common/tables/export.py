@@ -41,9 +41,8 @@ def _flat(value: Dict[str, Any], prefix: str = "") -> Dict[str, Any]:
         if isinstance(item, dict):
             result.update(_flat(item, f"{prefix}{key}_"))
         elif isinstance(item, list):
-            result[prefix + key] = "; ".join(
-                json.dumps(_finite(part)) if isinstance(part, dict) else str(part) for part in item
-            )
+            parts = (json.dumps(_finite(part)) if isinstance(part, dict) else str(part) for part in item)
+            result[prefix + key] = "; ".join(parts)
         else:
             result[prefix + key] = item
     return result
