@@ -21,7 +21,7 @@ from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
-# flags that go with some sources only; those of DEFAULTS go with all but --from-figures
+# flags that go with some sources only; those of OF_CORPORA go with all but --from-figures
 GOES_WITH = {
     "recordings": "manifest",
     "features": "manifest",
@@ -29,16 +29,10 @@ GOES_WITH = {
     "sampling_rate": "kaldi_dir",
     "seed": "from_figures",
 }
-DEFAULTS = {
-    "bpe_model": None,
-    "bpe_vocab_size": None,
-    "bpe_model_type": "bpe",
-    "subsampling_factor": 4,
-    "speed_perturbation": [1.0],
-    "frame_shift": 0.01,
-    "keep_empty": False,
-    "limit": None,
-}
+OF_CORPORA = (
+    *("bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation", "frame_shift"),
+    *("keep_empty", "limit"),
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -95,15 +89,16 @@ def generate(flags: argparse.Namespace) -> int:
     require("torch", "numpy", *(() if flags.from_figures else ("lhotse", "sentencepiece")))
     from common.data.sources import generation
 
-    for line in generation.generate(flags):
+    given = {name: value for name, value in vars(flags).items() if value is not None}
+    for line in generation.generate(generation.Options(**given)):
         print(line)
     return EXIT_OK
 
 
 def check(flags: argparse.Namespace) -> None:
-    """UserError for flags that do not go together; then fill in the defaults of those not given."""
+    """UserError for flags that do not go together."""
     source = next(name for name in SOURCES if getattr(flags, name) is not None)
-    for name, other in [*GOES_WITH.items(), *((name, None) for name in DEFAULTS)]:
+    for name, other in [*GOES_WITH.items(), *((name, None) for name in OF_CORPORA)]:
         fits = source == other if other else source != "from_figures"
         if getattr(flags, name) is not None and not fits:
             raise UserError(f"{_flag(name)} does not go with {_flag(source)}; leave one of them out")
@@ -114,9 +109,6 @@ def check(flags: argparse.Namespace) -> None:
             raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
     if source == "corpus_dir" and not flags.part:
         raise UserError("--corpus-dir needs --part, e.g. --part train-clean-100")
-    for name, value in DEFAULTS.items():
-        if getattr(flags, name) is None:
-            setattr(flags, name, value)
 
 
 def require(*packages: str) -> None:

@@ -52,21 +52,14 @@ class Batches:
         """Batch `index` as in the ``environment`` record (common.records.schema); with `prune_range`, also the cells
         of so many symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
-        pruned = (
-            {} if prune_range is None else {"pruned_cells": int((frames * np.minimum(tokens + 1, prune_range)).sum())}
-        )
-        return {
-            "index": range(len(self))[index],
-            "N": len(frames),
-            "T_max": int(frames.max()),
-            "U_max": int(tokens.max()),
-            "useful_cells": int((frames * (tokens + 1)).sum()),
-            "padded_cells": len(frames) * int(frames.max()) * (int(tokens.max()) + 1),
-            "frames": int(frames.sum()),
-            "tokens": int(tokens.sum()),
-            "one_symbol_cells": int(np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()),
-            **pruned,
-        }
+        found = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
+        found["useful_cells"] = (frames * (tokens + 1)).sum()
+        found["padded_cells"] = len(frames) * frames.max() * (tokens.max() + 1)
+        found.update(frames=frames.sum(), tokens=tokens.sum())
+        found["one_symbol_cells"] = np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()
+        if prune_range is not None:
+            found["pruned_cells"] = (frames * np.minimum(tokens + 1, prune_range)).sum()
+        return {key: int(value) for key, value in found.items()}
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
         """Useful and padded cells of every batch, each int64 (batches,)."""
@@ -101,8 +94,7 @@ class Batches:
         if not self.over_limit:
             return None
         row, count = self.over_limit[0], len(self.over_limit)
-        # order is longest first, so the first batch holds the longest
-        return (
+        return (  # the order is longest first, so the first batch holds the longest
             f"{count} utterance{'s' if count > 1 else ''} longer than --max-frames, each a batch of its own; "
             f"the longest has {self[0][0, 0]} frames (row {row}, counted from 0)"
         )
@@ -150,11 +142,10 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
 def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
     """Indices of the batches to measure in a round: `count` of them, or all where there are no more.
 
-    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded, in the order
-    drawn), ``spread`` (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).
-    The last two draw other batches in every round (from 1); random ones repeat only when all were drawn.  The same seed
-    picks the same batches with every numpy version.  Raises UserError for another mode or a count < 1.
-    """
+    mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded), ``spread``
+    (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).  The last two draw
+    other batches in every round (from 1); random ones repeat only when all were drawn.  Raises UserError for another
+    mode or a count < 1."""
     if mode not in MODES:
         raise UserError(f"--batches {mode}: choose one of {', '.join(MODES)}")
     if count < 1:

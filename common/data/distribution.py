@@ -19,12 +19,10 @@ def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
     frames, tokens = batches.utterances.T
     in_measured = np.concatenate([batches[index] for index in measured]).T
     useful, padded = batches.all_cells()
-    padding = 100 * (1 - useful / padded)
-    return {
-        "T": histogram(frames, in_measured[0], 1),
-        "U": histogram(tokens, in_measured[1], 1),
-        "padding_percent": histogram(padding, padding[list(measured)], 0.1),
-    }
+    percent = 100 * (1 - useful / padded)
+    padding = histogram(percent, percent[list(measured)], 0.1)
+    lengths = {"T": histogram(frames, in_measured[0], 1), "U": histogram(tokens, in_measured[1], 1)}
+    return {**lengths, "padding_percent": padding}
 
 
 def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[str, Any]:
@@ -39,12 +37,6 @@ def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[s
     count = int(highest // width) - first + 1
     bins = [(np.floor_divide(some, width).astype(np.int64) - first).clip(0, count - 1) for some in (values, measured)]
     of_all, of_measured = (np.bincount(some, minlength=count).tolist() for some in bins)
-    return {
-        "begin": round(first * width, 6),
-        "width": round(width, 6),
-        "all": of_all,
-        "measured": of_measured,
-        "lowest": round(lowest, 3),
-        "median": round(float(np.median(values)), 3),
-        "highest": round(highest, 3),
-    }
+    ends = {"lowest": lowest, "median": float(np.median(values)), "highest": highest}
+    found = {"begin": round(first * width, 6), "width": round(width, 6), "all": of_all, "measured": of_measured}
+    return {**found, **{key: round(value, 3) for key, value in ends.items()}}

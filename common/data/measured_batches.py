@@ -21,9 +21,8 @@ def load(
 ) -> Tuple[Batches, List[int]]:
     """(all batches of the shape file's utterances, indices of those of this round; without one, of all rounds).
 
-    pool: a batch size, or a number of frames when sorted.  Only the utterances of the measured batches of that size are
-    used then, and all their batches are measured, so that implementations with batches of different sizes are timed
-    over the same utterances.  Raises UserError for a wrong shape file or wrong settings.
+    pool: a batch size, or a number of frames when sorted: only the utterances of the measured batches of that size are
+    used, and all their batches, so that batches of different sizes are timed over the same utterances.  UserError.
     """
     utterances = load_utterances(settings)
     if pool is None:
@@ -37,14 +36,9 @@ def load(
 def load_utterances(settings: Settings) -> np.ndarray:
     """(utterances, 2) int32, columns T and U: the shape file's, varied as the settings say."""
     path = Path(settings.shape_file)
-    return variations.vary(
-        shapes.load(path),
-        subsampling=variations.check_subsampling(path, shapes.known_factor(path), settings.subsampling),
-        token_scale=settings.token_scale,
-        concatenate=settings.concatenate,
-        frames=settings.frames,
-        tokens=settings.tokens,
-    )
+    factor = variations.check_subsampling(path, shapes.known_factor(path), settings.subsampling)
+    lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
+    return variations.vary(shapes.load(path), subsampling=factor, **lengths)
 
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
@@ -61,9 +55,8 @@ def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> L
         if len(selected) < wanted:
             found.append(f"--num-batches {wanted}: there are no more than {len(selected)}, and all are measured")
         elif settings.own_batches and there < wanted * settings.rounds:
-            found.append(
-                f"--num-batches {wanted}: there are {there} batches for {settings.rounds} rounds, so rounds share some"
-            )
+            some = f"there are {there} batches for {settings.rounds} rounds, so rounds share some"
+            found.append(f"--num-batches {wanted}: {some}")
     return [line for line in found if line]
 
 
@@ -72,7 +65,5 @@ def select(batches: Batches, settings: Settings, round_number: Optional[int] = N
     if not settings.own_batches:
         round_number = 1
     rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]
-    picked = (
-        batching.select(batches, settings.batches, settings.num_batches, settings.seed, number) for number in rounds
-    )
-    return list(dict.fromkeys(index for indices in picked for index in indices))
+    how = settings.batches, settings.num_batches, settings.seed
+    return list(dict.fromkeys(index for number in rounds for index in batching.select(batches, *how, number)))

@@ -28,11 +28,9 @@ def load(path: Path) -> np.ndarray:
     """Rows of the shape file: int32 (utterances, 2), columns T and U.
 
     No code in a file is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load with
-    it).  The checksums in the file, and its sha256 in the provenance beside it, must be right if they exist (torch's
-    old format has no checksums).  Raises UserError with one line that names the file, the row (counted from 0) and the
-    wrong value.
+    it).  The checksums in the file, and its sha256 in the provenance beside it, must be right if they exist.  Raises
+    UserError, which names the file, the row (counted from 0) and the wrong value.
     """
-    path = Path(path)
     rows = _load_tensor(path).numpy()
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
@@ -43,10 +41,8 @@ def load(path: Path) -> np.ndarray:
         if len(wrong):
             row, value = wrong[0], rows[wrong[0], column]
             bound = f"at least {least}" if value < least else f"at most {LARGEST}"
-            raise UserError(
-                f"{path}: row {row} (counted from 0) has {name} = {value}, {name} must be {bound}; "
-                f"{len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}"
-            )
+            found = f"row {row} (counted from 0) has {name} = {value}, {name} must be {bound}"
+            raise UserError(f"{path}: {found}; {len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}")
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
@@ -54,9 +50,7 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
     """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.
 
     The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of
-    more files.  Each file is replaced in one step, and only after all could be written.  The same rows and torch
-    version give the same bytes.  Raises UserError where a file cannot be written; the files that were there before
-    stay.
+    more files.  Where one cannot be written, all stay as they were: UserError.
     """
     import torch
 
@@ -65,17 +59,11 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
     rows = np.ascontiguousarray(rows, dtype=np.int32)
     buffer = io.BytesIO()  # torch.save puts the name of a path into the archive
     torch.save(torch.from_numpy(rows), buffer)
-    described = {
-        "shape_file": {
-            "name": path.name,
-            "sha256": hashlib.sha256(buffer.getvalue()).hexdigest(),
-            "utterances": len(rows),
-            **{f"{name}_min": int(rows[:, column].min()) for column, name in enumerate("TU")},
-            **{f"{name}_max": int(rows[:, column].max()) for column, name in enumerate("TU")},
-        },
-        **provenance,
-    }
-    text = json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    about = {"name": path.name, "sha256": digest, "utterances": len(rows)}
+    about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
+    about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
+    text = json.dumps({"shape_file": about, **provenance}, indent=2, ensure_ascii=False) + "\n"
     write_atomically((path, buffer.getvalue()), (provenance_path(path), text.encode("utf-8")), *beside)
 
 
@@ -118,10 +106,7 @@ def check_output(path: Path) -> None:
 
 
 def write_atomically(*contents: Tuple[Path, bytes]) -> None:
-    """Write each (path, content) to a temporary file beside it, then rename all: on a full disk no file changes.
-
-    Raises UserError where one cannot be written.
-    """
+    """Write each (path, content) beside it, then rename all: on a full disk no file changes.  Raises UserError."""
     waiting = []
     path = Path()
     try:
@@ -137,9 +122,8 @@ def write_atomically(*contents: Tuple[Path, bytes]) -> None:
             os.replace(temporary, path)
             waiting.pop(0)
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror or error}; free some space or name another file with --output"
-        ) from error
+        advice = "free some space or name another file with --output"
+        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
     finally:
         for temporary, _ in waiting:
             os.unlink(temporary)
@@ -197,9 +181,8 @@ def _load_tensor(path: Path) -> Any:
             warnings.simplefilter("ignore")  # of old formats; the content is checked below
             loaded = torch.load(content, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise UserError(
-            f"{path}: not a shape file: damaged, cut short, or more than a tensor (nothing in it was run); {MAKE_ONE}"
-        ) from error
+        words = "not a shape file: damaged, cut short, or more than a tensor (nothing in it was run)"
+        raise UserError(f"{path}: {words}; {MAKE_ONE}") from error
     if not isinstance(loaded, torch.Tensor):
         raise UserError(f"{path}: holds a {type(loaded).__name__}, not a tensor (utterances, 2); {MAKE_ONE}")
     if loaded.layout != torch.strided or loaded.device.type != "cpu" or loaded.is_quantized:

@@ -8,11 +8,16 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 from common.core.errors import UserError
 
 _LOG_NOTHING_BELOW_FATAL = 3
+#: As icefall trains a model.
+ICEFALL: Dict[str, Any] = {
+    **{"user_defined_symbols": ["<blk>", "<sos/eos>"], "unk_id": 2, "bos_id": -1, "eos_id": -1},
+    **{"character_coverage": 1.0, "input_sentence_size": 100_000_000},
+}
 
 
 def load(path: Path) -> bytes:
@@ -26,37 +31,25 @@ def load(path: Path) -> bytes:
             raise RuntimeError("empty")
         _processor(content)
     except RuntimeError as error:
-        raise UserError(
-            f"--bpe-model {path}: not a SentencePiece model; name one, or train one with --bpe-vocab-size"
-        ) from error
+        advice = "name one, or train one with --bpe-vocab-size"
+        raise UserError(f"--bpe-model {path}: not a SentencePiece model; {advice}") from error
     return content
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """A SentencePiece model of `texts`, one utterance each, with icefall's settings except for the type.
+    """A SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.
 
-    Ids: 0 <blk>, 1 <sos/eos>, 2 <unk>; every character is covered.  icefall's own lang_bpe_500 has the type
-    ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError where `texts` cannot give
-    so many tokens, with the largest or smallest possible number.
+    icefall's own lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.
+    Raises UserError where `texts` cannot give so many tokens, with the largest or smallest possible number.
     """
     import sentencepiece
 
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
     model = io.BytesIO()
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(texts),
-            model_writer=model,
-            model_type=model_type,
-            vocab_size=vocab_size,
-            character_coverage=1.0,
-            input_sentence_size=100_000_000,
-            user_defined_symbols=["<blk>", "<sos/eos>"],
-            unk_id=2,
-            bos_id=-1,
-            eos_id=-1,
-            minloglevel=_LOG_NOTHING_BELOW_FATAL,
-        )
+        wanted = {"model_type": model_type, "vocab_size": vocab_size, **ICEFALL}
+        wanted.update(sentence_iterator=iter(texts), model_writer=model, minloglevel=_LOG_NOTHING_BELOW_FATAL)
+        sentencepiece.SentencePieceTrainer.train(**wanted)
     except RuntimeError as error:
         raise UserError(f"--bpe-vocab-size {vocab_size}: {_advice(str(error), len(texts))}") from error
     return model.getvalue()

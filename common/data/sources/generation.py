@@ -6,7 +6,6 @@ same versions give the same files.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import os
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -25,7 +24,31 @@ from common.data.sources import bpe, corpora, manifests, published
 from common.data.sources.tabulate import table
 
 SCHEMA = 1
-KALDI_SAMPLING_RATE = 16000
+
+
+@dataclass
+class Options:
+    """As the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and but for
+    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances."""
+
+    output: Path
+    manifest: Optional[Path] = None
+    corpus_dir: Optional[Path] = None
+    kaldi_dir: Optional[Path] = None
+    from_figures: bool = False
+    recordings: Optional[Path] = None
+    features: Optional[Path] = None
+    part: Sequence[str] = ()
+    sampling_rate: int = 16000
+    seed: int = published.SEED
+    bpe_model: Optional[Path] = None
+    bpe_vocab_size: int = 0
+    bpe_model_type: str = "bpe"
+    subsampling_factor: int = 4
+    speed_perturbation: Sequence[float] = (1.0,)
+    frame_shift: float = 0.01
+    keep_empty: bool = False
+    limit: Optional[int] = None
 
 
 @dataclass
@@ -38,84 +61,81 @@ class Source:
     also: Dict[str, Any] = field(default_factory=dict)
 
 
-def generate(flags: argparse.Namespace) -> List[str]:
-    """Write the shape file that `flags` ask for; returns lines to show.  Where it raises UserError nothing is
+def generate(options: Options) -> List[str]:
+    """Write the shape file that `options` ask for; returns lines to show.  Where it raises UserError nothing is
     written."""
-    shapes.check_output(flags.output)
-    rows, provenance, beside = (_from_figures if flags.from_figures else _from_corpus)(flags)
+    shapes.check_output(options.output)
+    rows, provenance, beside = (_from_figures if options.from_figures else _from_corpus)(options)
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isdigit():
         provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
-    shapes.save(flags.output, rows, {"schema": SCHEMA, **provenance}, *beside)
+    shapes.save(options.output, rows, {"schema": SCHEMA, **provenance}, *beside)
     (t_min, u_min), (t_max, u_max) = rows.min(axis=0), rows.max(axis=0)
     return [
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
         *(f"wrote {path}" for path, _ in beside),
-        f"wrote {flags.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
+        f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
     ]
 
 
-def _from_figures(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
-    seed = published.SEED if flags.seed is None else flags.seed
+def _from_figures(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
         "not the corpus",
         "source": {"kind": "figures", "files": [_described(published.FIGURES)]},
-        "options": {"seed": seed},
+        "options": {"seed": options.seed},
         "versions": _versions("torch"),
     }
-    return published.draw(published.load_figures(), seed), provenance, []
+    return published.draw(published.load_figures(), options.seed), provenance, []
 
 
-def _from_corpus(flags: argparse.Namespace) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
-    model = bpe.load(flags.bpe_model) if flags.bpe_model else None
-    trained_at = shapes.provenance_path(flags.output).with_suffix(".bpe.model")
+def _from_corpus(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
+    model = bpe.load(options.bpe_model) if options.bpe_model else None
+    trained_at = shapes.provenance_path(options.output).with_suffix(".bpe.model")
     counts: Counter = Counter()
-    source = _open(flags, counts)
-    outputs = [flags.output, shapes.provenance_path(flags.output), *([] if model else [trained_at])]
-    _keep_inputs(outputs, [*source.files, *([flags.bpe_model] if model else [])])
+    source = _open(options, counts)
+    outputs = [options.output, shapes.provenance_path(options.output), *([] if model else [trained_at])]
+    _keep_inputs(outputs, [*source.files, *([options.bpe_model] if options.bpe_model else [])])
     described = {"kind": source.kind, "files": [_described(path) for path in source.files], **source.also}
 
-    utterances: Iterator[manifests.Utterance] = islice(source.utterances, flags.limit)
+    utterances: Iterator[manifests.Utterance] = islice(source.utterances, options.limit)
     beside = []
     if model is None:
         read = list(utterances)  # needed twice: to train, and to count
         texts = [utterance.text for utterance in read if utterance.text]
-        model = bpe.train(texts, flags.bpe_vocab_size, flags.bpe_model_type)
+        model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
         beside.append((trained_at, model))
         utterances = iter(read)
-    rows = table(utterances, bpe.counter(model), flags.subsampling_factor, flags.keep_empty, counts)
+    rows = table(utterances, bpe.counter(model), options.subsampling_factor, options.keep_empty, counts)
+    named = (options.bpe_model or trained_at).name
+    about = {"name": named, "sha256": hashlib.sha256(model).hexdigest(), "vocab_size": bpe.vocab_size(model)}
+    recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     provenance = {
         "source": described,
-        "bpe_model": {
-            "name": (trained_at if beside else flags.bpe_model).name,
-            "sha256": hashlib.sha256(model).hexdigest(),
-            "vocab_size": bpe.vocab_size(model),
-            "trained_here": flags.bpe_model_type if beside else None,
-        },
-        "options": {
-            name: getattr(flags, name)
-            for name in ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
-        },
+        "bpe_model": {**about, "trained_here": options.bpe_model_type if beside else None},
+        "options": {name: getattr(options, name) for name in recorded},
         "counts": dict(sorted(counts.items())),
         "versions": _versions("torch", "lhotse", "sentencepiece"),
     }
     return rows, provenance, beside
 
 
-def _open(flags: argparse.Namespace, counts: Counter) -> Source:
-    """The source that `flags` name.  Nothing of it is read yet except to check that it is one."""
-    timing = manifests.Timing(flags.frame_shift, tuple(flags.speed_perturbation))
-    if flags.manifest:
-        recordings = flags.recordings or (None if flags.features else manifests.beside(flags.manifest))
-        utterances = manifests.utterances(flags.manifest, timing, counts, recordings, flags.features)
-        return Source("manifest", [path for path in (flags.manifest, recordings, flags.features) if path], utterances)
-    if flags.corpus_dir:
-        also = {"parts": flags.part, "transcripts_sha256": corpora.librispeech_hash(flags.corpus_dir, flags.part)}
-        return Source("librispeech", [], corpora.librispeech(flags.corpus_dir, flags.part, timing, counts), also)
-    rate = flags.sampling_rate or KALDI_SAMPLING_RATE
-    utterances = corpora.kaldi(flags.kaldi_dir, rate, timing, counts)
-    return Source("kaldi", corpora.kaldi_files(flags.kaldi_dir), utterances, {"sampling_rate": rate})
+def _open(options: Options, counts: Counter) -> Source:
+    """The source that `options` name.  Nothing of it is read yet except to check that it is one."""
+    timing = manifests.Timing(options.frame_shift, tuple(options.speed_perturbation))
+    if options.manifest:
+        recordings = options.recordings or (None if options.features else manifests.beside(options.manifest))
+        utterances = manifests.utterances(options.manifest, timing, counts, recordings, options.features)
+        files = [path for path in (options.manifest, recordings, options.features) if path]
+        return Source("manifest", files, utterances)
+    if options.corpus_dir:
+        transcripts = corpora.librispeech_hash(options.corpus_dir, options.part)
+        also = {"parts": list(options.part), "transcripts_sha256": transcripts}
+        return Source("librispeech", [], corpora.librispeech(options.corpus_dir, options.part, timing, counts), also)
+    assert options.kaldi_dir is not None
+    utterances = corpora.kaldi(options.kaldi_dir, options.sampling_rate, timing, counts)
+    rate = {"sampling_rate": options.sampling_rate}
+    return Source("kaldi", corpora.kaldi_files(options.kaldi_dir), utterances, rate)
 
 
 def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:

@@ -21,10 +21,7 @@ WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
 
 def read(path: Path) -> Iterator[Tuple[int, Any]]:
     """(entry, counted from 1; lhotse object) of the manifest `path`; its content decides the format, not its name.
-
-    A .jsonl manifest is read line by line and an entry is a line; a .json one is a single value and is read whole.
-    Raises UserError with the number of the entry for what is no such manifest.
-    """
+    Raises UserError with the number of the entry for what is no such manifest."""
     from lhotse.serialization import deserialize_item
 
     try:
@@ -38,11 +35,6 @@ def read(path: Path) -> Iterator[Tuple[int, Any]]:
         raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
     except (EOFError, ValueError, RecursionError, zlib.error) as error:
         raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
-
-
-def read_only(kind: Type, path: Path) -> Iterator[Tuple[int, Any]]:
-    """`read`, but an entry that is not a `kind` is a UserError."""
-    return of_kind(kind, path, read(path))
 
 
 def of_kind(kind: Type, path: Path, entries: Iterator[Tuple[int, Any]]) -> Iterator[Tuple[int, Any]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from common.core.errors import UserError
-from common.data.sources.manifest_files import of_kind, one_line, read, read_only
+from common.data.sources.manifest_files import of_kind, one_line, read
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
 
@@ -76,18 +76,14 @@ class Timing:
 
 
 def utterances(
-    path: Path,
-    timing: Timing,
-    counts: Counter,
-    recordings: Optional[Path] = None,
-    features: Optional[Path] = None,
+    path: Path, timing: Timing, counts: Counter, recordings: Optional[Path] = None, features: Optional[Path] = None
 ) -> Iterator[Utterance]:
     """Utterances of the cuts or supervisions in `path`, lazily and in file order; counts what it meets in `counts`.
 
     recordings, features: manifests for supervisions, which need one of them (cuts have their own).  Raises UserError
     with the number of the wrong entry.
     """
-    from lhotse import SupervisionSegment
+    from lhotse import Recording, SupervisionSegment
     from lhotse.cut import Cut
 
     entries = read(path)
@@ -103,15 +99,14 @@ def utterances(
     elif isinstance(first[1], SupervisionSegment):
         if not (recordings or features):
             raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
-        spans = load_recordings(recordings) if recordings else {}
+        listed = of_kind(Recording, recordings, read(recordings)) if recordings else ()
+        spans = {entry.id: span_of(entry) for _, entry in listed}
         parts = load_features(features) if features else {}
         supervisions = of_kind(SupervisionSegment, path, entries)
         yield from of_supervisions(path, supervisions, spans, timing, counts, parts)
     else:
-        raise UserError(
-            f"{path}: a manifest of {type(first[1]).__name__} entries; name one of cuts or supervisions "
-            "(recordings go with --recordings, features with --features)"
-        )
+        advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
+        raise UserError(f"{path}: a manifest of {type(first[1]).__name__} entries; {advice}")
 
 
 def of_supervisions(
@@ -130,13 +125,6 @@ def of_supervisions(
     counts["recordings_without_supervision"] = len(recordings.keys() - used)
 
 
-def load_recordings(path: Path) -> Dict[str, Span]:
-    """Duration and sampling rate of every recording in the manifest `path`, by id."""
-    from lhotse import Recording
-
-    return {entry.id: span_of(entry) for _, entry in read_only(Recording, path)}
-
-
 def span_of(recording: Any) -> Span:
     """All of a lhotse recording."""
     return Span(0.0, recording.duration, recording.sampling_rate)
@@ -147,7 +135,7 @@ def load_features(path: Path) -> Dict[str, List[Span]]:
     from lhotse import Features
 
     spans: Dict[str, List[Span]] = {}
-    for _, entry in read_only(Features, path):
+    for _, entry in of_kind(Features, path, read(path)):
         span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
         spans.setdefault(entry.recording_id, []).append(span)
     return spans

@@ -13,15 +13,12 @@ from common.core.errors import UserError
 from common.data.shapes import LARGEST, subsampled
 from common.data.sources.manifests import Utterance
 
+TokenCounter = Callable[[List[str]], List[int]]
 AT_ONCE = 1000  # utterances: fast enough for the tokenizer, and little memory
 
 
 def table(
-    utterances: Iterable[Utterance],
-    count_tokens: Callable[[List[str]], List[int]],
-    factor: int,
-    keep_empty: bool,
-    counts: Counter,
+    utterances: Iterable[Utterance], count_tokens: TokenCounter, factor: int, keep_empty: bool, counts: Counter
 ) -> np.ndarray:
     """Rows int32 (utterances * speeds, 2): all utterances at the first speed, then all at the next, as in icefall.
 
@@ -31,10 +28,7 @@ def table(
     frames_at: List[array] = []
     tokens = array("q")
     source = iter(utterances)
-    while True:
-        chunk = list(islice(source, AT_ONCE))
-        if not chunk:
-            break
+    while chunk := list(islice(source, AT_ONCE)):
         if not keep_empty:
             chunk = [utterance for utterance in chunk if utterance.text]
         tokens.extend(count_tokens([utterance.text for utterance in chunk]))
