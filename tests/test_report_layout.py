@@ -35,7 +35,7 @@ def test_ticks_are_plain_numbers_and_never_one_alone():
 
 def test_names_do_not_hide_each_other():
     points, names = [(300, 200), (310, 205), (690, 320), (0, 0)], ["one", "another", "at the edge", "corner"]
-    places = labels.places(points, names, 700, 330)
+    places = labels.places(points, names, (700, 330))
     boxes = [labels.box(point, name, labels.PLACES[place]) for point, name, place in zip(points, names, places)]
     for at, box in enumerate(boxes):
         assert 0 <= box[0] and box[2] <= 700 and 0 <= box[1] and box[3] <= 330

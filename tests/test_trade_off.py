@@ -72,6 +72,6 @@ def test_names_keep_off_the_lines_and_within_the_plot():
 
 def test_a_name_moves_for_one_that_came_later():
     points, names = [(100, 100), (120, 122)], ["one that is long", "another that is long"]
-    chosen = labels.places(points, names, 400, 400)
+    chosen = labels.places(points, names, (400, 400))
     one, another = (labels.box(*each, labels.PLACES[place]) for *each, place in zip(points, names, chosen))
     assert labels.shared(one, another) == 0

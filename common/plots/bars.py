@@ -61,21 +61,18 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
     end = scales.cut([each["p80"] for each in described])
     beyond = [height for median, height in medians if end and median > end]
     data += [arrows(end, beyond)] if beyond else []
-    names = [
-        f"{_lane(row, each['median'], 'ms')}  {number(each['p20'], 3)}\u2013{number(each['p80'], 3)}"
-        for row, each in zip(timed, described)
-    ]
-    said = "; ".join(
-        f"{row.label} {number(each['median'])} milliseconds, from {number(each['p20'])} to {number(each['p80'])}"
-        for row, each in zip(timed, described)
-    )
+    names, said = [], []
+    for row, each in zip(timed, described):
+        names.append(f"{_lane(row, each['median'], 'ms')}  {number(each['p20'], 3)}\u2013{number(each['p80'], 3)}")
+        span = f"from {number(each['p20'])} to {number(each['p80'])}"
+        said.append(f"{row.label} {number(each['median'])} milliseconds, {span}")
     return Figure(
         f"step-time{key}",
         f"Step time{whose}",
         "Bars: the median of each stage. Diamond and whiskers: the median of the whole, its 20th and 80th percentile "
         "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond."
         + (f" {GOES_ON}" if beyond else ""),
-        f"Step time{whose}: {said}",
+        f"Step time{whose}: {'; '.join(said)}",
         data,
         _layout(names, until(end), barmode="stack"),
         _time_table(timed, [stage for stage in stages if any(stage in parts for parts in split)], f"step-time{key}"),
@@ -125,22 +122,14 @@ def profiled_times(rows: Sequence[Row]) -> List[Figure]:
     if not traced:
         return []
     values = [(row.average_step_time_us or 0) / 1e3 for row in traced]
-    said = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in zip(traced, values))
-    cells = [
-        {"implementation": Cell(row.label), "profiled ms": measured(value, row.trace)}
-        for row, value in zip(traced, values)
-    ]
-    return [
-        Figure(
-            "step-time",
-            "Step time, profiled",
-            "The mean of the profiled steps: the profiler's own cost is in it.",
-            f"Profiled step time: {said}",
-            [_bar("profiled step", list(enumerate(values)), 0, "ms")],
-            _layout([_lane(row, value, "ms") for row, value in zip(traced, values)], axis("ms"), legend=None),
-            tabulated("step-time-profiled", "Profiled step time", cells),
-        )
-    ]
+    both = list(zip(traced, values))
+    said = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in both)
+    cells = [{"implementation": Cell(row.label), "profiled ms": measured(value, row.trace)} for row, value in both]
+    caption = "The mean of the profiled steps: the profiler's own cost is in it."
+    data = [_bar("profiled step", list(enumerate(values)), 0, "ms")]
+    frame = _layout([_lane(row, value, "ms") for row, value in both], axis("ms"), legend=None)
+    table = tabulated("step-time-profiled", "Profiled step time", cells)
+    return [Figure("step-time", "Step time, profiled", caption, f"Profiled step time: {said}", data, frame, table)]
 
 
 def peak_memories(rows: Sequence[Row]) -> List[Figure]:
@@ -176,10 +165,6 @@ def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: st
 
 def _peaks(row: Row, profiled: Mapping[str, float], stages: Sequence[str]) -> Dict[str, Cell]:
     peaks = list(row.peaks.values())
-    return {
-        "implementation": Cell(row.label),
-        "highest MB": measured(max(peaks), row.results),
-        "lowest MB": measured(min(peaks), row.results),
-        "batches": measured(len(peaks), row.results),
-        **{f"in {stage} MB (profiled)": measured(profiled.get(stage), row.trace) for stage in stages},
-    }
+    numbers = {"highest MB": max(peaks), "lowest MB": min(peaks), "batches": len(peaks)}
+    found = {"implementation": Cell(row.label), **{key: measured(value, row.results) for key, value in numbers.items()}}
+    return {**found, **{f"in {stage} MB (profiled)": measured(profiled.get(stage), row.trace) for stage in stages}}

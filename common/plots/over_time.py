@@ -26,20 +26,16 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     relative = [_relative(samples) for _, samples in sampled]
     widest = max(max(abs(value - 1) for value in values) for values in relative)
     scale = FARTHEST / max(widest, 0.05)
-    data = []
-    shapes = []
+    data: List[Trace] = []
+    shapes, names = [], []
     for place, ((row, samples), values) in enumerate(zip(sampled, relative)):
         data.append(_samples(row.label, place, samples, values, scale))
         shapes += [_line(place, 0, 1), *(_line(place, at, at) for at in _round_ends(samples))]
-    names = [
-        f"{shown(row.label)}  <b>{_range(values)}</b>  in {number(_duration(samples), 3)} s"
-        for (row, samples), values in zip(sampled, relative)
-    ]
+        names.append(f"{shown(row.label)}  <b>{_range(values)}</b>  in {number(_duration(samples), 3)} s")
     frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
     mark = next((step for step in (10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05) if step <= widest), 0.05)
-    marks = (-mark, 0, mark)
-    ticks = [(-place + change * scale, _percent(change)) for place in range(len(sampled)) for change in marks]
-    tick_values, tick_words = zip(*ticks)
+    places = [(place, change) for place in range(len(sampled)) for change in (-mark, 0, mark)]
+    tick_values, tick_words = zip(*((-place + change * scale, _percent(change)) for place, change in places))
     frame["yaxis"].update(showticklabels=True, tickvals=tick_values, ticktext=tick_words, rangemode="normal")
     x = axis("of the timed work", tickformat=".0%")
     return Figure(
@@ -93,16 +89,9 @@ def _samples(label: str, place: int, samples: Sequence[Sample], values: Sequence
 def _line(place: int, begin: float, end: float) -> Dict[str, Any]:
     """Along the median of a lane; across the lane where it begins and ends at the same time."""
     across = FARTHEST if begin == end else 0
-    return {
-        "type": "line",
-        "layer": "below",
-        "x0": begin,
-        "x1": end,
-        "y0": -place - across,
-        "y1": -place + across,
-        "line": {"width": 1, "color": INK, "dash": "dash" if across else "solid"},
-        "opacity": 0.6,
-    }
+    ends = {"x0": begin, "x1": end, "y0": -place - across, "y1": -place + across}
+    line = {"width": 1, "color": INK, "dash": "dash" if across else "solid"}
+    return {"type": "line", "layer": "below", **ends, "line": line, "opacity": 0.6}
 
 
 def _duration(samples: Sequence[Sample]) -> float:

@@ -32,22 +32,11 @@ WIDTH, SMALL = 7.0, 4.0  # inches
 POINT = 9 / 13  # of a pixel: text of 13 pixels on the page has 9 points here
 PIXELS = 72 / POINT  # of an inch
 STYLE: Any = {  # of matplotlib's names
-    "font.size": 9,
-    "text.parse_math": False,  # a $ in a name is a $
-    "text.color": DARK,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "grid.color": "#e3e1db",
-    "hatch.linewidth": 0.6,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "savefig.dpi": 200,
-    "savefig.bbox": "tight",
+    **{"font.size": 9, "text.color": DARK, "text.parse_math": False},  # a $ in a name is a $
+    **{"axes.edgecolor": QUIET, "axes.labelcolor": QUIET, "xtick.color": QUIET, "ytick.color": QUIET},
+    **{"axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True, "grid.color": "#e3e1db"},
+    **{"hatch.linewidth": 0.6, "legend.frameon": False, "legend.fontsize": 8},
+    **{"savefig.dpi": 200, "savefig.bbox": "tight"},
 }
 NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
 
@@ -61,10 +50,8 @@ def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) ->
     try:
         import matplotlib
     except ImportError:
-        raise UserError(
-            "--png needs matplotlib, which this Python does not have; `make report` uses one that does, "
-            "or pip install matplotlib"
-        ) from None
+        advice = "`make report` uses one that does, or pip install matplotlib"
+        raise UserError(f"--png needs matplotlib, which this Python does not have; {advice}") from None
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     written: List[Path] = []
     try:
@@ -162,10 +149,8 @@ def _points(axes: Any, trace: Trace) -> None:
     else:
         style["ls"] = "none"
     _whiskers(axes, trace, x)
-    every = [
-        given if isinstance(given, list) else [given] * len(x) for given in (looks.get("symbol"), looks.get("size"))
-    ]
-    pairs = list(zip(*every))
+    given = (looks.get("symbol"), looks.get("size"))
+    pairs = list(zip(*(each if isinstance(each, list) else [each] * len(x) for each in given)))
     for kind, size in dict.fromkeys(pairs):  # one for all points, but where ones are marked out
         some = [at for at, pair in enumerate(pairs) if pair == (kind, size)]
         axes.plot([x[at] for at in some], [y[at] for at in some], **style, **_marker(kind, size, looks))
@@ -231,9 +216,8 @@ def _note(axes: Any, note: Dict[str, Any]) -> None:
 
     parts = re.split(r"<b>(.*?)</b>", note["text"])
     weights = ("normal", "bold") * len(parts)
-    words: Any = [
-        TextArea(unescape(part), textprops={"fontweight": bold}) for part, bold in zip(parts, weights) if part
-    ]
+    said = [(unescape(part), {"fontweight": bold}) for part, bold in zip(parts, weights) if part]
+    words: Any = [TextArea(part, textprops=bold) for part, bold in said]
     box = HPacker(children=words, pad=0, sep=0, align="baseline")
     place = {"xycoords": axes.get_yaxis_transform(), "xybox": (0, POINT * note["yshift"]), "boxcoords": "offset points"}
     looks = {"box_alignment": (0, 0), "frameon": False, "pad": 0, "annotation_clip": False}

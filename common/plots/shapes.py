@@ -124,9 +124,8 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
     begin = math.floor(min(values) / width) * width
     places = [math.floor((value - begin) / width) for value in values]
     counts = [places.count(place) for place in range(max(places) + 1)]
-    frame = layout(
-        ALONE, bargap=0.06, xaxis=axis(unit, rangemode="normal"), yaxis=axis("batches", tickformat="d", nticks=4)
-    )
+    axes = {"xaxis": axis(unit, rangemode="normal"), "yaxis": axis("batches", tickformat="d", nticks=4)}
+    frame = layout(ALONE, bargap=0.06, **axes)
     summary = f"{title} of {len(values)} batches, {unit}: {described}"
     data = [_bars("measured", begin, width, counts, "batches", 5)]
     return Figure(key, title, described + ".", summary, data, frame, table, small=True)

@@ -24,12 +24,8 @@ CLEAR = "rgba(0,0,0,0)"
 INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
 
 _AXIS: Dict[str, Any] = {
-    "title": {"font": {"size": 13}},
-    "automargin": True,
-    "zeroline": False,
-    "fixedrange": True,
-    "ticks": "",
-    "rangemode": "tozero",
+    **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
+    **{"ticks": "", "rangemode": "tozero"},
 }
 _WHISKERS: Dict[str, Any] = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
 _PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.2, "fgcolor": "#ffffff", "fgopacity": 0.75}
@@ -38,27 +34,14 @@ _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"widt
 #: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
 TEMPLATE: Dict[str, Any] = {
     "layout": {
-        "autosize": True,
+        **{"autosize": True, "hovermode": "closest", "dragmode": False, "showlegend": True},
+        **{"paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "xaxis": _AXIS, "yaxis": _AXIS},
         "margin": {"l": 12, "r": 18, "t": 10, "b": 46},
-        "paper_bgcolor": CLEAR,
-        "plot_bgcolor": CLEAR,
         "font": {"family": FONT, "size": 13},
-        "hovermode": "closest",
-        "dragmode": False,
-        "showlegend": True,
         "legend": {
-            "orientation": "h",
-            "x": 0,
-            "xanchor": "left",
-            "y": 0,
-            "yanchor": "bottom",
-            "yref": "container",
-            "font": {"size": 12},
-            "traceorder": "normal",
-            "bgcolor": CLEAR,
+            **{"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"},
+            **{"font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR},
         },
-        "xaxis": _AXIS,
-        "yaxis": _AXIS,
     },
     "data": {"bar": [_BAR], "scatter": [_POINTS]},
 }
@@ -105,15 +88,9 @@ def shown(label: str) -> str:
 
 def bars(name: str, x: Sequence[Any], y: Sequence[Any], place: int, hover: str, **more: Any) -> Trace:
     """hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
-    return {
-        "type": "bar",
-        "name": shown(name),
-        "x": list(x),
-        "y": list(y),
-        "marker": {"color": color(place), "pattern": {"shape": PATTERNS[place % len(PATTERNS)]}},
-        "hovertemplate": f"{hover}<extra>{shown(name)}</extra>",
-        **more,
-    }
+    look = {"color": color(place), "pattern": {"shape": PATTERNS[place % len(PATTERNS)]}}
+    found = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
+    return {**found, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **more}
 
 
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
@@ -121,16 +98,8 @@ def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hov
     <extra>; "" shows nothing."""
     x, y = zip(*at)
     known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": shown(name),
-        "x": list(x),
-        "y": list(y),
-        "marker": marker,
-        **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}),
-        **more,
-    }
+    found = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
+    return {**found, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **more}
 
 
 def marker(place: int, size: int) -> Dict[str, Any]:

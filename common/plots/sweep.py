@@ -114,11 +114,8 @@ def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequ
         sentences.append(f"At {grid.words(others)}.")
     if quantity.key == "time":
         sentences += [f"{line[0].upper()}{line[1:]}." for line in growth(sweep, key)]
-    gone = gathered(
-        ((run.row.name, run.row.status), grid.said(run.values[key]))
-        for run in along(sweep, key)
-        if run.row.status != "ok"
-    )
+    failed = [run for run in along(sweep, key) if run.row.status != "ok"]
+    gone = gathered(((run.row.name, run.row.status), grid.said(run.values[key])) for run in failed)
     if gone:
         listed = "; ".join(f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items())
         sentences.append(f"Not drawn: {listed}.")
@@ -173,15 +170,10 @@ def _curve(curve: Curve, place: int, unit: str, widened: int) -> Trace:
     """widened: how many curves are drawn on this one."""
     curve = sorted(curve, key=lambda point: point.value)
     line_color = color(place) + ("80" if widened else "")  # half transparent
-    return points(
-        curve[0].row.marked,
-        [(point.value, point.measured["median"]) for point in curve],
-        marker(place, 11 + 8 * widened),
-        f"%{{x}}: %{{y:.4g}} {unit}",
-        mode="lines+markers",
-        line={"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(place)},
-        **_spread(curve),
-    )
+    line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(place)}
+    look, hover = marker(place, 11 + 8 * widened), f"%{{x}}: %{{y:.4g}} {unit}"
+    medians = [(point.value, point.measured["median"]) for point in curve]
+    return points(curve[0].row.marked, medians, look, hover, mode="lines+markers", line=line, **_spread(curve))
 
 
 def _bars(curve: Curve, place: int, unit: str) -> Trace:

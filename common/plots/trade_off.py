@@ -56,11 +56,7 @@ def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
 
 
 def name_places(
-    names: Sequence[str],
-    found: Sequence[Point],
-    of: Sequence[Front],
-    ends: Tuple[scales.Span, scales.Span],
-    size: Tuple[float, float],
+    names: Sequence[str], found: Sequence[Point], of: Sequence[Front], ends: Sequence[scales.Span], size: Point
 ) -> List[str]:
     """Where each point's name stands (see labels.py), off the lines of the fronts too.  ends: of both axes; size: of
     what is within them, in pixels."""
@@ -73,7 +69,7 @@ def name_places(
         corners = [pixels(corner) for corner in front.corners(found, *ends)]
         for (x, y), (next_x, next_y) in zip(corners, corners[1:]):
             lines += [(x, y - 4, next_x, y + 4), (next_x - 4, min(y, next_y), next_x + 4, max(y, next_y))]
-    return labels.places([pixels(point) for point in found], names, *size, lines)
+    return labels.places([pixels(point) for point in found], names, size, lines)
 
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
@@ -110,18 +106,10 @@ def _hollow(place: int) -> dict:
 
 
 def _point(row: Row, point: Point, place: int, name_place: str) -> Trace:
-    return points(
-        row.label,
-        [point],
-        marker(place, 13) if row.of_one_model else _hollow(place),
-        "%{x:.4g} ms, %{y:.4g} MB",
-        mode="markers+text",
-        text=[shown(row.label)],
-        textposition=name_place,
-        cliponaxis=False,
-        showlegend=False,
-        error_x={**whiskers([times(row) or {}]), "thickness": 1, "width": 4},
-    )
+    look = marker(place, 13) if row.of_one_model else _hollow(place)
+    name = {"mode": "markers+text", "text": [shown(row.label)], "textposition": name_place, "showlegend": False}
+    spread = {**whiskers([times(row) or {}]), "thickness": 1, "width": 4}
+    return points(row.label, [point], look, "%{x:.4g} ms, %{y:.4g} MB", **name, cliponaxis=False, error_x=spread)
 
 
 def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:
