@@ -48,22 +48,12 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
     """What templates/conformance.html.jinja shows of a document.  Raises one of MALFORMED for what is no document."""
-    return {
-        "origin": _origin(file, document),
-        "findings": findings_by_kind(document),
-        "legend": legend(document),
-        "symbols": SYMBOLS,
-        "marks": MARKS,
-        "cell": cell,
-        "cases": [Asked.from_json(case) for case in document["cases"]],
-        "columns": [_column(document, entry) for entry in judged_of(document)],
-        "table": matrix(document),
-        "not_judged": [
-            (entry["name"], f"{entry['status']}: {entry['reason']}")
-            for entry in document["implementations"]
-            if entry["status"] != "judged"
-        ],
-    }
+    absent = [entry for entry in document["implementations"] if entry["status"] != "judged"]
+    found = {"origin": _origin(file, document), "findings": findings_by_kind(document), "legend": legend(document)}
+    found["cases"] = [Asked.from_json(case) for case in document["cases"]]
+    found["columns"] = [_column(document, entry) for entry in judged_of(document)]
+    found["not_judged"] = [(entry["name"], f"{entry['status']}: {entry['reason']}") for entry in absent]
+    return {**found, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
 
 
 def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
@@ -81,10 +71,7 @@ def _column(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Dict[str, 
     outcomes = [(case["title"], Outcome.from_json(entry["cells"][case["name"]])) for case in document["cases"]]
     counts = Counter(outcome.result for _, outcome in outcomes)
     said = [each for each in outcomes if each[1].result != PASS or each[1].message]
-    return {
-        "name": called(entry),
-        "versions": versions(entry, document),
-        "outcomes": [outcome for _, outcome in outcomes],
-        "counted": ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result]),
-        "said": sorted(said, key=lambda each: each[1].result in (PASS, NOT_APPLICABLE)),
-    }
+    said.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
+    counted = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
+    found = {"name": called(entry), "versions": versions(entry, document), "counted": counted, "said": said}
+    return {**found, "outcomes": [outcome for _, outcome in outcomes]}

@@ -33,8 +33,7 @@ def versions(entries: Sequence[Row]) -> Table:
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
     for entry in entries:
-        about = entry.environment
-        values = [entry.implementation_version, entry.torch_version, about.python, about.cuda]
+        values = (entry.implementation_version, entry.torch_version, entry.environment.python, entry.environment.cuda)
         cells = [Cell(plain(value or "-")) for value in values]
         started = plain(entry.started or "-").replace("T", " ").replace("+00:00", "")
         name = plain(entry.folder.resolve().name)

@@ -38,19 +38,12 @@ def environment() -> Any:
         import jinja2
         from markupsafe import Markup
     except ImportError:
-        raise UserError(
-            f"no report: jinja2 is not installed in {sys.executable}; `make report` uses an environment that has it, "
-            "or pip install jinja2"
-        ) from None
+        advice = "`make report` uses an environment that has it, or pip install jinja2"
+        raise UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
 
-    found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else plain(value),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    how: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    how["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
+    found = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE / "templates"), **how)
     found.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         csv=lambda table: Markup(csv_address(table)),

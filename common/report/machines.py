@@ -7,7 +7,7 @@ loss there; these ratios are shown side by side.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from common.analysis import groups, metrics
 from common.analysis.machines import Machine, over_fastest_exact, rows_by_name, shared_configuration
@@ -21,18 +21,11 @@ TITLE = "Machines side by side"
 
 
 def section(family: Sequence[Machine], place: int) -> Section:
-    figure = relative_times(family)
-    return Section(
-        kind="machines",
-        id=f"machines-{place}",
-        title=TITLE,
-        link=TITLE,
-        place=f"machines-{place}",
-        heading=groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows]),
-        table=numbers(family),
-        figures=[figure] if figure else [],
-        about=[(f"group-{one.place}", one.title) for one in family],
-    )
+    figure, name = relative_times(family), f"machines-{place}"
+    heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
+    shown: Dict[str, Any] = {"table": numbers(family), "figures": [figure] if figure else []}
+    shown["about"] = [(f"group-{one.place}", one.title) for one in family]
+    return Section("machines", name, TITLE, TITLE, name, heading, **shown)
 
 
 def numbers(family: Sequence[Machine]) -> Table:

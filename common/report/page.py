@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 from common.analysis.groups import Group
 from common.analysis.machines import families as families_of
@@ -21,23 +21,17 @@ from common.report import conformance, facts, html, machines, shapes, sweep, ver
 from common.report.section import Line, Section
 from common.tables import results
 
+Paths = Sequence[Path]
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 
 
 def page(
-    groups: Sequence[Group],
-    base: Path,
-    library: Optional[str] = None,
-    swept: Sequence[Sweep] = (),
-    paths: Sequence[Path] = (),
+    groups: Sequence[Group], base: Path, library: Optional[str] = None, swept: Sequence[Sweep] = (), paths: Paths = ()
 ) -> str:
     """The page as text.  base: the folder it will be in, which its links start from; library: JavaScript in the place
-    of plotly.js; paths: the logs it is of, in which a conformance matrix may be too.
-
-    Raises UserError without jinja2.
-    """
+    of plotly.js; paths: the logs it is of, in which a conformance matrix may be too.  UserError without jinja2."""
     families = families_of(groups)
     titles = {**_titles(groups), **{machine.place: machine.title for family in families for machine in family}}
     sections = [
@@ -48,24 +42,23 @@ def page(
     ]
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
-    return html.render(
-        "page.html.jinja",
-        base,
-        policy=f"default-src 'none'; script-src {html.script_hash(library)} {html.script_hash(script)}; "
-        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'",
-        style=_source(HERE / "page.css"),
-        title=TITLE,
-        lead=_lead(groups, swept),
-        sections=sections,
-        written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
-        figures={
-            f"{figure.key}-{section.place}": {"data": figure.data, "layout": figure.layout}
-            for section in sections
-            for figure in section.figures
-        },
-        library=html.packed(library),
-        script=script,
+    content: Dict[str, Any] = {
+        "title": TITLE,
+        "lead": _lead(groups, swept),
+        "sections": sections,
+        "style": _source(HERE / "page.css"),
+    }
+    content["policy"] = (
+        f"default-src 'none'; script-src {html.script_hash(library)} {html.script_hash(script)}; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+    content["figures"] = {
+        f"{figure.key}-{section.place}": {"data": figure.data, "layout": figure.layout}
+        for section in sections
+        for figure in section.figures
+    }
+    content.update(library=html.packed(library), script=script, written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}")
+    return html.render("page.html.jinja", base, **content)
 
 
 def _source(path: Path) -> str:
@@ -95,34 +88,23 @@ def _titles(groups: Sequence[Group]) -> Dict[int, str]:
 
 def _section(group: Group, place: int, title: str) -> Section:
     """A configuration; of --find-largest without plots and shapes."""
-    rows = group.rows
-    utterances, small = (None, []) if group.search else shapes.shapes(rows)
-    return Section(
-        kind="timed",
-        id=f"group-{place}",
-        title=title,
-        link=group.heading,
-        place=str(place),
-        heading=group.heading,
-        verdicts=verdicts.of_search(rows) if group.search else verdicts.verdicts(rows),
-        failures=[(row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in rows if row.reason],
-        table=results.table("page search", "Largest batch that fits", rows, "largest")
-        if group.search
-        else results.table("page", "Results", rows),
-        figures=[] if group.search else runs.figures(rows) + small,
-        # The table of a search tells the batches of each row.
-        facts=[fact for fact in facts.machine(rows) if not (group.search and fact[0] == "Batches")],
-        versions=facts.versions(rows),
-        load=facts.load(rows),
-        shapes=utterances,
-        notes=_notes(rows),
-    )
+    rows, known = group.rows, facts.machine(group.rows)
+    about: Dict[str, Any] = {"versions": facts.versions(rows), "load": facts.load(rows), "notes": _notes(rows)}
+    about["failures"] = [(row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in rows if row.reason]
+    if group.search:  # its table tells the batches of each row
+        about["facts"] = [fact for fact in known if fact[0] != "Batches"]
+        about["verdicts"] = verdicts.of_search(rows)
+        about["table"] = results.table("page search", "Largest batch that fits", rows, "largest")
+    else:
+        utterances, small = shapes.shapes(rows)
+        about.update(facts=known, verdicts=verdicts.verdicts(rows), table=results.table("page", "Results", rows))
+        about.update(figures=runs.figures(rows) + small, shapes=utterances)
+    return Section("timed", f"group-{place}", title, group.heading, str(place), group.heading, **about)
 
 
 def _notes(rows: Sequence[Row]) -> List[Line]:
     found = gathered((str(note), row.label) for row in rows for note in row.notes)
     notes: List[Line] = [(", ".join(labels), [note]) for note, labels in found.items()]
     earlier = sum(row.earlier_runs for row in rows)
-    return notes + (
-        [("", [f"{count(earlier, 'earlier run')} of the same configuration not shown."])] if earlier else []
-    )
+    said = f"{count(earlier, 'earlier run')} of the same configuration not shown."
+    return notes + ([("", [said])] if earlier else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Dict
+
 from common.analysis.sweep import Sweep
 from common.core import grid
 from common.core.table import Link
@@ -14,22 +16,13 @@ from common.tables import sweep as sweep_table
 
 def section(sweep: Sweep, place: int) -> Section:
     first = {row.label: row for row in reversed(sweep.rows)}  # of each implementation
-    return Section(
-        kind="sweep",
-        id=f"sweep-{place}",
-        title=title(sweep),
-        link=title(sweep),
-        place=f"sweep-{place}",
-        heading=sweep_table.heading(sweep) if sweep.rows else sweep.name,
-        failures=[("", [Link(line, sweep.path)]) for line in sweep_table.failures(sweep)],
-        table=sweep_table.table("page sweep", title(sweep), sweep) if sweep.rows else None,
-        figures=figures(sweep),
-        facts=[*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)],
-        versions=facts.versions([first[label] for label in sorted(first)]) if sweep.rows else None,
-        notes=[("", [line]) for line in sweep_table.notes(sweep)],
-    )
-
-
-def title(sweep: Sweep) -> str:
-    keys = " and ".join(grid.flag(key) for key in sweep.grid)
-    return f"Sweep over {keys}" if keys else "A sweep that cannot be read"
+    keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{place}"
+    title = f"Sweep over {keys}" if keys else "A sweep that cannot be read"
+    about: Dict[str, Any] = {"figures": figures(sweep), "heading": sweep.name}
+    if sweep.rows:
+        about.update(heading=sweep_table.heading(sweep), table=sweep_table.table("page sweep", title, sweep))
+        about["versions"] = facts.versions([first[label] for label in sorted(first)])
+    about["facts"] = [*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)]
+    about["failures"] = [("", [Link(line, sweep.path)]) for line in sweep_table.failures(sweep)]
+    about["notes"] = [("", [line]) for line in sweep_table.notes(sweep)]
+    return Section("sweep", name, title, title, name, **about)

@@ -1,10 +1,10 @@
 """Ordinary TensorBoard summaries of what is in a log folder: they need no plugin and no internet.
 
-``python -m common.cli.tensorboard LOGDIR``, run by the viewer environment's Python before
-`make tensorboard` starts the server.  Each run folder gets one event file: scalars of its row (see summary.py), the
-profiled ones by window at steps 1, 2, ..., and the PNG pictures in the folder.  The log folder itself gets the table
-as text, its pictures, and those of the report, drawn by the main environment, which has matplotlib.  The file's name
-ends in a fingerprint of what it was made from: nothing is drawn or written again until that changes.  No torch.
+``python -m common.cli.tensorboard LOGDIR``, run by the viewer environment before `make tensorboard` starts the server.
+Each run folder gets one event file: scalars of its row, the profiled ones by window at steps 1, 2, ..., and the PNGs in
+the folder.  The log folder itself gets the table as text, its PNGs, and those of the report, drawn by the main
+environment.  The file's name ends in a fingerprint of what it was made from: nothing is written again until that
+changes.  No torch.
 """
 
 from __future__ import annotations
@@ -48,11 +48,8 @@ def of_row(row: Row, prefix: str = "") -> List[Value]:
     for step, window in enumerate(row.windows, start=1):
         found.append((step, "profiled/step_us", window["average_step_time_us"]))
         found.append((step, "profiled/peak_memory_mb", window["peak_memory_mb"]))
-    return [
-        Value(step, summary_pb2.Summary.Value(tag=prefix + tag, simple_value=number))
-        for step, tag, number in found
-        if number is not None
-    ]
+    known = [(step, prefix + tag, number) for step, tag, number in found if number is not None]
+    return [Value(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
 
 
 def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:

@@ -36,11 +36,6 @@ def implementation(folder: Path) -> str:
         return folder.name
 
 
-def label(folder: Path, log_dir: Path) -> str:
-    """The folder as seen from `log_dir`."""
-    return plain(folder.name if folder == log_dir else folder.relative_to(log_dir))
-
-
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """The trace of the run that `name` means: a folder as seen from `log_dir`, else the newest one of that name, else
     the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
@@ -50,12 +45,13 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
     if not log_dir.is_dir():
         raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
     folders = traced_folders(log_dir)
-    here = ", ".join(label(folder, log_dir) for folder in folders) or "no traces"
+    label = {folder: plain(folder.name if folder == log_dir else folder.relative_to(log_dir)) for folder in folders}
+    here = ", ".join(label.values()) or "no traces"
     if not name:
         raise UserError(f"which run? give NAME=...; {log_dir} holds {here}")
     names = {folder: implementation(folder) for folder in folders}
     matching = (
-        [folder for folder in folders if label(folder, log_dir) == name]
+        [folder for folder in folders if label[folder] == name]
         or [folder for folder in folders if folder.name == name]
         or [folder for folder in folders if names[folder] == name]
         or [folder for folder in folders if folder.name.startswith(name)]
@@ -63,7 +59,7 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
     if not matching:
         raise UserError(f"NAME={plain(name)}: no such run; {log_dir} holds {here}")
     if len({names[folder] for folder in matching}) > 1:
-        listed = ", ".join(label(folder, log_dir) for folder in matching)
+        listed = ", ".join(label[folder] for folder in matching)
         raise UserError(f"NAME={plain(name)}: could be {listed}; give more of the name")
     files = folders[matching[0]]
     if not 1 <= window <= len(files):

@@ -35,9 +35,7 @@ def read(paths: Sequence[Path]) -> Log:
 
 def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
     """Write the page of the logs `paths` in one step: a reader, or a full disk, meets the old file or the new one.
-
-    Raises UserError when it cannot be written.
-    """
+    Raises UserError."""
     temporary = output.parent / f".{output.name}.{os.getpid()}"
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
