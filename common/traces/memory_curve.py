@@ -117,13 +117,9 @@ class _Collector(StepCollector):
                 if inside:
                     stage_mb[label] = max(stage_mb.get(label, 0.0), (max(inside) - base) / MB)
         points = _thinned([(begin, base), *found])
-        return Curve(
-            file,
-            number,
-            [(time - begin) / 1e3 for time, _ in points] + [(end - begin) / 1e3],
-            [(value - base) / MB for _, value in points] + [(points[-1][1] - base) / MB],
-            stage_mb,
-        )
+        points.append((end, points[-1][1]))
+        ms, mb = [(time - begin) / 1e3 for time, _ in points], [(value - base) / MB for _, value in points]
+        return Curve(file, number, ms, mb, stage_mb)
 
     def _step(self) -> Optional[Step]:
         """The last step, or the one before it when the end of the loop cut the last one off."""

@@ -38,14 +38,11 @@ class TraceError(UserError):
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """One window (one file).
-
-    steps: (number, duration in microseconds) by start, the stub included; stub: the number of a last step that looks
-    cut off by the end of the loop (see ``_stub``); missing: step numbers that are not there between the first and the
-    last; peak_bytes: highest "Total Allocated" by (device type, device id), see CPU and CUDA; label_us: total duration
+    """One window (one file).  steps: (number, duration in microseconds) by start, the stub included; stub: the number
+    of a last step that the end of the loop cut off (see ``_stub``); missing: step numbers that are not there between
+    the first and the last; peak_bytes: highest "Total Allocated" by (device type, device id); label_us: total duration
     by record_function name; on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events
-    that were not valid JSON.
-    """
+    that were not valid JSON."""
 
     path: str
     steps: Tuple[Tuple[int, float], ...]
@@ -75,10 +72,8 @@ class TraceSummary:
         """What a reader of the numbers should know, in words."""
         flags = []
         if self.stub is not None:
-            flags.append(
-                f"stub step: ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us) was cut off by the end of the "
-                "loop and is left out of the average"
-            )
+            what = f"ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us)"
+            flags.append(f"stub step: {what} was cut off by the end of the loop and is left out of the average")
         if self.missing:
             shown = ", ".join(str(number) for number in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
             flags.append(f"missing steps: {shown}")
@@ -90,33 +85,24 @@ class TraceSummary:
 
 
 def read(path: Path, fast: bool = True) -> TraceSummary:
-    """Read one trace (.json or .json.gz, told by its content).
-
-    fast: see ``read_events``; the answer is the same.  Raises TraceError for a file that cannot be read, is cut short
-    or broken, or has no step.
-    """
+    """Read one trace (.json or .json.gz, told by its content).  fast: see ``read_events``; the answer is the same.
+    Raises TraceError for a file that cannot be read, is cut short or broken, or has no step."""
     collector = _SummaryCollector()
     salvaged = collect(path, collector, fast)
     return collector.summary(str(path), _stub(path, collector.steps, fast), salvaged)
 
 
 def memory_rise(path: Path) -> Dict[Device, int]:
-    """Bytes from the lowest to the highest "Total Allocated" by (device type, device id).
-
-    For a trace that need not have steps and whose counter may start above zero: it goes on from one profiled window of
-    a process to the next.  TraceError as for ``read``.
-    """
+    """Bytes from the lowest to the highest "Total Allocated" by (device type, device id), of a trace that need not
+    have steps; its counter may start above zero, where the window before ended.  TraceError as for ``read``."""
     collector = _SummaryCollector()
     collect(path, collector)
     return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
 def count_operators(path: Path, begin: float = -math.inf, end: float = math.inf, fast: bool = True) -> Tuple[int, int]:
-    """How many operators begin within [begin, end), in microseconds of the trace, and how many it has.
-
-    Reads the whole file: where events stand in it does not tell when they began, and only its end tells which step was
-    the last.  TraceError as for ``read``.
-    """
+    """How many operators begin within [begin, end), in microseconds of the trace, and how many it has.  Reads the whole
+    file: events are not in the order of their begin.  TraceError as for ``read``."""
     counter = _OperatorCounter(begin, end)
     collect(path, counter, fast)
     return counter.inside, counter.all
@@ -124,10 +110,8 @@ def count_operators(path: Path, begin: float = -math.inf, end: float = math.inf,
 
 def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
     """The number of the last step when the loop ended in it: it is short next to the other steps, and holds few
-    operators (1.13 puts one of its own there) next to them.  Both are asked, since a whole step may be either.
-
-    Only where it is short is the file read again for its operators.
-    """
+    operators (1.13 puts one of its own there) next to them.  A whole step may be either.  Only where it is short is the
+    file read again for its operators."""
     if len(steps) < 2:
         return None
     *others, (begin, duration, number) = sorted(steps)
@@ -223,20 +207,13 @@ class _SummaryCollector(StepCollector):
         name = str(first_device["name"]) if isinstance(first_device, dict) and "name" in first_device else None
         distributed = self._header.get("distributedInfo")
         rank = distributed.get("rank") if isinstance(distributed, dict) else None
-        return TraceSummary(
-            path=path,
-            steps=tuple((number, duration) for _, duration, number in self.steps),
-            stub=stub,
-            missing=tuple(number for gap in gaps for number in gap)[:1000],
-            repeated=len(distinct) < len(numbers),
-            peak_bytes=self.peaks,
-            memory_events=self._memory_events,
-            label_us=self._labels,
-            on_cuda=self.kernels or any(device_type == CUDA for device_type, _ in self.peaks),
-            device_name=name,
-            rank=int(rank) if rank is not None and is_number(rank) else None,
-            salvaged=salvaged,
-        )
+        steps = tuple((number, duration) for _, duration, number in self.steps)
+        missing = tuple(number for gap in gaps for number in gap)[:1000]
+        on_cuda = self.kernels or any(device_type == CUDA for device_type, _ in self.peaks)
+        rank = int(rank) if rank is not None and is_number(rank) else None
+        memory = self.peaks, self._memory_events
+        of_steps = steps, stub, missing, len(distinct) < len(numbers)
+        return TraceSummary(path, *of_steps, *memory, self._labels, on_cuda, name, rank, salvaged)
 
 
 class _OperatorCounter(Collector):

@@ -57,20 +57,10 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
         for window, later in zip_longest(windows, windows[1:])
     ]
     for path, summary in windows:
+        result.windows.append(_window(path, summary))
         if isinstance(summary, TraceError):
             result.error = result.error or str(summary)
-            result.windows.append(
-                {
-                    "file": path.name,
-                    "average_step_time_us": None,
-                    "steps": 0,
-                    "peak_memory_mb": None,
-                    "rank": None,
-                    "flags": [str(summary)],
-                }
-            )
         else:
-            result.windows.append(_window(path, summary))
             result.notes += [f"{path.name}: {flag}" for flag in summary.flags]
     summaries = [summary for _, summary in windows if isinstance(summary, TraceSummary)]
     files = [path for path, _ in windows]
@@ -101,15 +91,12 @@ def _without_stub(window: Window) -> Window:
     return (path, replace(summary, stub=None)) if isinstance(summary, TraceSummary) else window
 
 
-def _window(path: Path, summary: TraceSummary) -> Dict[str, Any]:
-    return {
-        "file": path.name,
-        "average_step_time_us": summary.average_step_us,
-        "steps": len(summary.whole_steps),
-        "peak_memory_mb": _peak_mb(summary),
-        "rank": summary.rank,
-        "flags": summary.flags,
-    }
+def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> Dict[str, Any]:
+    keys = ("file", "average_step_time_us", "steps", "peak_memory_mb", "rank", "flags")
+    if isinstance(summary, TraceError):
+        return dict(zip(keys, (path.name, None, 0, None, None, [str(summary)])))
+    numbers = summary.average_step_us, len(summary.whole_steps), _peak_mb(summary)
+    return dict(zip(keys, (path.name, *numbers, summary.rank, summary.flags)))
 
 
 def _peak_mb(summary: TraceSummary) -> Optional[float]:
@@ -141,9 +128,8 @@ def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], resul
     number, duration = summaries[-1].steps[0]
     short = duration * FEW < min(summary.average_step_us for summary in summaries[:-1])
     if short and _few_operators(files[-1], files[-2], len(summaries[-2].steps)):
-        flag = (
-            f"stub step: ProfilerStep#{number} ({duration:.0f} us) is alone in its window and left out of the average"
-        )
+        what = f"ProfilerStep#{number} ({duration:.0f} us)"
+        flag = f"stub step: {what} is alone in its window and left out of the average"
         result.windows[-1].update(average_step_time_us=None, steps=0, flags=[*result.windows[-1]["flags"], flag])
         result.notes.append(f"{files[-1].name}: {flag}")
         summaries.pop()
