@@ -30,10 +30,8 @@ from common.tables import results, search
 def benchmark(
     names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str] = (), executor: Optional[Executor] = None
 ) -> int:
-    """Measure the implementations `names` as the flags say and print the table; returns the exit code.
-
-    own: those of the script that was started, which prefer the Python it was started with; executor: default Local.
-    """
+    """Measure the implementations `names` as the flags say and print the table; returns the exit code.  own: those of
+    the script that was started, which prefer the Python it was started with; executor: default Local."""
     executor = executor or Local()
     given = parser.given_settings(arguments)
     python_of = {

@@ -25,12 +25,10 @@ def finish(
     arguments: argparse.Namespace,
     kept: str = "",
 ) -> int:
-    """Measure, then print the table, write the report and return the exit code.
-
-    show: prints the table, of all that --log-dir holds; discard: removes folders without results, and says whether
-    others are left; kept: what an interruption leaves.  Raises the UserError of a mistake that stops the measuring,
-    after the table of what was measured before.
-    """
+    """Measure, then print the table, write the report and return the exit code.  show: prints the table, of all that
+    --log-dir holds; discard: removes folders without results, and says whether others are left; kept: what an
+    interruption leaves.  Raises the UserError of a mistake that stops the measuring, after the table of what was
+    measured before."""
     interrupted = failed = False
     try:
         measure()

@@ -24,10 +24,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """The flags that are settings of the run (see common.core.settings), those not given as None.
-
-    Raises UserError for a shape file that is not there, before anything is started.
-    """
+    """The flags that are settings of the run (see common.core.settings), those not given as None.  Raises UserError for
+    a shape file that is not there, before anything is started."""
     values = vars(arguments)
     known = [field.name for field in fields(settings.Settings)]
     given = {key: values.get(key) for key in known if key != "device"}

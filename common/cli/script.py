@@ -8,10 +8,8 @@ from typing import Optional, Sequence
 
 
 def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
-    """The benchmark script `file` of one implementation, from flags to exit code.
-
-    A template, or a copy of one, measures every other implementation too, to be compared with them.
-    """
+    """The benchmark script `file` of one implementation, from flags to exit code.  A template, or a copy of one,
+    measures every other implementation too, to be compared with them."""
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark, flag_types, flags
     from common.cli.parser import Parser, add_choice, chosen

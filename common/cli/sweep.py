@@ -36,10 +36,8 @@ def benchmark(
     python_of: Mapping[str, interpreters.Choice],
     executor: Executor,
 ) -> int:
-    """Measure the implementations `names` in every cell and print the table; returns the exit code.
-
-    given: the settings that were given.
-    """
+    """Measure the implementations `names` in every cell and print the table; returns the exit code.  given: the
+    settings that were given."""
     axes: List[grid.Axis] = arguments.sweep
     grid.check(axes, given)
     cells = grid.cells(axes)

@@ -21,11 +21,8 @@ NOT_RUNNABLE = ("missing", "unsupported")
 
 
 class NotRunnable(Exception):
-    """An implementation cannot run here.
-
-    status: "missing" (the package is not there) or "unsupported" (it is, but not for this device, dtype or shape).
-    The message is the reason shown in its row.
-    """
+    """An implementation cannot run here.  status: "missing" (the package is not there) or "unsupported" (it is, but not
+    for this device, dtype or shape).  The message is the reason shown in its row."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)

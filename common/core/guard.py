@@ -35,12 +35,10 @@ def require(package: str) -> None:
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
-    """Run the body of the command `program`; returns its exit code.
-
-    A user's mistake becomes one line on stderr and EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a
-    stdout that takes no more a line and EXIT_USAGE, a closed pipe, silently, EXIT_FAILED.  SIGTERM is a
-    KeyboardInterrupt too, so that it ends as Ctrl-C does, with EXIT_TERMINATED.
-    """
+    """Run the body of the command `program`; returns its exit code.  A user's mistake becomes one line on stderr and
+    EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a stdout that takes no more a line and EXIT_USAGE, a
+    closed pipe, silently, EXIT_FAILED.  SIGTERM is a KeyboardInterrupt too, so that it ends as Ctrl-C does, with
+    EXIT_TERMINATED."""
     with _interruptions() as signals:
         code = _ended(program, body, interrupted)
         terminated = code == EXIT_INTERRUPTED and signals[-1:] == [signal.SIGTERM]

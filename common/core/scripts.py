@@ -25,9 +25,7 @@ ENDING = ".py"
 
 def load(script: str) -> Any:
     """The ADAPTER of a script, see Implementation.script; that of a file is in the table of this process from then on.
-
-    Raises what importing it raises, and UserError for a file that cannot be a row.
-    """
+    Raises what importing it raises, and UserError for a file that cannot be a row."""
     if not script.endswith(ENDING):
         return importlib.import_module(script).ADAPTER
     path = Path(script)
@@ -42,10 +40,8 @@ def load(script: str) -> Any:
 
 
 def of_file(file: str) -> Implementation:
-    """The implementation that the script `file` measures: its line of the table, or else a row of its own.
-
-    Raises UserError for a file that cannot be read, does not import, or takes another script's name.
-    """
+    """The implementation that the script `file` measures: its line of the table, or else a row of its own.  Raises
+    UserError for a file that cannot be read, does not import, or takes another script's name."""
     path = Path(os.path.abspath(file))
     for implementation in BY_NAME.values():
         if _file_of(implementation) == path.resolve():
@@ -92,10 +88,7 @@ def _import(path: Path) -> ModuleType:
 
 def _name(adapter: Any, path: Path) -> str:
     """The name that the adapter says; where it says none or still the template's, the file's: benchmark_flash.py is
-    "flash".
-
-    Raises UserError for one that belongs to another script, or would not do in a flag or as a folder.
-    """
+    "flash".  Raises UserError for one that belongs to another script, or would not do in a flag or as a folder."""
     name = getattr(adapter, "name", "")
     if not name or any(one.template and one.name == name for one in IMPLEMENTATIONS):
         name = path.stem[len("benchmark_") :] if path.stem.startswith("benchmark_") else path.stem

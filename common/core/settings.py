@@ -176,11 +176,8 @@ def with_correctness(passes: Sequence[str]) -> Tuple[str, ...]:
 
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
     """Settings from the flags that were `given` (absent or None: not given), the workload, the size preset and the
-    defaults, in this order.
-
-    `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu" on a CPU unless given.
-    Raises UserError for a setting that this device has no use for.
-    """
+    defaults, in this order.  `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu"
+    on a CPU unless given.  Raises UserError for a setting that this device has no use for."""
     size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
     size = size or ("cpu" if device == "cpu" else "seed")
     values = {**DEFAULTS, **PRESETS[size], "shape_file": "shape_info.pt"}

@@ -21,11 +21,9 @@ MODES = ("first", "longest", "random", "spread")
 
 class Batches:
     """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch;
-    ``utterances`` are those of all batches, one batch after the other.
-
-    shapes: (utterances, 2), the shape file; order: rows of it, batch after batch; bounds: batch i is
-    ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances that are over the limit alone, longest first.
-    """
+    ``utterances`` are those of all batches, one batch after the other.  shapes: (utterances, 2), the shape file; order:
+    rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances
+    that are over the limit alone, longest first."""
 
     def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
         self.utterances = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
@@ -107,10 +105,8 @@ class Batches:
 
 
 def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
-    """Batches of `batch_size` utterances in file order; the last one may be short.
-
-    shapes: (utterances, 2), columns T and U.  Raises UserError for a batch size below 1.
-    """
+    """Batches of `batch_size` utterances in file order; the last one may be short.  shapes: (utterances, 2), columns T
+    and U.  Raises UserError for a batch size below 1."""
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: a batch needs at least 1 utterance")
     count = len(shapes)
@@ -120,10 +116,8 @@ def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
 
 def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     """Utterances sorted by T, then U, longest first; each batch is filled while its sum of T stays within `max_frames`.
-
     T and U move as pairs, and equal ones keep their file order.  An utterance over the limit is a batch of its own (see
-    ``Batches.over_limit``).  shapes: (utterances, 2).  Raises UserError for a limit below 1.
-    """
+    ``Batches.over_limit``).  shapes: (utterances, 2).  Raises UserError for a limit below 1."""
     if max_frames < 1:
         raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
     frames, tokens = np.asarray(shapes).astype(np.int64).T

@@ -19,11 +19,9 @@ from common.data.batching import Batches
 def load(
     settings: Settings, pool: Optional[int] = None, round_number: Optional[int] = None
 ) -> Tuple[Batches, List[int]]:
-    """(all batches of the shape file's utterances, indices of those of this round; without one, of all rounds).
-
-    pool: a batch size, or a number of frames when sorted: only the utterances of the measured batches of that size are
-    used, and all their batches, so that batches of different sizes are timed over the same utterances.  UserError.
-    """
+    """(all batches of the shape file's utterances, indices of those of this round; without one, of all rounds).  pool:
+    a batch size, or a number of frames when sorted: only the utterances of the measured batches of that size are used,
+    and all their batches, so that batches of different sizes are timed over the same utterances.  UserError."""
     utterances = load_utterances(settings)
     if pool is None:
         batches = in_batches(utterances, settings)

@@ -25,12 +25,10 @@ FACTORS = (1, 2, 4, 6, 8)
 
 
 def load(path: Path) -> np.ndarray:
-    """Rows of the shape file: int32 (utterances, 2), columns T and U.
-
-    No code in a file is run: torch.load with weights_only=True, and no TorchScript (which torch 1.13 would load with
-    it).  The checksums in the file, and its sha256 in the provenance beside it, must be right if they exist.  Raises
-    UserError, which names the file, the row (counted from 0) and the wrong value.
-    """
+    """Rows of the shape file: int32 (utterances, 2), columns T and U.  No code in a file is run: torch.load with
+    weights_only=True, and no TorchScript (which torch 1.13 would load with it).  The checksums in the file, and its
+    sha256 in the provenance beside it, must be right if they exist.  Raises UserError, which names the file, the row
+    (counted from 0) and the wrong value."""
     rows = _load_tensor(path).numpy()
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
@@ -47,11 +45,9 @@ def load(path: Path) -> np.ndarray:
 
 
 def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tuple[Path, bytes]) -> None:
-    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.
-
-    The provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of
-    more files.  Where one cannot be written, all stay as they were: UserError.
-    """
+    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.  The
+    provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of more
+    files.  Where one cannot be written, all stay as they were: UserError."""
     import torch
 
     path = Path(path)
@@ -142,12 +138,10 @@ def sha256(path: Path) -> str:
 
 
 def subsampled(frames: Any, factor: int = 4) -> Any:
-    """Encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the front end.
-
-    2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the front end of
+    """Encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the front end.  2,
+    4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the front end of
     icefall's conformer: 1411 -> 352.  6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 - 2) // 3, as
-    in ESPnet.  1 changes nothing.  Raises UserError for another factor, for which no common front end exists.
-    """
+    in ESPnet.  1 changes nothing.  Raises UserError for another factor, for which no common front end exists."""
     if factor not in FACTORS:
         raise UserError(f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}")
     if factor == 6:

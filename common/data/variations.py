@@ -35,8 +35,7 @@ def vary(
     ESPnet's, (2 T - 1) // 3); at least 1.  token_scale: U is multiplied and rounded (half to even); U >= 1 gives at
     least 1.  frames, tokens: this T, this U, for every row.
 
-    The defaults change nothing.  Raises UserError for an utterance longer than a shape file can hold.
-    """
+    The defaults change nothing.  Raises UserError for an utterance longer than a shape file can hold."""
     rows = np.asarray(shapes, dtype=np.int64)
     if concatenate > 1:
         rows = np.add.reduceat(rows, np.arange(0, len(rows), concatenate), axis=0)
@@ -57,10 +56,8 @@ def vary(
 
 
 def check_subsampling(path: object, known: Optional[int], wanted: int) -> int:
-    """The factor for `vary` where the provenance of the shape file `path` says `known` (None: nothing).
-
-    A file of another factor than 4 can be used as it is, never be turned into a third: UserError.
-    """
+    """The factor for `vary` where the provenance of the shape file `path` says `known` (None: nothing).  A file of
+    another factor than 4 can be used as it is, never be turned into a third: UserError."""
     if known in (None, SUBSAMPLING):
         return wanted
     if wanted in (known, SUBSAMPLING):

@@ -24,9 +24,7 @@ class Executor(ABC):
     def execute(
         self, job: Job, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
-        """Run a job to its end and return its records, the last of which is its status.
-
-        python: the interpreter of its process; folder: of the run, where traces go; timeout: seconds; note: called now
-        and then with how far the job is.  Whatever ends the process becomes a status.  Raises UserError for a mistake
-        in the user's input that the process found, and Interrupted.
-        """
+        """Run a job to its end and return its records, the last of which is its status.  python: the interpreter of its
+        process; folder: of the run, where traces go; timeout: seconds; note: called now and then with how far the job
+        is.  Whatever ends the process becomes a status.  Raises UserError for a mistake in the user's input that the
+        process found, and Interrupted."""

@@ -49,10 +49,8 @@ class Flags:
 
 
 def measure(baseline: str, new: str, flags: Flags, log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
-    """Measure both revisions and return the two log folders.
-
-    Raises UserError for a revision that does not exist or cannot be measured here.
-    """
+    """Measure both revisions and return the two log folders.  Raises UserError for a revision that does not exist or
+    cannot be measured here."""
     names = baseline, new
     revisions = [_commit(name) for name in names]
     with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):

@@ -30,11 +30,9 @@ SHARE_OF_AVAILABLE = 0.9
 
 
 def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
-    """The size to try next; None when the largest is known to within TOLERANCE, or 1.
-
-    answers: does a size fit?  low, cap: the lowest and highest size worth a try.  From `start` on sizes are doubled
-    until one fails, then the gap is halved.  A size that fits does not count where a smaller one did not fit.
-    """
+    """The size to try next; None when the largest is known to within TOLERANCE, or 1.  answers: does a size fit?  low,
+    cap: the lowest and highest size worth a try.  From `start` on sizes are doubled until one fails, then the gap is
+    halved.  A size that fits does not count where a smaller one did not fit."""
     fits, fails = bounds(answers)
     if fails is None:
         if fits is None:

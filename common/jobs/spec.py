@@ -23,12 +23,10 @@ REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)
 
 @dataclass(frozen=True)
 class Job:
-    """One process to start, in the Python of `implementation`.
-
-    subject: a key of SUBJECTS; round: of the timing and throughput passes, from 1; size: the size that is tried or
-    timed with --find-largest; pool: the size of the batches whose utterances are timed in batches of `size`; overrides:
-    settings of this job alone; limit_bytes: limit on its memory.
-    """
+    """One process to start, in the Python of `implementation`.  subject: a key of SUBJECTS; round: of the timing and
+    throughput passes, from 1; size: the size that is tried or timed with --find-largest; pool: the size of the batches
+    whose utterances are timed in batches of `size`; overrides: settings of this job alone; limit_bytes: limit on its
+    memory."""
 
     implementation: str
     pass_name: str

@@ -21,7 +21,6 @@ ROUNDS = 3  # passes over all names: in each, a name may move away from the othe
 
 def places(points: Sequence[Point], names: Sequence[str], size: Point, kept_free: Sequence[Box] = ()) -> List[str]:
     """The place of each name: the first of PLACES where it covers least of other names, of points and of `kept_free`.
-
     points: pixels from the lower left corner of a plot of this size."""
     markers = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
     chosen: List[str] = []

@@ -43,10 +43,8 @@ NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
 
 def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
     """One PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
-    likewise sweep-vocab-size-time.png, ... of sweeps.
-
-    Raises UserError without matplotlib, or when the folder cannot be written.
-    """
+    likewise sweep-vocab-size-time.png, ... of sweeps.  Raises UserError without matplotlib, or when the folder cannot
+    be written."""
     try:
         import matplotlib
     except ImportError:

@@ -32,7 +32,6 @@ LOCK_NAME = ".measuring.lock"
 
 class Run:
     """Records of one implementation in the file `path`; every addition is written before the next job starts.
-
     existing: those in the file already; claim: the lock of the folder, where it is this run's alone; failed: did a job
     that this process added not end well?"""
 
@@ -44,9 +43,7 @@ class Run:
 
     def add(self, new: Union[Record, Iterable[Record]]) -> None:
         """Where the disk has no room for a job, the job becomes one that failed, on disk too if there is room for that.
-
-        Raises NotWritten for records that are not the end of a job; the next addition tries to write them again.
-        """
+        Raises NotWritten for records that are not the end of a job; the next addition tries to write them again."""
         added = [new] if isinstance(new, dict) else list(new)
         known = len(self.records), len(self.unwritten)
         try:
@@ -200,10 +197,8 @@ def open_runs(
     names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, more: Optional[Mapping[str, Any]] = None
 ) -> Iterator[Dict[str, Run]]:
     """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
-
     more: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError when
-    there is nothing to resume, or when another process is measuring it.
-    """
+    there is nothing to resume, or when another process is measuring it."""
     paths = _resumable(names, settings, log_dir) if resume else {}
     run_id, started, shared = _shared_keys(next(iter(paths.values()), None), more or {})
     opened: Dict[str, Run] = {}

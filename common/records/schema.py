@@ -16,7 +16,7 @@ and fields, is ignored.  The types are checked when a file is read, so no other 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Dict, List, Optional, Type, TypedDict, Union, get_args
+from typing import Annotated, Any, Dict, List, Optional, Type, Union, get_args
 
 from common.core.guard import require
 
@@ -45,37 +45,21 @@ def of(description: str) -> Meta:
     return Meta(description=description)
 
 
-class _Settings(TypedDict, total=False):
-    """The settings that readers use; their types are checked, the others are kept as they are."""
-
-    device: str
-    dtype: str
-    batch_size: Positive
-    max_frames: Positive
-    num_batches: Positive
-    sort_utterance: bool
-    batches: str
-    vocab_size: Positive
-    encoder_dim: Positive
-    schedule: Dict[str, Count]
-    passes: List[str]
-    scopes: Annotated[List[str], Meta(min_length=1)]
-    rounds: Positive
-    threads: Optional[Positive]
-    seed: int
-    denormals: str
-    pruned_recipe: str
-    prune_range: Positive
-    subsampling: Positive
-    token_scale: float
-    concatenate: Positive
-    frames: Optional[Positive]
-    tokens: Optional[Count]
-    logits: str
-    margin: float
-    find_largest: Optional[str]
-    memory_limit: Optional[str]
-    largest_cap: Optional[Positive]
+#: The settings that readers use: their types are checked, the others are kept as they are.
+_Settings = msgspec.defstruct(
+    "_Settings",
+    [
+        *((key, str, "") for key in ("device", "dtype", "batches", "denormals", "pruned_recipe", "logits")),
+        *((key, Positive, 1) for key in ("batch_size", "max_frames", "num_batches", "vocab_size", "encoder_dim")),
+        *((key, Positive, 1) for key in ("rounds", "prune_range", "subsampling", "concatenate")),
+        *((key, Optional[Positive], None) for key in ("threads", "frames", "largest_cap")),
+        *((key, Optional[str], None) for key in ("find_largest", "memory_limit")),
+        *((key, float, 0.0) for key in ("token_scale", "margin")),
+        *(("seed", int, 0), ("tokens", Optional[Count], None), ("sort_utterance", bool, False)),
+        *(("schedule", Dict[str, Count], {}), ("passes", List[str], [])),
+        ("scopes", Annotated[List[str], Meta(min_length=1)], []),
+    ],
+)
 
 
 # What records are made of.

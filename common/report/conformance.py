@@ -49,7 +49,8 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
     """What templates/conformance.html.jinja shows of a document.  Raises one of MALFORMED for what is no document."""
     absent = [entry for entry in document["implementations"] if entry["status"] != "judged"]
-    found: Dict[str, Any] = {"origin": _origin(file, document), "findings": findings_by_kind(document), "legend": legend(document)}
+    found: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
+    found["findings"] = findings_by_kind(document)
     found["cases"] = [Asked.from_json(case) for case in document["cases"]]
     found["columns"] = [_column(document, entry) for entry in judged_of(document)]
     found["not_judged"] = [(entry["name"], f"{entry['status']}: {entry['reason']}") for entry in absent]

@@ -39,9 +39,7 @@ def implementation(folder: Path) -> str:
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """The trace of the run that `name` means: a folder as seen from `log_dir`, else the newest one of that name, else
     the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
-
-    UserError, with what is there, when nothing or more than one implementation matches, or there is no such window.
-    """
+    UserError, with what is there, when nothing or more than one implementation matches, or there is no such window."""
     if not log_dir.is_dir():
         raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
     folders = traced_folders(log_dir)

@@ -36,11 +36,9 @@ def say(line: str) -> None:
 def load(
     package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None
 ) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.
-
-    moderngpu: a checkout of it, for the CUDA builds that need it (default: MODERNGPU_HOME).  Raises NotRunnable, with
-    what to do: "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no CUDA, no headers).
-    """
+    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.  moderngpu: a
+    checkout of it, for the CUDA builds that need it (default: MODERNGPU_HOME).  Raises NotRunnable, with what to do:
+    "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no CUDA, no headers)."""
     source = SOURCE_PACKAGES[package]
     module = _import(package)
     if module is None:

@@ -34,10 +34,8 @@ def _here(implementation: Implementation) -> bool:
 
 
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
-    """The Python for one implementation.
-
-    in_place: the running one, whatever it has; prefer_here: the running one where it has the implementation.
-    """
+    """The Python for one implementation.  in_place: the running one, whatever it has; prefer_here: the running one
+    where it has the implementation."""
     here = Path(sys.executable)
     if in_place or (prefer_here and _here(implementation)):
         return Choice(here)
@@ -88,10 +86,8 @@ def _cuda_devices(python: Path) -> int:
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
-    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
-
-    Raises UserError when CUDA was asked for and no torch of this run sees the device.
-    """
+    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.  Raises
+    UserError when CUDA was asked for and no torch of this run sees the device."""
     if wanted == "cpu":
         return wanted
     distinct: List[Path] = list(dict.fromkeys(pythons))

@@ -21,8 +21,7 @@ class SourcePackage:
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
     cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA
     sources include moderngpu's headers; loss(module, logits, one): of logits (1, 1, 2, 2) and an int64 1 of shape (1,);
-    without_device: what to do where that does not run.
-    """
+    without_device: what to do where that does not run."""
 
     package: str
     python: str

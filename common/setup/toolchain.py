@@ -26,8 +26,7 @@ from common.system.processes import output
 class Toolchain:
     """device: "cpu" or "cuda"; torch: its version, with the local part; torch_cuda: "" for a torch without CUDA;
     compiler: the command, as torch.utils.cpp_extension finds it; compiler_version: "" when there is none; cuda_home: a
-    toolkit with headers; architectures: as in TORCH_CUDA_ARCH_LIST; moderngpu: a checkout, as the user named it.
-    """
+    toolkit with headers; architectures: as in TORCH_CUDA_ARCH_LIST; moderngpu: a checkout, as the user named it."""
 
     device: str
     torch: str

@@ -39,12 +39,10 @@ VARIABLES = {
 
 
 class Uv:
-    """The pinned uv with the user's settings.  Installs it where it is not there.
-
-    log: the file that takes what the commands print; keep: descriptors that the commands keep open.
-    A command that fails raises subprocess.CalledProcessError, and its error is in the log.  So does __init__ when uv
-    cannot be installed; a Python without the means to is NotRunnable("missing").
-    """
+    """The pinned uv with the user's settings.  Installs it where it is not there.  log: the file that takes what the
+    commands print; keep: descriptors that the commands keep open.  A command that fails raises
+    subprocess.CalledProcessError, and its error is in the log.  So does __init__ when uv cannot be installed; a Python
+    without the means to is NotRunnable("missing")."""
 
     def __init__(self, log: TextIO, keep: Sequence[int] = ()):
         self._options: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": log, "text": True, "pass_fds": keep}
@@ -65,11 +63,9 @@ class Uv:
         return self._run(str(FOLDER / "bin" / "uv"), *arguments, stdout=subprocess.PIPE)
 
     def install(self, python: Path, requirements: Path) -> None:
-        """Make the environment of `python` what the lock file `requirements` says.
-
-        pip's extra indexes and links are used only where its index lacks something: uv would take another build of the
-        same version from there (torch 2.11.0+cpu), which the lock does not allow.
-        """
+        """Make the environment of `python` what the lock file `requirements` says.  pip's extra indexes and links are
+        used only where its index lacks something: uv would take another build of the same version from there (torch
+        2.11.0+cpu), which the lock does not allow."""
         command = ("pip", "sync", "--python", str(python), "--require-hashes", str(requirements))
         try:
             self.run(*command)

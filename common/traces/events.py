@@ -46,11 +46,9 @@ class Collector:
 
 
 def read_events(stream: BinaryIO, collector: Collector, fast: bool = True) -> int:
-    """Read a trace of any layout: an object with the key "traceEvents", or the bare list of events.
-
-    fast: decode many events at once where they have Kineto's layout; the collector gets the same.  Returns how many
-    events were not valid JSON and were read field by field; raises Broken.
-    """
+    """Read a trace of any layout: an object with the key "traceEvents", or the bare list of events.  fast: decode many
+    events at once where they have Kineto's layout; the collector gets the same.  Returns how many events were not valid
+    JSON and were read field by field; raises Broken."""
     window = _Window(stream, fast and kineto.msgspec is not None)
     window.peek()
     if window.text.startswith("\ufeff", window.at):
@@ -90,10 +88,8 @@ def _hand_over(window: _Window, collector: Collector) -> None:
 
 
 def _tail(window: _Window, collector: Collector) -> None:
-    """Read what follows the events to the end of the file, so that a cut or corrupt archive is noticed.
-
-    The keys there may be broken (logged messages are copied there): they are optional.
-    """
+    """Read what follows the events to the end of the file, so that a cut or corrupt archive is noticed.  The keys there
+    may be broken (logged messages are copied there): they are optional."""
     while len(window.text) - window.at < TAIL and window.more():
         pass
     tail = window.text[window.at :]

@@ -89,9 +89,7 @@ if msgspec is not None:
 
 def decode(text: str) -> Optional[Sequence[Event]]:
     """The events of a text, separated by commas; None where one of them is not JSON or has a field of an odd type.
-
-    They have the attributes of Event; those of STACKS only `cat`, those of OPERATORS only `cat` and `ts`.
-    """
+    They have the attributes of Event; those of STACKS only `cat`, those of OPERATORS only `cat` and `ts`."""
     text = f"[{text}]"
     events: Sequence[Event]
     try:
@@ -111,10 +109,8 @@ def end(text: str, at: int) -> Optional[int]:
 
 
 def salvage(text: str) -> Optional[Event]:
-    """The fields of one event that is not valid JSON; None when it has not even Kineto's layout.
-
-    The name is as written, escapes included.
-    """
+    """The fields of one event that is not valid JSON; None when it has not even Kineto's layout.  The name is as
+    written, escapes included."""
     head, _, args = text.partition('\n    "args": {')
     found = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
     if found is None or "\n  ]" in text:

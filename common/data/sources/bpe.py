@@ -37,11 +37,9 @@ def load(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """A SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.
-
-    icefall's own lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.
-    Raises UserError where `texts` cannot give so many tokens, with the largest or smallest possible number.
-    """
+    """A SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.  icefall's own
+    lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError
+    where `texts` cannot give so many tokens, with the largest or smallest possible number."""
     import sentencepiece
 
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)

@@ -28,9 +28,7 @@ READ_THROUGH_A_SHELL = (".sph", ".opus")
 
 def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Counter) -> Iterator[Utterance]:
     """Utterances of `parts` of LibriSpeech, sorted by id within a part; lhotse's order is that of the file system.
-
-    corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100.
-    """
+    corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100."""
     _check_parts(corpus, parts)
     from lhotse.recipes import prepare_librispeech
 
@@ -53,9 +51,7 @@ def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
 
 def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> Iterator[Utterance]:
     """Utterances of a Kaldi data folder: of ``segments``, else (with ``utt2spk``) one per recording, in lhotse's order.
-
-    Durations are those of ``reco2dur`` if it exists, else of the audio headers.  ``feats.scp`` is not opened.
-    """
+    Durations are those of ``reco2dur`` if it exists, else of the audio headers.  ``feats.scp`` is not opened."""
     _check_kaldi(folder)
     from lhotse.kaldi import load_kaldi_data_dir
 
@@ -112,9 +108,7 @@ def _check_kaldi(folder: Path) -> None:
 @contextlib.contextmanager
 def _lhotse(source: str, counts: Counter) -> Iterator[None]:
     """Count lhotse's warnings instead of showing them, and turn its errors into one line that starts with `source`.
-
-    Its progress bars are shown only on a terminal.
-    """
+    Its progress bars are shown only on a terminal."""
     root = logging.getLogger()
     handlers, root.handlers = root.handlers, [_Count(counts)]
     try:

@@ -47,11 +47,9 @@ class Timing:
     speeds: Tuple[float, ...]
 
     def frames(self, span: Span) -> Tuple[int, ...]:
-        """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.
-
-        As in lhotse, another speed drops the features: the frames are counted from the perturbed duration and the frame
-        shift of the features.
-        """
+        """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.  As in
+        lhotse, another speed drops the features: the frames are counted from the perturbed duration and the frame shift
+        of the features."""
         from lhotse.utils import compute_num_samples, perturb_num_samples
 
         counts = []
@@ -79,10 +77,8 @@ def utterances(
     path: Path, timing: Timing, counts: Counter, recordings: Optional[Path] = None, features: Optional[Path] = None
 ) -> Iterator[Utterance]:
     """Utterances of the cuts or supervisions in `path`, lazily and in file order; counts what it meets in `counts`.
-
     recordings, features: manifests for supervisions, which need one of them (cuts have their own).  Raises UserError
-    with the number of the wrong entry.
-    """
+    with the number of the wrong entry."""
     from lhotse import Recording, SupervisionSegment
     from lhotse.cut import Cut
 

@@ -30,10 +30,9 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
     """As many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
 
     T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
-    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.
-    U is clipped to the published minimum and maximum, which the product of a T and a U per T can miss by a token or two
-    at the ends of a bin.  The same seed gives the same rows on every machine.
-    """
+    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.  U
+    is clipped to the published minimum and maximum, which the product of a T and a U per T can miss by a token or two
+    at the ends of a bin.  The same seed gives the same rows on every machine."""
     count = figures["utterances"]
     percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
 
@@ -51,11 +50,9 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
 
 
 def _interpolate(at: np.ndarray, known_at: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Linear interpolation of row ``table[i]`` of `tables` (rows, points) at ``at[i]``.
-
-    Not np.interp: a compiler may fuse its multiplication and addition, which rounds differently from machine to
-    machine. Single numpy operations are exact IEEE.
-    """
+    """Linear interpolation of row ``table[i]`` of `tables` (rows, points) at ``at[i]``.  Not np.interp: a compiler may
+    fuse its multiplication and addition, which rounds differently from machine to machine. Single numpy operations are
+    exact IEEE."""
     left = np.clip(np.searchsorted(known_at, at, side="right") - 1, 0, len(known_at) - 2)
     share = (at - known_at[left]) / (known_at[left + 1] - known_at[left])
     low, high = tables[table, left], tables[table, left + 1]
