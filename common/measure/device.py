@@ -35,9 +35,9 @@ def current(device: Any) -> Any:
     import torch
 
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} sees no CUDA device")
         device = torch.device("cuda", device.index or 0)
+        if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
+            raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}")
         torch.cuda.set_device(device)
     return device
 

@@ -7,11 +7,12 @@ k2.  Otherwise the environments of `make setup` are used, wherever the script wa
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Mapping, Optional, Sequence, Tuple
+from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 from common.core.implementations import Implementation
@@ -78,24 +79,54 @@ def continue_in(environment: str) -> None:
         os.execv(str(managed), [str(managed), *sys.argv])
 
 
-def _cuda_devices(python: Path) -> int:
-    """CUDA devices that the torch of `python` sees; 0 where it has no torch."""
-    code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
-    answer = output([str(python), "-c", code], timeout=120).strip()
-    return int(answer) if answer.isdigit() else 0
+class Sight(NamedTuple):
+    """What the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
+
+    devices: int
+    torch: str
+    reason: str
+
+
+_LOOK = """
+import json, torch
+try:
+    torch.cuda.init()
+    found, reason = torch.cuda.device_count(), ""
+except Exception as error:
+    found, reason = 0, str(error).split("\\n")[0]
+print(json.dumps([found, torch.__version__, reason]))
+"""
+
+
+def _look(python: Path) -> Sight:
+    said = output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
+    return Sight(*json.loads(said[-1])) if said else Sight(0, "none", "torch does not import")
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
-    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.  Raises
-    UserError when CUDA was asked for and no torch of this run sees the device."""
+    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
+
+    Each Python is asked for itself, and a line on stderr names those whose torch does not see the device: in a run on
+    CUDA their rows are unsupported, and never measured on the CPU in silence.  Raises UserError when CUDA was asked for
+    and no torch of this run sees the device.
+    """
     if wanted == "cpu":
         return wanted
     distinct: List[Path] = list(dict.fromkeys(pythons))
-    devices = max([_cuda_devices(python) for python in distinct] or [0]) if machine.gpu_may_be_here() else 0
-    if wanted == "auto":
-        return "cuda" if devices else "cpu"
+    seen = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
+    devices = max((sight.devices for sight in seen.values()), default=0)
     index = int(wanted.partition(":")[2] or 0)
-    if distinct and index >= devices:
-        seen = f"only {devices} CUDA device{'s' * (devices != 1)}" if devices else "no CUDA device"
-        raise UserError(f"--device {wanted}: torch sees {seen} here; use --device cpu or leave the flag out")
-    return wanted
+    if wanted != "auto" and distinct and index >= devices:
+        found = f"only {devices} CUDA device{'s' * (devices != 1)}" if devices else "no CUDA device"
+        why = "".join(f"; {python}: {sight.reason}" for python, sight in seen.items() if sight.reason)
+        raise UserError(f"--device {wanted}: torch sees {found} here; use --device cpu or leave the flag out{why}")
+    blind = {python: sight for python, sight in seen.items() if sight.devices <= index}
+    then = "its rows are unsupported" if devices else "this run is on the CPU, though a GPU driver is here"
+    for python, sight in blind.items():
+        reason = f" ({sight.reason})" if sight.reason else ""
+        print(
+            f"warning: torch {sight.torch} of {python} does not see the CUDA device{reason}: {then}; install a torch "
+            "for this driver, or give --device cpu",
+            file=sys.stderr,
+        )
+    return wanted if wanted != "auto" else "cuda" if devices else "cpu"

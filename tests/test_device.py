@@ -1,0 +1,54 @@
+"""What a CPU can show of CUDA runs: which Python sees a device, what is set, and the order of calls, with a fake
+torch.cuda where that is all that matters."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.core.errors import UserError
+from common.setup import interpreters
+from common.system import machine
+
+
+def python_that_says(path: Path, said: str) -> Path:
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def pythons(tmp_path, monkeypatch):
+    """One whose torch sees two devices, and one whose driver is too old."""
+    monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
+    sees = python_that_says(tmp_path / "sees", '[2, "1.13.1+cu117", ""]')
+    blind = python_that_says(tmp_path / "blind", '[0, "2.11.0+cu130", "The NVIDIA driver is too old"]')
+    return sees, blind
+
+
+def test_each_python_is_asked_for_its_own_device(pythons, capsys):
+    sees, blind = pythons
+    assert interpreters.resolve_device("auto", [sees]) == "cuda" and not capsys.readouterr().err
+    assert interpreters.resolve_device("auto", [blind, sees]) == "cuda"
+    said = capsys.readouterr().err
+    assert str(blind) in said and "too old" in said and "unsupported" in said and str(sees) not in said
+    assert interpreters.resolve_device("cuda:1", [blind, sees]) == "cuda:1"
+    assert str(blind) in capsys.readouterr().err
+
+
+def test_no_run_is_on_the_cpu_in_silence_where_a_driver_is(pythons, capsys):
+    _, blind = pythons
+    assert interpreters.resolve_device("auto", [blind]) == "cpu"
+    said = capsys.readouterr().err
+    assert "on the CPU" in said and "too old" in said
+    with pytest.raises(UserError, match="too old"):
+        interpreters.resolve_device("cuda", [blind])
+
+
+def test_the_real_torch_answers(monkeypatch, capsys):
+    monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
+    device = interpreters.resolve_device("auto", [Path(sys.executable)])
+    assert device in ("cpu", "cuda") and ("warning: torch " in capsys.readouterr().err) == (device == "cpu")
