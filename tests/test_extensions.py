@@ -241,7 +241,11 @@ def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
     assert f"{tmp_path} has no src/moderngpu/context.hxx" in refusal(moderngpu=tmp_path)
 
     (tmp_path / "src" / "moderngpu").mkdir(parents=True)
-    (tmp_path / "src" / "moderngpu" / "context.hxx").touch()
+    header = tmp_path / "src" / "moderngpu" / "context.hxx"
+    header.write_text("double clock = prop.clockRate / 1000.0;")
+    old = "newer headers of moderngpu" in refusal(moderngpu=tmp_path)
+    assert old == (int(cpu.torch_cuda.split(".")[0]) >= 13)
+    header.write_text("")
     for folder in ("bin", "include"):
         (tmp_path / folder).mkdir()
     (tmp_path / "include" / "cuda_runtime.h").touch()

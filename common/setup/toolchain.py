@@ -21,6 +21,10 @@ from common.core.errors import NotRunnable
 from common.setup.source_packages import SourcePackage
 from common.system.processes import output
 
+#: Commit of github.com/moderngpu/moderngpu, January 2026: its context.hxx no longer reads the fields clockRate and
+#: memoryClockRate, which CUDA 13 took out of cudaDeviceProp.
+MODERNGPU = "267cc8d02c03f00f1656f1205c61c946a1e530b0"
+
 
 @dataclass(frozen=True)
 class Toolchain:
@@ -96,10 +100,14 @@ def _lacking(tools: Toolchain) -> str:
 
 def _lacking_for_cuda(source: SourcePackage, tools: Toolchain) -> str:
     if source.needs_moderngpu and tools.moderngpu is None:
-        return "moderngpu's headers: clone moderngpu from GitHub and set MODERNGPU_HOME to the checkout"
-    if source.needs_moderngpu and not Path(tools.moderngpu or "", "src", "moderngpu", "context.hxx").exists():
+        wanted = f"clone github.com/moderngpu/moderngpu, check out {MODERNGPU}"
+        return f"moderngpu's headers: {wanted} and set MODERNGPU_HOME to the checkout"
+    header = Path(tools.moderngpu or "", "src", "moderngpu", "context.hxx")
+    if source.needs_moderngpu and not header.exists():
         missing = f"{tools.moderngpu} has no src/moderngpu/context.hxx"
         return f"moderngpu's headers, and {missing}: set MODERNGPU_HOME to a checkout of moderngpu"
+    if source.needs_moderngpu and "prop.clockRate" in header.read_text() and int(tools.torch_cuda.split(".")[0]) >= 13:
+        return f"newer headers of moderngpu for CUDA {tools.torch_cuda}: check out {MODERNGPU} in {tools.moderngpu}"
     if tools.cuda_home is None:
         return f"nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
     major = tools.torch_cuda.partition(".")[0]
