@@ -303,7 +303,8 @@ def test_deaths_for_lack_of_memory(returncode, last_line, status):
 
 
 def test_errors_for_lack_of_memory():
-    no_memory = ["CUDA out of memory. Tried ...", "CUBLAS_STATUS_ALLOC_FAILED", "[2] ... CUDA_ERROR_OUT_OF_MEMORY"]
+    no_memory = ["CUDA out of memory. Tried ...", "[2] ... CUDA_ERROR_OUT_OF_MEMORY"]
+    no_memory += [f"CUDA error: CUBLAS_STATUS_{what} when calling" for what in ("ALLOC_FAILED", "NOT_INITIALIZED")]
     assert all(worker.status_of(RuntimeError(text)) == "oom" for text in no_memory)
     assert worker.status_of(MemoryError()) == worker.status_of(OSError(12, "Cannot allocate memory")) == "oom"
     assert worker.status_of(RuntimeError("CUDA error: an illegal memory access was encountered")) == "error"

@@ -14,7 +14,8 @@ CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
 #: Limit and use of a cgroup's memory: version 2, then 1.
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
-#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library, cuBLAS, numba's CUDA, OpenMP.
+#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library, cuBLAS ("not initialized" where it
+#: has no memory for its handle), numba's CUDA, OpenMP.
 NO_MEMORY = (
     "out of memory",
     "out_of_memory",
@@ -22,6 +23,7 @@ NO_MEMORY = (
     "cannot allocate memory",
     "bad_alloc",
     "alloc_failed",
+    "status_not_initialized",
     "memoryallocation",
     "memoryerror",
     "thread creation failed",
