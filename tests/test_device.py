@@ -11,7 +11,7 @@ import pytest
 
 from common.core.errors import UserError
 from common.setup import interpreters
-from common.system import machine
+from common.system import load, machine
 
 
 def python_that_says(path: Path, said: str) -> Path:
@@ -52,3 +52,9 @@ def test_the_real_torch_answers(monkeypatch, capsys):
     monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
     device = interpreters.resolve_device("auto", [Path(sys.executable)])
     assert device in ("cpu", "cuda") and ("warning: torch " in capsys.readouterr().err) == (device == "cpu")
+
+
+def test_load_is_flagged_in_cores_and_not_by_the_size_of_the_machine():
+    assert load.busy_flags(0.04, cpus=64) == ["busy"]  # more than two cores
+    assert load.busy_flags(0.04, cpus=2) == load.busy_flags(0.0, cpus=64) == load.busy_flags(None) == []
+    assert load.busy_flags(0.06, cpus=2) == ["busy"]

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import List, Optional
 
-#: Share of the machine's CPU time, taken by others, from which on a sample is flagged "busy".
-BUSY_SHARE = 0.05
+#: Cores that others keep busy, from which on a sample is flagged "busy": however many there are, a step that waits for
+#: all of its threads waits for the one that shares its core.
+BUSY_CORES = 0.1
 #: /proc/stat counts in ticks of 10 ms: shares over less than this are noise.
 SHORTEST_WINDOW_NS = 200_000_000
 
@@ -53,6 +54,7 @@ class ForeignLoad:
         return round(min(max(foreign / (elapsed * self.cpus), 0.0), 1.0), 4)
 
 
-def busy_flags(share: Optional[float]) -> List[str]:
-    """["busy"] for what was measured beside more load than BUSY_SHARE."""
-    return ["busy"] if share is not None and share > BUSY_SHARE else []
+def busy_flags(share: Optional[float], cpus: Optional[int] = None) -> List[str]:
+    """["busy"] for what was measured beside more load than BUSY_CORES.  share: of `cpus`, of this machine's if None."""
+    cores = (share or 0) * (cpus or os.cpu_count() or 1)
+    return ["busy"] if cores > BUSY_CORES else []
