@@ -58,3 +58,22 @@ def test_load_is_flagged_in_cores_and_not_by_the_size_of_the_machine():
     assert load.busy_flags(0.04, cpus=64) == ["busy"]  # more than two cores
     assert load.busy_flags(0.04, cpus=2) == load.busy_flags(0.0, cpus=64) == load.busy_flags(None) == []
     assert load.busy_flags(0.06, cpus=2) == ["busy"]
+
+
+def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):
+    for cpu in range(6):
+        clocks = tmp_path / f"cpu/cpu{cpu}/cpufreq"
+        clocks.mkdir(parents=True)
+        (clocks / "scaling_governor").write_text("powersave\n" if cpu == 5 else "performance\n")
+    for node, cpus in enumerate(("0-3", "4-5")):
+        (tmp_path / f"node/node{node}").mkdir(parents=True)
+        (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
+    calm = machine.placement(tmp_path, {0, 1, 3})
+    assert calm == {"affinity": "0-1,3", "governor": "performance", "numa_nodes": 1}
+    assert machine.spoiled_by(calm, threads=3) == []
+    assert "--threads 3" in " ".join(machine.spoiled_by(calm, threads=4))
+    across = machine.placement(tmp_path, {3, 4, 5})
+    assert across == {"affinity": "3-5", "governor": "performance, powersave", "numa_nodes": 2}
+    assert len(machine.spoiled_by(across, threads=2)) == 2
+    assert machine.placement(tmp_path / "no such", ()) == {"affinity": None, "governor": None, "numa_nodes": None}
+    assert machine.spoiled_by(machine.placement(tmp_path / "no such", ()), threads=2) == []

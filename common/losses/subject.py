@@ -34,24 +34,27 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
 
     from common.data import distribution, measured_batches, shapes
 
+    place, about = machine.placement(), facts(context.device)
+    spoiled = machine.spoiled_by(place, about["threads"]) if context.device.type == "cpu" else []
     # The same for every job of the run, so one of them tells; a search changes the batches.
     whole = pass_name == "correctness" and not context.settings.find_largest
     return {
         "record": "environment",
         "python": platform.python_version(),
-        **facts(context.device),
+        **about,
         "implementation_version": context.adapter.version(),
         "options": context.adapter.described_options(),
         "cuda": torch.version.cuda if context.device.type == "cuda" else None,
         "denormals": context.settings.denormals,
         "allocator": context.settings.allocator,
         **machine.tuning(),
+        **place,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
         **({} if context.pool else {"shape_file_totals": context.all_batches.totals()}),
         **({"shape_distribution": distribution.of_run(context.all_batches, context.batches)} if whole else {}),
         "batches": [context.all_batches.describe(index, context.settings.prune_range) for index in context.batches],
-        "warnings": measured_batches.warnings(context.all_batches, context.batches, context.settings),
+        "warnings": measured_batches.warnings(context.all_batches, context.batches, context.settings) + spoiled,
     }
 
 

@@ -250,6 +250,11 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
     variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}
     transparent_huge_pages: Annotated[Optional[str], of("of the kernel")] = None
+    affinity: Annotated[Optional[str], of('CPUs that the process may use: "0-3,8"')] = None
+    governor: Annotated[Optional[str], of('of the clocks of these CPUs: "performance"; null where it is not told')] = (
+        None
+    )
+    numa_nodes: Annotated[Optional[Positive], of("nodes of memory on which these CPUs are")] = None
     shape_file: Annotated[Optional[str], of("path, relative to the suite where it lies in there")] = None
     shape_file_sha256: Annotated[Optional[str], of("hex digest of its bytes")] = None
     batches: Annotated[Optional[List[Batch]], of("those that are measured")] = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from common.system.memory import proc_field, total_memory
 
@@ -47,6 +48,62 @@ def tuning() -> Dict[str, Any]:
         pages = None
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
     return {"variables": variables, "transparent_huge_pages": pages}
+
+
+def _cpus(text: str) -> Set[int]:
+    """Of a list as the kernel writes it: "0-3,8"."""
+    found: Set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _as_list(cpus: Iterable[int]) -> str:
+    """The other way round."""
+    spans: List[List[int]] = []
+    for cpu in sorted(cpus):
+        if spans and spans[-1][1] == cpu - 1:
+            spans[-1][1] = cpu
+        else:
+            spans.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
+
+
+def placement(root: Path = Path("/sys/devices/system"), cpus: Optional[Iterable[int]] = None) -> Dict[str, Any]:
+    """Where this process runs: `affinity`, the CPUs that it may use ("0-3,8"); `governor`, of their clocks, those that
+    there are ("performance"); `numa_nodes`, on how many nodes of memory they are.  None where the system does not tell.
+    root, cpus: another machine's, for tests."""
+    mine = set(cpus if cpus is not None else os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+    governors, nodes = set(), 0
+    for cpu in mine:
+        with suppress(OSError):
+            governors.add((root / f"cpu/cpu{cpu}/cpufreq/scaling_governor").read_text().strip())
+    for node in root.glob("node/node[0-9]*/cpulist"):
+        with suppress(OSError, ValueError):
+            nodes += not mine.isdisjoint(_cpus(node.read_text()))
+    return {
+        "affinity": _as_list(mine) or None,
+        "governor": ", ".join(sorted(governors)) or None,
+        "numa_nodes": nodes or None,
+    }
+
+
+def spoiled_by(place: Mapping[str, Any], threads: int) -> List[str]:
+    """Lines for the user about what makes times of this many threads on a CPU vary.  place: of `placement`."""
+    found, cpus = [], len(_cpus(place["affinity"] or ""))
+    if 0 < cpus < threads:
+        found.append(
+            f"{threads} threads share the CPUs {place['affinity']} (affinity): times vary; give --threads {cpus}"
+        )
+    if "powersave" in (place["governor"] or ""):
+        found.append("the CPU's governor is powersave: clocks vary; set it to performance (cpupower frequency-set -g)")
+    if (place["numa_nodes"] or 1) > 1:
+        found.append(
+            f"threads and memory are spread over {place['numa_nodes']} NUMA nodes: times vary; bind the run to one "
+            "(numactl --cpunodebind=0 --membind=0)"
+        )
+    return found
 
 
 def cache_bytes() -> Optional[int]:
