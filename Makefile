@@ -8,6 +8,8 @@ LOGDIR ?= log
 WINDOW ?= 1
 ARGS ?=
 ENVIRONMENTS ?=
+# Most tests wait for a process that starts; more than two get in the way of those that watch time or memory.
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup bench test lint coverage docs summary conformance report tensorboard trace-viewer lock clean
@@ -37,7 +39,7 @@ bench: setup
 # The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's;
 # exit code 5 is pytest's for ARGS that choose none of them.
 test: setup
-	@$(MAIN) -m pytest $(ARGS)
+	@$(MAIN) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 	@for name in k2 nemo; do \
 	if python="$$($(PYTHON) -m common.setup.environments path $$name)"; then \
 	"$$python" -m pytest -m environment_contract $(ARGS) || $(if $(ARGS),test $$? -eq 5 ||) exit 1; \
