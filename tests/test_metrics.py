@@ -10,10 +10,12 @@ import pytest
 from fixtures_runs import write_run
 from fixtures_sweeps import measured, write_sweep
 
-from common.analysis import logs, metrics
+from common.analysis import comparison, logs, metrics
 from common.analysis.metrics import Metric
+from common.analysis.pairs import two_sides
 from common.plots import sweep as plots
 from common.report.page import page
+from common.tables import comparison as comparison_table
 from common.tables import results, sweep
 
 
@@ -41,6 +43,17 @@ def test_a_metric_in_one_line_is_everywhere(made, tmp_path):
     assert "0.5000" in sweep.render(log.sweeps, "table")
     (figure,) = [figure for figure in plots.figures(log.sweeps[0]) if figure.key == "sweep-vocab-size-rtf"]
     assert figure.table.columns[-1].title == "RTF" and figure.table.rows[0][-1].value == 0.5
+
+
+def test_compare_shows_metrics_with_their_units(monkeypatch, tmp_path):
+    """What compare.py compares is a list of keys, like every table."""
+    sides = [write_run(tmp_path / name) and tmp_path / name for name in ("a", "b")]
+    for key, unit in (("step_median", "MS"), ("peak_mb", "Mb")):
+        monkeypatch.setitem(metrics.METRICS, key, metrics.METRICS[key]._replace(unit=unit))
+    text = comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
+    assert text.count(" MS") == 2 and text.count(" Mb") == 2 and "e-0" in text
+    monkeypatch.setitem(metrics.COLUMNS, "comparison", ("step_median", "peak_mb"))
+    assert "e-0" not in comparison_table.render(comparison.compare(two_sides(*sides).pairs), [])
 
 
 def test_one_that_no_row_knows_has_no_column(made, tmp_path):

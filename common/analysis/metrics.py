@@ -223,6 +223,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
     ),
     "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
     "page sweep": ("label", "status", *_PAGE, "gap", "reason"),
+    "comparison": ("step_median", "loss_median", "peak_mb", *_ERRORS),
 }
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
 _LISTED = {key for keys in COLUMNS.values() for key in keys}

@@ -4,10 +4,12 @@ JSON."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Iterator, List, NamedTuple, Sequence
 
+from common.analysis import metrics
 from common.analysis.change_verdicts import percent
 from common.analysis.comparison import Change
+from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
 from common.core.table import Cell, Column, Table
 from common.core.text import error, escaped, gathered
@@ -96,15 +98,14 @@ def _lines(row: Change) -> List[Line]:
         interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
         rounds = time.baseline_rounds, time.new_rounds
         shown = str(rounds[0]) if time.paired else f"{rounds[0]} + {rounds[1]}"
-        lines.append(_line(f"{scope} time", time, [interval, *_sides(time, "ms"), shown, str(time.batches)]))
+        sides = _sides(time, METRICS[f"{scope}_median"])
+        lines.append(_line(f"{scope} time", time, [interval, *sides, shown, str(time.batches)]))
     for scope, memory in row.memory.items():
-        cells = ["-", *_sides(memory, "mb", "MB"), "-", str(memory.batches)]
+        cells = ["-", *_sides(memory, METRICS["peak_mb"]), "-", str(memory.batches)]
         lines.append(_line(f"{scope} memory", memory, cells))
-    errors = [
-        ", ".join(error(getattr(row.errors, f"{side}_{key}")) for key in ("loss_error", "grad_error"))
-        for side in ("baseline", "new")
-    ]
-    return [*lines, _line("errors", row.errors, ["-", *errors, "-", "-"])]
+    keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
+    errors = [[error(getattr(row.errors, f"{side}_{key}")) for key in keys] for side in ("baseline", "new")]
+    return [*lines, _line("errors", row.errors, ["-", *map(", ".join, errors), "-", "-"])]
 
 
 def _line(what: str, change: Any, cells: Sequence[str]) -> Line:
@@ -124,9 +125,9 @@ def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
         yield f"{name}: {', '.join(plainly_same)}: same"
 
 
-def _sides(change: Any, unit: str, shown: Optional[str] = None) -> List[str]:
-    values = [getattr(change, f"{side}_{unit}") for side in ("baseline", "new")]
-    return ["-" if value is None else f"{value:.4g} {shown or unit}" for value in values]
+def _sides(change: Any, metric: Metric) -> List[str]:
+    values = [getattr(change, f"{side}_{metric.unit.lower()}") for side in ("baseline", "new")]
+    return ["-" if value is None else f"{value:.4g} {metric.unit}" for value in values]
 
 
 def _notes(rows: Sequence[Change]) -> List[str]:
