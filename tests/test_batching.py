@@ -58,7 +58,7 @@ def test_greedy_filling_up_to_the_limit():
 def test_an_utterance_over_the_limit_is_alone_and_warned_about():
     batches = batching.max_frames(rows((3, 1), (30, 1), (7, 1), (11, 1), (10, 1)), 10)
     assert frames(batches) == [[30], [11], [10], [7, 3]]
-    assert batches.over_limit == [1, 3]
+    assert batches.too_long == [1, 3]
     assert batches.warning() == (
         "2 utterances longer than --max-frames, each a batch of its own; "
         "the longest has 30 frames (row 1, counted from 0)"

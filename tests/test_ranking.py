@@ -19,7 +19,7 @@ def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
 
 
 def filled(*rows):
-    ranking.fill(rows)
+    ranking.rank_times(rows)
     return {one.name: one.against_fastest for one in rows}
 
 

@@ -113,15 +113,15 @@ def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: fl
     return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, tolerance, confidence) for pair in pairs]
 
 
-def regressions(rows: Sequence[Change], limit: float) -> List[str]:
-    """Why a change is to be refused: each row whose time grew by more than `limit` (0.02 for 2%) for sure, and each
+def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
+    """Why a change is to be refused: each row whose time grew by more than `allowed` (0.02 for 2%) for sure, and each
     that could be measured at the baseline but not any more; see ``gone`` too."""
     found = []
     for row in rows:
         if row.new.status != "ok" and row.baseline.status == "ok":
             found.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
         for scope, time in row.time.items():
-            if time.low is not None and not time.doubt and time.low > 1 + limit:
+            if time.low is not None and not time.doubt and time.low > 1 + allowed:
                 found.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return found
 

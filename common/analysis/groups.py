@@ -103,7 +103,7 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
             group.append(row)
     for group in result:
         if not group[0].largest:
-            ranking.fill(group)
+            ranking.rank_times(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
 

@@ -63,7 +63,7 @@ def verdict(ratio: Optional[Ratio]) -> str:
     return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
 
 
-def fill(group: Sequence[Row]) -> None:
+def rank_times(group: Sequence[Row]) -> None:
     """Set "against_fastest" of the rows of one configuration: of the step, or of the loss where a row has no step."""
     for row in group:
         row.against_fastest = {}

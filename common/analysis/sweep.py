@@ -105,7 +105,7 @@ def read(path: Path) -> Sweep:
         row.sweep = {"id": header.sweep_id, "cell": cell, **values}
         runs.append(SweptRun(cell, values, row))
     for cell in {run.cell for run in runs}:
-        ranking.fill([run.row for run in runs if run.cell == cell])
+        ranking.rank_times([run.row for run in runs if run.cell == cell])
     return Sweep(path, header, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
 
 

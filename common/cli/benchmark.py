@@ -43,42 +43,44 @@ def benchmark(
         if arguments.find_largest:
             raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
-    chosen = settings.resolve(given, device)
-    more = {"memory_limit": memory_limit(chosen)} if chosen.find_largest else {}
-    with open_runs(names, chosen, arguments.log_dir, arguments.resume, more) as run_of:
+    resolved = settings.resolve(given, device)
+    more = {"memory_limit": memory_limit(resolved)} if resolved.find_largest else {}
+    with open_runs(names, resolved, arguments.log_dir, arguments.resume, more) as run_of:
         if not arguments.quiet:
-            announce(names, chosen, next(iter(run_of.values())).header.memory_limit or MemoryLimit())
+            announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit())
 
         def measure() -> None:
             with Progress(arguments.quiet) as progress:
-                session = Session(run_of, python_of, chosen, arguments.timeout, progress, executor)
-                if chosen.find_largest:
+                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
+                if resolved.find_largest:
                     Searches(session).run()
                 else:
-                    session.run(plan(names, chosen), arguments.limits)
+                    session.run(plan(names, resolved), arguments.limits)
 
-        kept = "the rows above are what is known; --resume continues" if chosen.find_largest else ""
+        kept = "the rows above are what is known; --resume continues" if resolved.find_largest else ""
         return ending.finish(
             measure, lambda log: show(run_of, log), lambda: ending.discard_empty(run_of), arguments, kept
         )
 
 
-def announce(names: Sequence[str], chosen: Settings, limit: MemoryLimit) -> None:
+def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit) -> None:
     """The first lines: what is about to be measured, and how long that may take."""
-    joiner = f"V {chosen.vocab_size}, joiner {chosen.encoder_dim}, {chosen.dtype}, {count(chosen.rounds, 'round')}"
-    if chosen.find_largest:
+    joiner = (
+        f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
+    )
+    if resolved.find_largest:
         size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
-        what = f"the largest {chosen.find_largest} of {', '.join(names)} on {chosen.device} within {size}"
-        print(f"{what}: scope {chosen.scopes[0]}, {joiner} at the size found", file=sys.stderr)
+        what = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"
+        print(f"{what}: scope {resolved.scopes[0]}, {joiner} at the size found", file=sys.stderr)
         return
-    if chosen.sort_utterance:
-        size = f"of up to {chosen.max_frames} frames, sorted by length"
+    if resolved.sort_utterance:
+        size = f"of up to {resolved.max_frames} frames, sorted by length"
     else:
-        size = f"of {chosen.batch_size} utterances"
-    batches = [f"{chosen.num_batches} batches {size} ({chosen.batches})", *workloads.described(chosen.to_json())]
-    print(f"preset {chosen.preset}: {settings.preset_note(chosen.preset)}", file=sys.stderr)
-    what = f"measuring {', '.join(names)} on {chosen.device}: {', '.join(batches)}"
-    print(f"{what}, {joiner}; passes {', '.join(chosen.passes)}", file=sys.stderr)
+        size = f"of {resolved.batch_size} utterances"
+    batches = [f"{resolved.num_batches} batches {size} ({resolved.batches})", *workloads.described(resolved.to_json())]
+    print(f"preset {resolved.preset}: {settings.preset_note(resolved.preset)}", file=sys.stderr)
+    what = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
+    print(f"{what}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
 def show(run_of: Mapping[str, Run], log: Log) -> Shown:

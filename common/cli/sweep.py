@@ -49,12 +49,12 @@ def benchmark(
     file = resume(axes, shared, log_dir) if arguments.resume else start(axes, shared, names, log_dir)
 
     def measure() -> None:
-        for number, (cell, chosen) in enumerate(zip(cells, settings_of)):
-            run_of = {name: file.open_run(number, cell, name, chosen) for name in names}
+        for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
+            run_of = {name: file.open_run(number, cell, name, resolved) for name in names}
             limits = arguments.limits and not reuse(file, run_of)
             with Progress(arguments.quiet) as progress:
-                session = Session(run_of, python_of, chosen, arguments.timeout, progress, executor)
-                jobs = session.pending(plan(names, chosen))
+                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
+                jobs = session.pending(plan(names, resolved))
                 if jobs and not arguments.quiet:
                     print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
                 session.run(jobs, limits)
@@ -74,7 +74,7 @@ def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
     grid.check_passes(settings_of[0].passes)
     keys = {axis.key for axis in axes}
     for key, of_sorted in (("batch_size", False), ("max_frames", True)):
-        if key in keys and all(chosen.sort_utterance is not of_sorted for chosen in settings_of):
+        if key in keys and all(resolved.sort_utterance is not of_sorted for resolved in settings_of):
             raise UserError(
                 f"--sweep {grid.flag(key)}: has no effect with --sort-utterance {grid.said(not of_sorted)}; "
                 f"give --sort-utterance {grid.said(of_sorted)}"

@@ -16,7 +16,7 @@ FIXED = (
 )
 PASSES = ("correctness", "timing", "memory")
 
-Cell = Dict[str, Any]
+Values = Dict[str, Any]
 
 
 class Axis(NamedTuple):
@@ -31,7 +31,7 @@ def flag(key: str) -> str:
     return key.replace("_", "-")
 
 
-def cells(axes: Sequence[Axis]) -> List[Cell]:
+def cells(axes: Sequence[Axis]) -> List[Values]:
     """All combinations, the values of the last axis varying fastest."""
     return [
         {axis.key: value for axis, value in zip(axes, values)}
@@ -68,7 +68,7 @@ def check_passes(passes: Sequence[str]) -> None:
 
 def shared(all_settings: Sequence[settings.Settings], axes: Sequence[Axis]) -> Dict[str, Any]:
     """The settings that all cells have in common, those that are swept left out."""
-    first, *others = [chosen.to_json() for chosen in all_settings]
+    first, *others = [resolved.to_json() for resolved in all_settings]
     swept = {axis.key for axis in axes}
     return {
         key: value for key, value in first.items() if key not in swept and all(other[key] == value for other in others)

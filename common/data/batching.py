@@ -22,14 +22,14 @@ MODES = ("first", "longest", "random", "spread")
 class Batches:
     """A sequence of batches.  ``batches[i]`` is an int32 array (N, 2), columns T and U, in the order of the batch;
     ``utterances`` are those of all batches, one batch after the other.  shapes: (utterances, 2), the shape file; order:
-    rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; over_limit: rows of utterances
-    that are over the limit alone, longest first."""
+    rows of it, batch after batch; bounds: batch i is ``order[bounds[i]:bounds[i + 1]]``; too_long: rows of utterances
+    of more than max_frames, longest first."""
 
-    def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, over_limit: Sequence[int] = ()):
+    def __init__(self, shapes: np.ndarray, order: np.ndarray, bounds: np.ndarray, too_long: Sequence[int] = ()):
         self.utterances = np.asarray(shapes, dtype=np.int32).take(order, axis=0)
         self._order = order
         self._bounds = bounds
-        self.over_limit = list(over_limit)
+        self.too_long = list(too_long)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -88,10 +88,10 @@ class Batches:
         }
 
     def warning(self) -> Optional[str]:
-        """One line about utterances over the limit, each a batch of its own; None when there are none."""
-        if not self.over_limit:
+        """One line about utterances that are too long, each a batch of its own; None when there are none."""
+        if not self.too_long:
             return None
-        row, count = self.over_limit[0], len(self.over_limit)
+        row, count = self.too_long[0], len(self.too_long)
         return (  # the order is longest first, so the first batch holds the longest
             f"{count} utterance{'s' if count > 1 else ''} longer than --max-frames, each a batch of its own; "
             f"the longest has {self[0][0, 0]} frames (row {row}, counted from 0)"
@@ -116,8 +116,8 @@ def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
 
 def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
     """Utterances sorted by T, then U, longest first; each batch is filled while its sum of T stays within `max_frames`.
-    T and U move as pairs, and equal ones keep their file order.  An utterance over the limit is a batch of its own (see
-    ``Batches.over_limit``).  shapes: (utterances, 2).  Raises UserError for a limit below 1."""
+    T and U move as pairs, and equal ones keep their file order.  A longer utterance is a batch of its own (see
+    ``Batches.too_long``).  shapes: (utterances, 2).  Raises UserError for a number below 1."""
     if max_frames < 1:
         raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
     frames, tokens = np.asarray(shapes).astype(np.int64).T
@@ -164,8 +164,8 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
 def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[int]:
     """Those of `indices` (None: of all) that need the most memory: the batch with the most padded cells, and the one
     with the most useful cells, which packed losses use; one index where they are the same."""
-    chosen = np.arange(len(batches)) if indices is None else np.asarray(indices)
-    return list(dict.fromkeys(int(chosen[cells[chosen].argmax()]) for cells in batches.all_cells()[::-1]))
+    among = np.arange(len(batches)) if indices is None else np.asarray(indices)
+    return list(dict.fromkeys(int(among[cells[among].argmax()]) for cells in batches.all_cells()[::-1]))
 
 
 def _descending(values: np.ndarray) -> np.ndarray:

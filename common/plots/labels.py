@@ -23,7 +23,7 @@ def places(points: Sequence[Point], names: Sequence[str], size: Point, kept_free
     """The place of each name: the first of PLACES where it covers least of other names, of points and of `kept_free`.
     points: pixels from the lower left corner of a plot of this size."""
     markers = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
-    chosen: List[str] = []
+    placed: List[str] = []
     taken: List[Box] = []
     for _ in range(ROUNDS):
         for at, (point, name) in enumerate(zip(points, names)):
@@ -35,8 +35,8 @@ def places(points: Sequence[Point], names: Sequence[str], size: Point, kept_free
                 return OUTSIDE * outside + sum(shared(boxes[place], other) for other in others)
 
             best = min(PLACES, key=hidden)
-            chosen[at : at + 1], taken[at : at + 1] = [best], [boxes[best]]
-    return chosen
+            placed[at : at + 1], taken[at : at + 1] = [best], [boxes[best]]
+    return placed
 
 
 def box(point: Point, name: str, place: Tuple[int, int]) -> Box:

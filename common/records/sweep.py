@@ -44,7 +44,7 @@ class SweepFile:
         self.header = header
         self.runs = {place: SweepRun(self, *place, existing) for place, existing in runs.items()}
 
-    def open_run(self, cell: int, values: grid.Cell, name: str, settings: Settings) -> SweepRun:
+    def open_run(self, cell: int, values: grid.Values, name: str, settings: Settings) -> SweepRun:
         """The run of an implementation in a cell, with its header on disk."""
         if (cell, name) not in self.runs:
             opened = self.runs[cell, name] = SweepRun(self, cell, name, [])

@@ -94,8 +94,8 @@ def _batches(settings: Dict[str, Any], batches: Sequence[Batch]) -> str:
     utterances = sum(batch.N for batch in batches)
     useful = sum(batch.useful_cells for batch in batches) / sum(batch.padded_cells for batch in batches)
     order = "sorted by length" if settings.get("sort_utterance") else "in file order"
-    chosen = f"{len(batches)} ({settings.get('batches')}) of {utterances} utterances"
-    return f"{chosen}, {order}; {useful:.0%} of the cells useful"
+    said = f"{len(batches)} ({settings.get('batches')}) of {utterances} utterances"
+    return f"{said}, {order}; {useful:.0%} of the cells useful"
 
 
 def _shapes(entry: Row, settings: Dict[str, Any]) -> Optional[str]:
