@@ -85,11 +85,8 @@ def announce(names: Sequence[str], axes: Sequence[grid.Axis], settings_of: Seque
     first = settings_of[0]
     listed = " x ".join(f"{grid.flag(axis.key)} {', '.join(map(grid.said, axis.values))}" for axis in axes)
     print(f"sweep of {len(settings_of)} cells: {listed}", file=sys.stderr)
-    print(
-        f"measuring {', '.join(names)} on {first.device} in each: preset {first.preset}, "
-        f"{count(first.rounds, 'round')}; passes {', '.join(first.passes)}",
-        file=sys.stderr,
-    )
+    how = f"preset {first.preset}, {count(first.rounds, 'round')}; passes {', '.join(first.passes)}"
+    print(f"measuring {', '.join(names)} on {first.device} in each: {how}", file=sys.stderr)
 
 
 def show(file: SweepFile, log: Log) -> Shown:

@@ -48,10 +48,8 @@ def vary(
     U = U if tokens is None else np.full_like(U, tokens)
     longest = max(T.max(), U.max())
     if longest > LARGEST:
-        raise UserError(
-            f"an utterance of {longest:.0f} frames or tokens: at most {LARGEST} can be; take a smaller --concatenate, "
-            "--token-scale, --frames or --tokens"
-        )
+        advice = "take a smaller --concatenate, --token-scale, --frames or --tokens"
+        raise UserError(f"an utterance of {longest:.0f} frames or tokens: at most {LARGEST} can be; {advice}")
     return np.stack([T, U], axis=1).astype(np.int32)
 
 
@@ -62,7 +60,6 @@ def check_subsampling(path: object, known: Optional[int], wanted: int) -> int:
         return wanted
     if wanted in (known, SUBSAMPLING):
         return SUBSAMPLING
-    raise UserError(
-        f"--subsampling {wanted}: the frames of {path} are at x{known} already, as the file beside it says; "
-        "make one with generate_shape_info.py --subsampling-factor 4 or leave the flag out"
-    )
+    words = f"the frames of {path} are at x{known} already, as the file beside it says"
+    advice = "make one with generate_shape_info.py --subsampling-factor 4 or leave the flag out"
+    raise UserError(f"--subsampling {wanted}: {words}; {advice}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Optional
 
 
@@ -15,12 +16,10 @@ class Progress:
         self.since = time.monotonic()
         self.bar: Optional[Any] = None
         if not quiet and sys.stderr.isatty():
-            try:
+            with suppress(ImportError):
                 from tqdm import tqdm
 
                 self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr)
-            except ImportError:
-                pass
 
     def __enter__(self) -> Progress:
         return self

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import List, Mapping, Sequence, Set
 
 from common.core.settings import Settings
@@ -20,21 +21,17 @@ from common.setup import interpreters
 from common.traces import files
 
 
+@dataclass
 class Session:
     """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job."""
 
-    def __init__(
-        self,
-        run_of: Mapping[str, Run],
-        python_of: Mapping[str, interpreters.Choice],
-        settings: Settings,
-        timeout: float,
-        progress: Progress,
-        executor: Executor,
-    ):
-        self.run_of, self.python_of, self.settings = run_of, python_of, settings
-        self.timeout, self.progress, self.executor = timeout, progress, executor
-        self.warned: Set[str] = set()
+    run_of: Mapping[str, Run]
+    python_of: Mapping[str, interpreters.Choice]
+    settings: Settings
+    timeout: float
+    progress: Progress
+    executor: Executor
+    warned: Set[str] = field(default_factory=set)
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation

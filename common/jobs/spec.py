@@ -55,16 +55,9 @@ class Job:
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
         """What the process needs to know.  folder: of the run, where traces go."""
-        implementation = find(self.implementation)
-        return {
-            "job": self.name,
-            "subject": self.subject,
-            "pass": self.pass_name,
-            "round": self.round,
-            "script": implementation.script,
-            "variant": implementation.variant,
-            "settings": {**settings.to_json(), **dict(self.overrides)},
-            "pool": self.pool,
-            "limit_bytes": self.limit_bytes,
-            "folder": str(folder.resolve()),
-        }
+        of = find(self.implementation)
+        about = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
+        sizes = {"pool": self.pool, "limit_bytes": self.limit_bytes}
+        values = {**settings.to_json(), **dict(self.overrides)}
+        where = {"script": of.script, "variant": of.variant, "folder": str(folder.resolve())}
+        return {**about, **sizes, **where, "settings": values}

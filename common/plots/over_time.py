@@ -70,20 +70,13 @@ def _samples(label: str, place: int, samples: Sequence[Sample], values: Sequence
     pairs = enumerate(zip(samples, values))
     drawn = [(sample, value) for at, (sample, value) in pairs if at % stride == 0 or sample.flagged]
     flags = [sample.flagged for sample, _ in drawn]
-    looks = {
-        "opacity": 1,
-        "symbol": ["x-thin-open" if flagged else symbol(place) for flagged in flags],
-        "size": [9 if flagged else 6 for flagged in flags],
-        "color": color(place),
-        "line": {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK},
-    }
-    return points(
-        label,
-        [(sample.at_s / whole, -place + (value - 1) * scale) for sample, value in drawn],
-        looks,
-        "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}<extra></extra>",
-        customdata=[[sample.ms, f"{value - 1:+.1%}", sample.round] for sample, value in drawn],
-    )
+    looks: Dict[str, Any] = {"opacity": 1, "color": color(place), "size": [9 if flagged else 6 for flagged in flags]}
+    looks["symbol"] = ["x-thin-open" if flagged else symbol(place) for flagged in flags]
+    looks["line"] = {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK}
+    at = [(sample.at_s / whole, -place + (value - 1) * scale) for sample, value in drawn]
+    hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}<extra></extra>"
+    told = [[sample.ms, f"{value - 1:+.1%}", sample.round] for sample, value in drawn]
+    return points(label, at, looks, hover, customdata=told)
 
 
 def _line(place: int, begin: float, end: float) -> Dict[str, Any]:
@@ -109,12 +102,9 @@ def _cells(row: Row, samples: Sequence[Sample], values: Sequence[float]) -> Dict
     last_to_first = statistics.median(values[-third:]) / statistics.median(values[:third])
     ratios = {"lowest %": min(values), "highest %": max(values), "last third to first %": last_to_first}
     percents = {title: 100 * (ratio - 1) for title, ratio in ratios.items()}
-    return {
-        "implementation": Cell(row.label),
-        "samples": measured(len(values), row.results),
-        **{title: Cell(f"{value:+.1f}", value, row.results) for title, value in percents.items()},
-        "beside other load": measured(sum(sample.flagged for sample in samples), row.results),
-    }
+    found = {"implementation": Cell(row.label), "samples": measured(len(values), row.results)}
+    found.update((title, Cell(f"{value:+.1f}", value, row.results)) for title, value in percents.items())
+    return {**found, "beside other load": measured(sum(sample.flagged for sample in samples), row.results)}
 
 
 def memory_within(rows: Sequence[Row]) -> List[Figure]:

@@ -48,13 +48,10 @@ def _distribution(quantity: Quantity, row: Row) -> Figure:
     beside = _bars("measured", begin, width, found.measured, quantity.whose, 1)
     data = [above, {**beside, "yaxis": "y2"}]
     few = {"dtick": 1} if max(found.measured) < 3 else {}
-    frame = layout(
-        BOTH,
-        bargap=0.06,
-        xaxis=axis(quantity.unit, rangemode="normal", anchor="y2"),
-        yaxis=axis("all", domain=[0.42, 1], tickformat="~s", nticks=4),
-        yaxis2=axis("measured", domain=[0, 0.28], tickformat="d", nticks=3, **few),
-    )
+    axes = {"xaxis": axis(quantity.unit, rangemode="normal", anchor="y2")}
+    axes["yaxis"] = axis("all", domain=[0.42, 1], tickformat="~s", nticks=4)
+    axes["yaxis2"] = axis("measured", domain=[0, 0.28], tickformat="d", nticks=3, **few)
+    frame = layout(BOTH, bargap=0.06, **axes)
     key = f"shape-{quantity.key.partition('_')[0].lower()}"
     summary = f"{quantity.title}, {quantity.unit}: {said}; {below}"
     return Figure(key, quantity.title, f"Above: {said}. Below: {below}.", summary, data, frame, bins(row), small=True)

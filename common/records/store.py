@@ -12,6 +12,8 @@ from common.core.errors import UserError
 from common.records import schema
 from common.records.schema import FILE_NAME, Header, JobLine, Line, Record, Status, SweepHeader
 
+ANEW = "delete the folder and run again"
+
 
 class NotWritten(UserError):
     """Records could not be brought to disk; the file is as it was before."""
@@ -102,7 +104,7 @@ def read_run(path: Path) -> Tuple[Header, List[Line]]:
     """The header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], Header):
-        raise UserError(f"{path}: does not begin with a run record; delete the folder and run again")
+        raise UserError(f"{path}: does not begin with a run record; {ANEW}")
     return records[0], records
 
 
@@ -110,16 +112,16 @@ def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line
     """The header of a sweep.jsonl, and the records of each run by cell and implementation.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], SweepHeader):
-        raise UserError(f"{path}: does not begin with a sweep record; delete the folder and run again")
+        raise UserError(f"{path}: does not begin with a sweep record; {ANEW}")
     header = records[0]
     runs: Dict[Tuple[int, str], List[Line]] = {}
     for record in records[1:]:
         if record.cell is None or record.implementation is None:
-            raise UserError(f"{path}: a record has no cell or implementation; delete the folder and run again")
+            raise UserError(f"{path}: a record has no cell or implementation; {ANEW}")
         runs.setdefault((record.cell, record.implementation), []).append(record)
     for found in runs.values():
         if not isinstance(found[0], Header) or not header.grid.keys() <= found[0].values.keys():
-            raise UserError(f"{path}: a run does not begin with its run record; delete the folder and run again")
+            raise UserError(f"{path}: a run does not begin with its run record; {ANEW}")
     return header, runs
 
 

@@ -75,10 +75,8 @@ SOURCE_PACKAGES = {
             python="optimized_transducer/python/optimized_transducer",
             templates=("torch_version.py",),
             module="_optimized_transducer",
-            sources=(
-                "optimized_transducer/csrc/cpu.cc",
-                "optimized_transducer/csrc/transducer-loss.cc",
-                "optimized_transducer/python/csrc/*.cc",
+            sources=tuple(
+                f"optimized_transducer/{of}" for of in ("csrc/cpu.cc", "csrc/transducer-loss.cc", "python/csrc/*.cc")
             ),
             cuda_sources=("optimized_transducer/csrc/*.cu",),
             cuda_define="-DOT_WITH_CUDA",

@@ -14,6 +14,10 @@ from common.core.text import count, gathered, plain
 from common.tables import results
 from common.tables.text import block, listed
 
+GAP = (
+    "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with the range "
+    "widened to all of U"
+)
 MOST_CELLS = 3  # that a failure names one by one
 
 
@@ -33,13 +37,10 @@ def table(of: str, title: str, sweep: Sweep) -> Table:
     """The table `of` metrics.COLUMNS, behind the values of the swept settings."""
     shown = [metric for metric in metrics.columns(of, sweep.rows) if _is_told(metric, of, sweep)]
     lead = [Column(grid.flag(key), is_numeric(values)) for key, values in sweep.grid.items()]
-    cells = [
-        [
-            *(Cell(grid.said(value), value if is_number(value) else None) for value in run.values.values()),
-            *results.cells(run.row, shown),
-        ]
-        for run in sweep.runs
-    ]
+    cells = []
+    for run in sweep.runs:
+        swept = [Cell(grid.said(value), value if is_number(value) else None) for value in run.values.values()]
+        cells.append([*swept, *results.cells(run.row, shown)])
     return Table(sweep.name, title, [*lead, *results.columns(shown, of)], cells)
 
 
@@ -74,11 +75,8 @@ def where(sweep: Sweep, cells: Sequence[Dict[str, Any]]) -> str:
         for key, every in sweep.grid.items()
     }
     if len(cells) == math.prod(map(len, among.values())):
-        named = [
-            f"{grid.flag(key)} {', '.join(map(grid.said, values))}"
-            for key, values in among.items()
-            if len(values) < len(sweep.grid[key])
-        ]
+        some = {key: values for key, values in among.items() if len(values) < len(sweep.grid[key])}
+        named = [f"{grid.flag(key)} {', '.join(map(grid.said, values))}" for key, values in some.items()]
         return f" at {' and '.join(named)}" if named else ""
     return f" at {'; '.join(map(grid.words, cells))}" if len(cells) <= MOST_CELLS else f" at {len(cells)} cells"
 
@@ -92,10 +90,7 @@ def notes(sweep: Sweep) -> List[str]:
         if flagged:
             lines.append(f"{name}: {flagged} of {sum(row.samples for row in mine)} samples ran beside other load")
     if any(row.approximation_gap is not None for row in sweep.rows):
-        lines.append(
-            "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with "
-            "the range widened to all of U"
-        )
+        lines.append(GAP)
     if sweep.absent and sweep.grid:
         missing = f"{sweep.absent} of {sweep.absent + len(sweep.runs)} rows are not measured yet"
         lines.append(f"{sweep.name}: {missing}; the same command with --resume goes on")
