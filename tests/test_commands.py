@@ -57,9 +57,9 @@ def test_a_run_from_start_to_end(flags, log):
         assert any(s["warmup"] for s in samples)
         assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
         (limits,) = [r for r in kept if r["record"] == "limits"]
-        best = [min(line["ns"]) for line in limits["copies"] + limits["products"]]
+        best = [min(line["ns"]) for line in limits["streams"] + limits["products"] + limits["exps"]]
         assert len(best) >= 3 and all(best) and limits["reason"] == ""
-        assert limits["copies"][0]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
+        assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
     against = [row["against_fastest"] for row in rows.values()]
     assert sorted(found["is_fastest"] for found in against) == [False, True]
     assert all(found["paired"] and found["ratio"] >= 1 for found in against)

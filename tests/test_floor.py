@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import torch
 from fixtures_runs import (
     correctness,
     environment,
@@ -19,6 +21,7 @@ from fixtures_runs import (
 
 from common.analysis import logs, roofline
 from common.analysis.roofline import Peaks, Sizes, Work
+from common.losses import oracle
 from common.records import schema
 from common.report import facts
 from common.tables import results
@@ -38,14 +41,17 @@ BATCH = {
 }
 OLD = {key: BATCH[key] for key in list(BATCH)[:6]}
 SETTINGS = {"dtype": "float32", "vocab_size": 10, "encoder_dim": 3, "pruned_recipe": "icefall", "prune_range": 1}
-PACKED, PADDED = Sizes(17, 16, 13, 13 + 1 + 2), Sizes(36, 36, 18, 18 + 4)
+#: A gradient in every second cell.
+PACKED, PADDED = Sizes(17, 16, 13, 13 + 1 + 2, 8.5, 2), Sizes(36, 36, 18, 18 + 4, 18, 2)
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
-def limits(seconds_per_500_bytes=1, seconds_per_product=2, **more):
-    """500 bytes read and written: 1000 per second; 2 x 10^3 operations in two seconds."""
+def limits(seconds_per_1000_bytes=1, seconds_per_product=2, **more):
+    """1000 bytes read and written per second; 2 x 10^3 operations in two seconds."""
+    moved = {"kernel": "update", "buffer_bytes": 666, "moved_bytes": 1000, "ns": [9e9, seconds_per_1000_bytes * 1e9]}
     return {
         "record": "limits",
-        "copies": [{"buffer_bytes": 500, "ns": [9e9, seconds_per_500_bytes * 1e9]}],
+        "streams": [moved],
         "products": [{"n": 10, "ns": [seconds_per_product * 1e9, 9e9]}],
         "flags": [],
         "reason": "",
@@ -55,8 +61,9 @@ def limits(seconds_per_500_bytes=1, seconds_per_product=2, **more):
 
 def test_sizes_of_both_layouts():
     batch = schema.Batch(**BATCH)
-    assert roofline.sizes(batch, "packed", 1) == PACKED
-    assert roofline.sizes(batch, "padded", 1) == PADDED
+    assert roofline.sizes(batch, "packed", 1, 0.5) == PACKED
+    assert roofline.sizes(batch, "padded", 1, 0.5) == PADDED
+    assert roofline.sizes(batch, "packed", 1).needed == 13 + 1  # a path, where no record tells more
     assert roofline.sizes(batch, "padded", 5).pruned == 2 * 9 * 2
     assert roofline.sizes(schema.Batch(**OLD), "packed", 1) is None
 
@@ -64,44 +71,72 @@ def test_sizes_of_both_layouts():
 @pytest.mark.parametrize(
     "kind, size, expected",
     [
-        ("exact", PACKED, Work(12 * 17 * 10, 0)),
-        ("exact", PADDED, Work(12 * 36 * 10, 0)),
-        ("topology", PACKED, Work(4 * (2 * 16 + 17) * 10, 0)),
-        ("pruned", PACKED, Work(12 * 13 * 10, 0)),
-        ("additive", PACKED, Work(12 * 16 * 10, 6 * 17 * 10)),
+        ("exact", PACKED, Work(4 * (17 + 8.5 + 17) * 10, 0, 170, 340)),
+        ("exact", PADDED, Work(4 * (36 + 18 + 36) * 10, 0, 360, 720)),
+        ("topology", PACKED, Work(4 * (16 + 8.5 + 17) * 10, 0, 160, 340)),
+        ("pruned", PACKED, Work(4 * (13 + 8.5 + 13) * 10, 0, 130, 260)),
+        ("additive", PACKED, Work(12 * 16 * 10, 2 * 10 * (17 + 2 * 8.5), 160, 320)),
     ],
 )
-def test_given_logits_each_is_read_twice_and_its_gradient_written_once(kind, size, expected):
+def test_given_logits_each_is_read_once_where_needed_twice_and_its_gradient_written(kind, size, expected):
     assert roofline.work("loss", kind, size, SETTINGS) == expected
     half = roofline.work("loss", kind, size, {**SETTINGS, "dtype": "bfloat16"})
-    assert half == Work(expected.bytes / 2, expected.flops)
+    assert half == expected._replace(bytes=expected.bytes / 2, held=expected.held / 2)
 
 
 @pytest.mark.parametrize(
     "kind, recipe, expected",
     [
-        ("exact", "icefall", Work(8 * (16 * 3 + 3 * 10), 6 * 17 * 3 * 10)),
-        ("topology", "icefall", Work(8 * (16 * 3 + 3 * 10), 6 * 16 * 3 * 10)),
-        ("pruned", "icefall", Work(8 * (16 * 3 + 3 * 3 * 10), 6 * (13 + 16) * 3 * 10 + 6 * 17 * 10)),
-        ("pruned", "benchmark-2022", Work(8 * (16 * 3 + 3 * 10), 6 * 13 * 3 * 10 + 2 * 17 * 10)),
-        ("additive", "icefall", Work(8 * (16 * 3 + 2 * 3 * 10), 6 * 16 * 3 * 10 + 6 * 17 * 10)),
+        ("exact", "icefall", (8 * (16 * 3 + 3 * 10), 60 * (17 + 17), 170)),
+        ("topology", "icefall", (8 * (16 * 3 + 3 * 10), 60 * (16 + 17), 160)),
+        ("pruned", "icefall", (8 * (16 * 3 + 3 * 3 * 10), 60 * (13 + 17) + 180 * 16 + 2 * 17 * 10, 130)),
+        ("pruned", "benchmark-2022", (8 * (16 * 3 + 3 * 10), 60 * (13 + 17) + 2 * 17 * 10, 130)),
+        ("additive", "icefall", (8 * (16 * 3 + 2 * 3 * 10), 180 * 16 + 2 * 10 * (17 + 17), 160)),
     ],
 )
-def test_a_step_multiplies_three_times_and_stores_no_logits(kind, recipe, expected):
-    assert roofline.work("step", kind, PACKED, {**SETTINGS, "pruned_recipe": recipe}) == expected
+def test_a_step_multiplies_once_where_needed_three_times_and_stores_no_logits(kind, recipe, expected):
+    assert roofline.work("step", kind, PACKED, {**SETTINGS, "pruned_recipe": recipe})[:3] == expected
 
 
-def test_the_longer_of_moving_and_multiplying_is_the_floor():
-    assert roofline.seconds(Work(3000, 4000), Peaks(1000, 2000)) == 3
-    assert roofline.seconds(Work(3000, 8000), Peaks(1000, 2000)) == 4
-    assert roofline.seconds(Work(3000, 0), Peaks(1000, None)) == 3
-    assert roofline.seconds(Work(3000, 8000), Peaks(1000, None)) is None
-    assert roofline.seconds(Work(3000, 8000), Peaks(None, 2000)) is None
+def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():
+    of_blank = torch.tensor([[0.5, 3e-8, 2e-8], [0.25, 1e-17, 0.0]], dtype=torch.float64)
+    of_label = torch.tensor([[0.5, 4e-8, 2e-8], [0.25, 0.0, 0.0]], dtype=torch.float64)
+    counted = [oracle.needed_cells(of_blank, of_label, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    assert counted == [3, 3] and oracle.needed_cells(of_blank, of_label, torch.float64) == 4
+
+
+@pytest.mark.parametrize(
+    "flops, exps, flops_per_second, exps_per_second, floor",
+    [
+        (4000, 0, 2000, None, 3),
+        (8000, 0, 2000, None, 4),
+        (8000, 50, 2000, 10, 5),
+        (0, 50, None, 10, 5),
+        (0, 50, None, None, 3),  # older runs did not measure exponentials
+        (8000, 0, None, 10, None),
+    ],
+)
+def test_the_longest_of_moving_multiplying_and_exponentials_is_the_floor(
+    flops, exps, flops_per_second, exps_per_second, floor
+):
+    best = Peaks(1000, flops_per_second, exps_per_second, ((500, 1000),))
+    assert roofline.seconds(Work(3000, flops, exps, 500), best) == floor
+    assert roofline.seconds(Work(3000, flops, exps, 500), best._replace(streams=())) is None
+
+
+def test_what_fits_the_caches_is_held_against_their_rate():
+    best = Peaks(10, 1, 1, ((1000, 10), (100, 9), (10, 70)))
+    assert [best.moving(held) for held in (5000, 999, 100, 99, 10, 1)] == [10, 10, 10, 70, 70, 70]
 
 
 def test_the_better_of_two_measurements_counts():
-    assert roofline.peaks(list(map(schema.typed, [limits(1, 4), limits(2, 2)]))) == Peaks(1000, 1000)
-    assert roofline.peaks([schema.typed(limits(copies=[], products=[]))]) == Peaks(None, None)
+    best = roofline.peaks(list(map(schema.typed, [limits(1, 4), limits(2, 2)])))
+    assert best == Peaks(1000, 1000, None, ((666, 1000),))
+    assert roofline.peaks([schema.typed(limits(streams=[], products=[]))]) == Peaks(None, None, None)
+    exps = [{"kernel": "exp", "count": 30, "ns": [9e9, 3e9]}, {"kernel": "exp2", "count": 30, "ns": [2e9]}]
+    assert roofline.peaks([schema.typed(limits(exps=exps))]).exps_per_second == 15
+    old = limits(streams=[], copies=[{"buffer_bytes": 500, "ns": [1e9]}])
+    assert roofline.peaks([schema.typed(old)]).streams == ((1000, 1000),)
 
 
 def test_a_batch_with_more_samples_counts_no_more():
@@ -112,7 +147,7 @@ def test_a_batch_with_more_samples_counts_no_more():
     assert roofline.limit_percent({1: 1.0}, {}) is None
 
 
-def write_limited(folder, *lines, exact=True, batch=BATCH):
+def write_limited(folder, *lines, exact=True, batch=BATCH, **checked):
     """One batch; a step takes 10, 20 and 30 s, a loss 5 s."""
     about = environment("timing-1", batches=[batch])
     samples = [sample("timing-1", "step", batch["index"], seconds * 1e3) for seconds in (10, 20, 30)]
@@ -120,7 +155,7 @@ def write_limited(folder, *lines, exact=True, batch=BATCH):
     write_run(
         folder,
         exact=exact,
-        jobs=[correctness(), [about, *samples, status("timing-1")]],
+        jobs=[correctness(**checked), [about, *samples, status("timing-1")]],
         passes=["correctness", "timing"],
         rounds=1,
         **SETTINGS,
@@ -132,23 +167,50 @@ def write_limited(folder, *lines, exact=True, batch=BATCH):
 
 def test_a_row_has_its_floor_and_its_share_of_the_limit(tmp_path):
     row = one_row(write_limited(tmp_path / "a", limits(flags=["busy"]), limits(2, 4)))
-    assert (row["copy_bytes_per_second"], row["flops_per_second"]) == (1000, 1000)
-    assert row["floor"]["step"]["packed"] == pytest.approx({"bytes": 624, "flops": 3060, "ms": 3060})
-    assert row["floor"]["loss"]["padded"] == pytest.approx({"bytes": 4320, "flops": 0, "ms": 4320})
-    assert row["limit_percent"]["step"] == pytest.approx({"packed": 15.3, "padded": 6 * 36 * 30 / 200})
-    assert row["limit_percent"]["loss"] == pytest.approx({"packed": 2.04 / 5 * 100, "padded": 4.32 / 5 * 100})
+    assert (row["bytes_per_second"], row["flops_per_second"], row["exps_per_second"]) == (1000, 1000, None)
+    assert row["floor"]["step"]["packed"] == pytest.approx({"bytes": 624, "flops": 2700, "exps": 170, "ms": 2700})
+    assert row["floor"]["loss"]["padded"] == pytest.approx({"bytes": 3680, "flops": 0, "exps": 360, "ms": 3680})
+    assert row["limit_percent"]["step"] == pytest.approx({"packed": 2.7 / 20 * 100, "padded": 4.56 / 20 * 100})
+    assert row["limit_percent"]["loss"] == pytest.approx({"packed": 1.92 / 5 * 100, "padded": 3.68 / 5 * 100})
     assert not any("beside other load" in note for note in row["notes"])
     assert row["round_medians_ms"] == {"step": {"1": {"7": 20e3}}, "loss": {"1": {"7": 5e3}}}
+
+
+AT_SIZE = {"batch": 7, "N": 2, "T_max": 9, "U_max": 1, "loss_error": 0, "grad_error": 0, "grad_tolerance": 1}
+
+
+def test_cells_without_a_gradient_are_not_counted_twice(tmp_path):
+    about = {**AT_SIZE, "useful_cells": 40, "needed_cells": 20}
+    row = one_row(write_limited(tmp_path / "a", limits(), at_size=about))
+    assert row["needed_share"] == 0.5
+    assert row["limit_percent"]["step"]["packed"] == pytest.approx(2.04 / 20 * 100)
+    assert row["limit_percent"]["loss"]["packed"] == pytest.approx(1.7 / 5 * 100)
+
+
+def test_a_row_over_the_limit_says_that_the_limit_is_wrong(tmp_path):
+    write_limited(tmp_path / "a", limits(10, 2))
+    assert "the limit is wrong" in summarize(tmp_path / "a")
+
+
+def test_no_exact_row_of_the_recorded_results_is_over_its_limit():
+    shares = [
+        (row.log_dir, scope, share["packed"])
+        for row in logs.rows([RESULTS], all_runs=True)
+        if row.exact
+        for scope, share in row.limit_percent.items()
+        if share["packed"] is not None
+    ]
+    assert len(shares) >= 10 and [told for told in shares if not 0 < told[2] <= 100] == []
 
 
 def test_pruned_rows_have_a_floor_of_their_own(tmp_path):
     row = one_row(write_limited(tmp_path / "a", limits(), exact=False))
     assert row["floor"]["loss"]["packed"]["bytes"] == 1560
-    assert row["floor"]["step"]["padded"]["flops"] == 6 * (18 + 22) * 30 + 6 * 36 * 10
+    assert row["floor"]["step"]["padded"]["flops"] == 60 * (18 + 36) + 180 * 22 + 2 * 36 * 10
 
 
 def test_what_was_not_measured_is_not_shown(tmp_path):
-    failed = {"record": "limits", "copies": [], "products": [], "reason": "timeout: limits took more than 1 s"}
+    failed = {"record": "limits", "reason": "timeout: limits took more than 1 s"}
     row = one_row(write_limited(tmp_path / "failed", failed))
     assert row["limit_percent"]["step"] == {"packed": None, "padded": None}
     assert "the device's limits were not measured: timeout: limits took more than 1 s" in summarize(tmp_path / "failed")
@@ -166,14 +228,14 @@ def test_limits_measured_beside_other_load_are_said_to_be(tmp_path):
 def test_table_and_report_show_the_share_and_the_limits(tmp_path):
     write_limited(tmp_path / "a", limits(1e-6, 1e-7))  # 1 GB/s, 20 GFLOP/s
     line = next(line for line in summarize(tmp_path).splitlines() if line.startswith("torchaudio "))
-    assert " 0.000003 / 0.000041 " in line
+    assert " 0.000003 / 0.000038 " in line
     below = next(line for line in summarize(tmp_path).splitlines() if line.startswith("this device's limits"))
-    assert "copies 1.00 GB/s, products 20.0 GFLOP/s" in below and "padding counted as work: torchaudio 0.0000" in below
+    assert "memory 1.00 GB/s, products 20.0 GFLOP/s" in below and "padding counted as work: torchaudio 0.0000" in below
     (group,) = logs.read([tmp_path]).groups
     told = dict(facts.machine(group.rows))
-    assert told["Copies, at best"] == "1.00 GB/s read and written"
+    assert told["Memory, at best"] == "1.00 GB/s read and written"
     assert told["Matrix products, at best"] == "20.0 GFLOP/s in float32"
     table = results.table("page", "Results", group.rows)
     cells = dict(zip([column.title for column in table.columns], table.rows[0]))
-    assert cells["% of limit, loss"].value == pytest.approx(2.04e-6 / 5 * 100)
+    assert cells["% of limit, loss"].value == pytest.approx(1.92e-6 / 5 * 100)
     assert cells["over the fastest"].shown == "1.00"

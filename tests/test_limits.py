@@ -54,11 +54,20 @@ def test_products_grow_until_the_next_would_take_too_long():
     assert found[0]["ns"] == [MS] * peaks.MOST and found[1]["ns"] == [60 * MS] * 7
 
 
-def test_buffers_are_far_larger_than_caches_and_leave_memory_to_others():
-    sizes = [line["buffer_bytes"] for line in peaks.copies(CPU, FakeClock(MS), 0.001)]
-    assert sizes[1] == 2 * sizes[0]
-    assert 2 * sizes[1] <= memory.available_memory() / 2
-    assert sizes[0] >= 4 * (machine.cache_bytes() or 0) or 8 * sizes[1] >= 0.8 * memory.available_memory()
+def test_buffers_are_from_an_utterance_s_size_to_far_above_caches_and_leave_memory_to_others():
+    lines = list(peaks.streams(CPU, FakeClock(MS), 0.001))
+    found = sorted({line["buffer_bytes"] for line in lines})
+    assert len(lines) == 3 * peaks.QUARTERS and found[-1] >= 60 * found[0]
+    assert 2 * found[-1] <= memory.available_memory()
+    assert found[-1] >= 8 * (machine.cache_bytes() or 0) or 8 * found[-1] >= 0.8 * memory.available_memory()
+    moved = {line["kernel"]: line["moved_bytes"] / line["buffer_bytes"] for line in lines}
+    assert moved == {"update": 1.5, "read": 1, "write": 1}
+
+
+def test_exponentials_are_of_every_thread():
+    lines = list(peaks.exps(CPU, torch.bfloat16, FakeClock(MS), 0.001))
+    assert {line["kernel"] for line in lines} == {"exp", "exp2"}
+    assert all(line["count"] == torch.get_num_threads() * peaks.CPU_EXPS for line in lines)
 
 
 def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
@@ -66,7 +75,7 @@ def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
     record = peaks.measure(chosen, CPU)
     assert record["products"] == [] and record["reason"].startswith("products: ")
-    assert len(record["copies"]) == 2 and record["threads"] == torch.get_num_threads()
+    assert len(record["streams"]) == 12 and record["exps"] and record["threads"] == torch.get_num_threads()
 
 
 def test_the_newest_torch_is_found_without_importing_it(tmp_path):

@@ -1,106 +1,146 @@
-"""How long a loss must take at least: the bytes it must move and the operations it must do, over what the device does.
+"""How long a loss must take at least: the bytes it must move, the operations and the exponentials it must do, over what
+the device does at best.  A row over 100% shows that this bound is wrong.
 
-Given logits (scope "loss"): a loss reads every logit twice, since no gradient is known before the normaliser of its
-cell and the lattice are, and writes every gradient once: 3 x itemsize x cells x V bytes, 12 for each float32 logit.
-From encoder and decoder outputs (scope "step") a perfect kernel never stores logits, so only inputs, weights and their
-gradients must move; but it must multiply: forward, gradient of the input and gradient of the weight are 2 M H V
-operations each for M cells, 6 M H V together.  Traffic and arithmetic may overlap, so the floor is the longer of the
-two, as in the roofline model (Williams et al., 2009).
+Given logits (scope "loss") a loss reads every logit of its cells once, for the normalisers, which decide the posterior
+of every cell.  Only cells whose posterior the gradient's sums can tell from zero are needed a second time; gradients
+are written for all: itemsize V (cells + needed + cells) bytes.  From encoder and decoder outputs (scope "step") a
+perfect kernel never stores logits, so only inputs, weights and their gradients must move; but it must multiply, 2 H V
+operations for each cell and product: forward for all cells, gradients of input and weight for the needed ones.  So the
+bound is the same for a loss that is given logits and for one with the joiner inside, which holds none: what the first
+pays for storing logits and the second for making them twice is their own choice.  Each logit has one exponential.
+Traffic, products and exponentials may overlap, so the floor is the longest of the three (the roofline model, Williams
+et al., 2009).
 
-Packed counts the cells of the utterances, padded those of the padded tensor.  Losses of one symbol per frame cannot
-meet every cell: they need not read the others, but write their zeros.  Pruned losses have S symbols a frame and two
-projections (6 rows H V); the simple loss of these and of additive ones multiplies am and lm once for every cell (2
-cells V, thrice with its gradients).  Left out: exp, log, tanh, the lattice, targets, and the second multiplication of a
-kernel that does not store logits; with them the floor would be higher.  Logits that fit the caches can be read faster
-than memory is: then 100% can be passed.  Pure arithmetic; no torch.
+Rates of traffic are those of the largest measured buffer that is no larger than the logits of a mean utterance: no loss
+can work on less at a time, since no gradient is known before the lattice of its utterance is.  So logits in caches are
+held against the rate of caches.
+
+Needed cells are counted by the oracle on one measured batch, that with the most padded cells (`at_size`); other batches
+have the same share.  Where no record tells, they are those of one path, which are always needed.  Packed counts the
+cells of the utterances, padded those of the padded tensor.  Losses of one symbol per frame cannot meet every cell: they
+need not read the others, but write their zeros.  Pruned losses have S symbols a frame and two projections (6 rows H V);
+the simple loss of these and of additive ones multiplies am and lm for every cell (2 cells V), and for the needed ones
+twice more.  Left out, so that the floor could only be higher: tanh, the lattice, targets, the gradient of the simple
+loss of a pruned one.  Pure arithmetic; no torch.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import statistics
-from common.records.schema import Batch, Limits, Sample
+from common.records.schema import AtSize, Batch, Limits, Sample
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-READS, WRITES = 2, 1  # of each logit by a loss that is given them
 PRODUCTS = 3  # forward, gradient of the input, gradient of the weight
+GRADIENTS = PRODUCTS - 1
 LAYOUTS = ("packed", "padded")
 #: Settings that the work depends on.
 NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
 
 
 class Work(NamedTuple):
-    """What one sample must do at least: bytes through memory, floating point operations in matrix products."""
+    """What one sample must do at least: bytes through memory, floating point operations in matrix products,
+    exponentials; held: the fewest bytes that it works on at a time."""
 
     bytes: float
     flops: float
+    exps: float
+    held: float
 
 
 class Peaks(NamedTuple):
-    """What the device does at best, in bytes (read + written) and operations per second; None where not measured."""
+    """What the device does at best: bytes (read + written) of the largest buffer, operations and exponentials per
+    second, None where not measured; streams: (bytes of the buffer, bytes per second), the largest buffer first."""
 
-    copy_bytes_per_second: Optional[float]
+    bytes_per_second: Optional[float]
     flops_per_second: Optional[float]
+    exps_per_second: Optional[float]
+    streams: Tuple[Tuple[int, float], ...] = ()
+
+    def moving(self, held: float) -> Optional[float]:
+        """Bytes per second for work that holds so many bytes: the best of all buffers from the largest on that is no
+        larger, or of all."""
+        found = None
+        for size, rate in self.streams:
+            found = max(found or 0.0, rate)
+            if size <= held:
+                break
+        return found
 
 
 class Sizes(NamedTuple):
     """Rows of a batch in one layout.  cells: of its lattice; met: of these, what a path can meet; pruned: what is left
-    of them per frame; rows: frames and tokens (U+1) together."""
+    of them per frame; rows: frames and tokens (U+1) together; needed: cells with a gradient, at most those of `met` or
+    `pruned`; N: utterances."""
 
     cells: int
     met: int
     pruned: int
     rows: int
+    needed: float
+    N: int
 
 
 def peaks(limits: Sequence[Limits]) -> Peaks:
     """The best of all ``limits`` records of a run: what stood beside a measurement can only have slowed it."""
-    copied = [2e9 * line.buffer_bytes / min(line.ns) for record in limits for line in record.copies]
+    moved = [(line.buffer_bytes, 1e9 * line.moved_bytes / min(line.ns)) for record in limits for line in record.streams]
+    moved += [(2 * line.buffer_bytes, 2e9 * line.buffer_bytes / min(line.ns)) for one in limits for line in one.copies]
+    best = {size: max(rate for other, rate in moved if other == size) for size in sorted({size for size, _ in moved})}
     multiplied = [2e9 * line.n**3 / min(line.ns) for record in limits for line in record.products]
-    return Peaks(max(copied, default=None), max(multiplied, default=None))
+    taken = [1e9 * line.count / min(line.ns) for record in limits for line in record.exps]
+    streams = tuple(reversed(list(best.items())))
+    of_memory = streams[0][1] if streams else None
+    return Peaks(of_memory, max(multiplied, default=None), max(taken, default=None), streams)
 
 
-def sizes(batch: Batch, layout: str, prune_range: int) -> Optional[Sizes]:
-    """None for the batches of older records, which tell too little."""
+def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
+    """share: of the cells, those with a gradient; None: those of one path.  None for the batches of older records,
+    which tell too little."""
     if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
     if layout == "packed":
+        cells, met, pruned = batch.useful_cells, batch.one_symbol_cells, batch.pruned_cells
         rows = batch.frames + batch.tokens + batch.N
-        return Sizes(batch.useful_cells, batch.one_symbol_cells, batch.pruned_cells, rows)
-    frames, tokens = batch.N * batch.T_max, batch.U_max + 1
-    pruned = frames * min(prune_range, tokens)
-    return Sizes(batch.padded_cells, batch.padded_cells, pruned, frames + batch.N * tokens)
+    else:
+        frames, tokens = batch.N * batch.T_max, batch.U_max + 1
+        cells = met = batch.padded_cells
+        pruned, rows = frames * min(prune_range, tokens), frames + batch.N * tokens
+    return Sizes(cells, met, pruned, rows, min(cells, rows - batch.N) if share is None else share * cells, batch.N)
 
 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Work:
     """Of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
     itemsize, V, H = ITEMSIZE[settings["dtype"]], settings["vocab_size"], settings["encoder_dim"]
-    inner = 2 * size.cells * V  # the normalisers of am + lm in all cells
+    read = {"topology": size.met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
+    written = {"pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
+    needed = min(size.needed, size.cells if kind == "additive" else read)
+    normalisers = 2 * size.cells * V  # am + lm of all cells
+    inner = 2 * V * (size.cells + GRADIENTS * needed)
     if scope == "loss":
-        if kind == "additive":
-            return Work((READS + WRITES) * itemsize * size.rows * V, PRODUCTS * inner)
-        written = size.pruned if kind == "pruned" else size.cells
-        read = size.met if kind == "topology" else written
-        return Work(itemsize * V * (READS * read + WRITES * written), 0)
-    layers, product = 1, PRODUCTS * 2 * H * V  # of one row
+        again = size.rows if kind == "additive" else needed
+        moved = itemsize * V * (read + again + written)
+        return Work(moved, inner if kind == "additive" else 0, V * read, itemsize * V * written / size.N)
+    layers, product = 1, 2 * H * V  # of one row
     if kind == "additive":
-        layers, flops = 2, product * size.rows + PRODUCTS * inner
-    elif kind == "pruned" and settings["pruned_recipe"] == "icefall":
-        layers, flops = 3, product * (size.pruned + size.rows) + PRODUCTS * inner
-    elif kind == "pruned":  # no projections, and no gradient of the simple loss
-        flops = product * size.pruned + inner
+        layers, flops = 2, PRODUCTS * product * size.rows + inner
     else:
-        flops = product * (size.met if kind == "topology" else size.cells)
-    return Work(2 * itemsize * (size.rows * H + layers * H * V), flops)
+        flops = product * (read + GRADIENTS * needed) + (normalisers if kind == "pruned" else 0)
+        if kind == "pruned" and settings["pruned_recipe"] == "icefall":  # else no projections
+            layers, flops = 3, flops + PRODUCTS * product * size.rows
+    moved = 2 * itemsize * (size.rows * H + layers * H * V)
+    return Work(moved, flops, V * read, moved / 2)
 
 
 def seconds(least: Work, best: Peaks) -> Optional[float]:
-    """The longer of moving and multiplying; None where a rate that it needs was not measured."""
-    if best.copy_bytes_per_second is None or (least.flops and best.flops_per_second is None):
+    """The longest of moving, multiplying and exponentials (left out where runs did not measure them); None where a rate
+    that it needs was not measured."""
+    moving = best.moving(least.held)
+    if moving is None or (least.flops and best.flops_per_second is None):
         return None
-    return max(least.bytes / best.copy_bytes_per_second, least.flops / (best.flops_per_second or math.inf))
+    rates = (moving, best.flops_per_second, best.exps_per_second)
+    return max(amount / (rate or math.inf) for amount, rate in zip(least, rates))
 
 
 def limit_percent(floors: Mapping[Any, float], measured: Mapping[Any, Sequence[float]]) -> Optional[float]:
@@ -121,12 +161,14 @@ def of_layout(
     settings: Mapping[str, Any],
     best: Peaks,
     measured: Mapping[Any, Sequence[float]],
+    share: Optional[float],
 ) -> Optional[Dict[str, Optional[float]]]:
-    """{bytes, flops, ms, percent}, of the measured batches: bytes and operations are their means, ms the geometric mean
-    of their floors.  measured: batch -> seconds.  None where the records tell too little."""
+    """{bytes, flops, exps, ms, percent}, of the measured batches: bytes, operations and exponentials are their means,
+    ms the geometric mean of their floors.  measured: batch -> seconds; share: as of `sizes`.  None where the records
+    tell too little."""
     least: Dict[Any, Work] = {}
     for batch in batches:
-        size = sizes(batch, layout, settings["prune_range"])
+        size = sizes(batch, layout, settings["prune_range"], share)
         if size is not None and batch.index in measured:
             least[batch.index] = work(scope, kind, size, settings)
     if not least:
@@ -134,8 +176,7 @@ def of_layout(
     times = {index: seconds(one, best) for index, one in least.items()}
     floors = {index: time for index, time in times.items() if time is not None}
     return {
-        "bytes": statistics.mean([one.bytes for one in least.values()]),
-        "flops": statistics.mean([one.flops for one in least.values()]),
+        **{key: statistics.mean([getattr(one, key) for one in least.values()]) for key in ("bytes", "flops", "exps")},
         "ms": 1e3 * statistics.geometric_mean(list(floors.values())) if floors else None,
         "percent": limit_percent(floors, measured),
     }
@@ -154,12 +195,20 @@ def of_run(
     batches: Sequence[Batch],
     settings: Mapping[str, Any],
     samples: Sequence[Sample],
+    at_size: Optional[AtSize] = None,
 ) -> Least:
-    """By the ``limits`` records of a run; nothing where there are none.  samples: those of the medians."""
+    """By the ``limits`` records of a run; nothing where there are none.  samples: those of the medians; at_size: of the
+    correctness pass."""
     if not limits:
         return Least({}, [])
     best = peaks(limits)
-    found: Dict[str, Any] = {**best._asdict(), "floor": {}, "limit_percent": {}}
+    rates = {key: value for key, value in best._asdict().items() if key != "streams"}
+    share = (
+        at_size.needed_cells / at_size.useful_cells
+        if at_size and at_size.needed_cells and at_size.useful_cells
+        else None
+    )
+    found: Dict[str, Any] = {**rates, "needed_share": share, "floor": {}, "limit_percent": {}}
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE
     for scope in ("step", "loss") if known else ():
         measured: Dict[int, List[float]] = {}
@@ -167,13 +216,16 @@ def of_run(
             if sample.scope == scope:
                 measured.setdefault(sample.batch, []).append(sample.total_wall_ns / 1e9)
         for layout in LAYOUTS:
-            least = of_layout(layout, scope, kind, batches, settings, best, measured)
+            least = of_layout(layout, scope, kind, batches, settings, best, measured, share)
             if least:
                 found["limit_percent"].setdefault(scope, {})[layout] = least.pop("percent")
                 found["floor"].setdefault(scope, {})[layout] = least
     reasons = [line.reason for line in limits if line.reason]
+    notes = []
     if None in best and reasons:
-        return Least(found, [f"the device's limits were not measured: {reasons[-1]}"])
-    if all(line.flags for line in limits):
-        return Least(found, ["the device's limits were measured beside other load: % of limit may be too high"])
-    return Least(found, [])
+        notes = [f"the device's limits were not measured: {reasons[-1]}"]
+    elif all(line.flags for line in limits):
+        notes = ["the device's limits were measured beside other load: % of limit may be too high"]
+    elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
+        notes = ["over 100% of the limit: the limit is wrong there, please report it"]
+    return Least(found, notes)

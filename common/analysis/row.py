@@ -88,9 +88,11 @@ class Exported:
     useful_cells: Optional[int] = None
     useful_fraction: Optional[float] = None
     # what the device does at best, what the loss must do at least, and how much of the median that is
-    copy_bytes_per_second: Optional[float] = None
+    bytes_per_second: Optional[float] = None
     flops_per_second: Optional[float] = None
-    floor: Dict[str, Dict[str, Dict[str, Any]]] = field(default_factory=dict)  # scope -> layout -> bytes, flops, ms
+    exps_per_second: Optional[float] = None
+    needed_share: Optional[float] = None  # of the cells, those with a gradient that float32 can tell from zero
+    floor: Dict[str, Dict[str, Dict[str, Any]]] = field(default_factory=dict)  # scope -> layout -> bytes, flops, ...
     limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
     # the run
     configuration: Dict[str, Any] = field(default_factory=dict)

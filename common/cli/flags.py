@@ -85,8 +85,8 @@ timing (profiler off)
     slowly. Default: flush
   --allocator: reuse: glibc keeps freed memory on a CPU for the next step, as caching allocators do on a GPU and in
     tuned training; system: tensors above 32 MiB are mapped anew in every step. Default: reuse
-  --limits: measure the device's copy bandwidth and matrix rate before the first round, which '%% of limit' needs; a
-    few seconds for the whole run. Default: true
+  --limits: measure how fast the device moves, multiplies and takes exponentials before the first round, which '%% of
+    limit' needs; a few seconds for the whole run. Default: true
 trace (torch.profiler, for TensorBoard)
   --schedule wait=A,warmup=B,active=C,repeat=D: steps of the profiler's schedule. Default:
     wait=10,warmup=10,active=20,repeat=2 (seed), shorter for cpu and quick

@@ -89,7 +89,7 @@ class Session:
         *records, status = self._execute(job)
         if not records:
             reason = f"{status['status']}: {status['reason']}"
-            records = [{"record": "limits", "copies": [], "products": [], "reason": reason}]
+            records = [{"record": "limits", "reason": reason}]
         of_all = [{key: value for key, value in record.items() if key != "job"} for record in records]
         for name in pythons:
             with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then

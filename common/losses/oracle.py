@@ -100,6 +100,16 @@ def cell_gradient(
     return gradient.scatter_add_(-1, target.unsqueeze(-1), -of_label.unsqueeze(-1))
 
 
+def needed_cells(of_blank: torch.Tensor, of_label: torch.Tensor, dtype: torch.dtype) -> int:
+    """How many cells have a posterior, the sum of their arcs' derivatives, that a gradient can tell from zero.
+
+    The posteriors of a frame sum to 1 or more, so less than half of the dtype's epsilon is lost in sums over it.  Half
+    precision is summed in float32.
+    """
+    summed_in = torch.float64 if dtype == torch.float64 else torch.float32
+    return int((of_blank + of_label >= torch.finfo(summed_in).eps / 2).sum())
+
+
 class _Lattice(torch.autograd.Function):
     """-log-likelihood of each utterance from its arcs' log-probabilities, with the gradient of `lattice`."""
 

@@ -1,15 +1,17 @@
 """The limits pass: the best rates of the device, measured in the same run as the losses, not taken from a datasheet.
 
-Bandwidth: ``copy_`` between two buffers that are far larger than every cache, bytes read plus bytes written.  Matrix
-rate: square products in the run's dtype, 2 n^3 operations each.  Both use the run's threads and device.  Other load can
-only make them slower, so the best repeat of the best size counts; the record keeps every repeat.  Leaves out the rates
-of caches and of formats that the losses do not use (TF32 where it is off).
+Bandwidth: a sum that is written over one of its terms (two reads and a write, as a loss does, and no line is fetched
+only to be overwritten), reading alone and writing alone, of buffers from the size of an utterance's logits to far above
+every cache.  Matrix rate: square products in the run's dtype, 2 n^3 operations each.  Exponentials: torch's fastest, of
+numbers that stay in the cache on a CPU and in registers on CUDA.  All use the run's threads and device.  Other load can
+only make them slower, so the best repeat counts; the record keeps every repeat.  Leaves out formats that the losses do
+not use (TF32 where it is off).
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
@@ -20,12 +22,15 @@ from common.system import machine, memory
 from common.system.load import ForeignLoad, busy_flags
 
 MIB = 2**20
-#: The smallest buffer, in bytes, and how many times all caches it must be.
-BUFFER = {"cpu": 256 * MIB, "cuda": 1024 * MIB}
-CACHES = 4
+#: Bytes of the largest buffer at least, and how many times all caches it must be; the others are each a quarter.
+BUFFER = {"cpu": 512 * MIB, "cuda": 2048 * MIB}
+CACHES = 8
+QUARTERS = 4
 #: n of the products (n, n) x (n, n).
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
-#: Seconds for each size, less where the run's own cap on a scope is.
+#: Exponentials: numbers for each thread (in its own cache) and how often each is taken; on CUDA numbers and times.
+CPU_EXPS, CUDA_EXPS = 2**16, (2**22, 256)
+#: Seconds for each size of a kind, less where the run's own cap on a scope is.
 SECONDS = 0.4
 FEWEST, MOST = 3, 20  # repeats
 
@@ -55,16 +60,42 @@ def cache_bytes(device: torch.device) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
-def copies(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measured]:
-    """Copies between buffers of two sizes; source and target together take at most a quarter of the free memory."""
+def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measured]:
+    """Reading and writing buffers of QUARTERS sizes, the smallest first; at most a quarter of the free memory."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else memory.available_memory()
-    size = 2 * max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
-    size = size if free is None else min(size, free // 8)
+    size = max(BUFFER[device.type], CACHES * (cache_bytes(device) or 0))
+    size = size if free is None else min(size, free // 4)
     # ones, not zeros: all zero pages that were never written are one page, which stays in the cache
-    source, target = (torch.ones(max(size // 4, 2), dtype=torch.float32, device=device) for _ in range(2))
-    for count in (len(source) // 2, len(source)):
-        copy = partial(target[:count].copy_, source[:count])
-        yield {"buffer_bytes": 4 * count, "ns": repeated(copy, clock, seconds)}
+    whole = torch.ones(max(size // 4, 4**QUARTERS), dtype=torch.float32, device=device)
+    for quarter in reversed(range(QUARTERS)):
+        part = whole[: len(whole) // 4**quarter // 2 * 2]
+        one, other = part.chunk(2)
+        kernels: Dict[str, Tuple[Callable[[], Any], int]] = {
+            "update": (partial(one.add_, other), 12 * len(one)),
+            "read": (part.sum, 4 * len(part)),
+            "write": (partial(part.fill_, 1), 4 * len(part)),
+        }
+        for kernel, (action, moved) in kernels.items():
+            taken = repeated(action, clock, seconds / len(kernels))
+            yield {"kernel": kernel, "buffer_bytes": 4 * len(part), "moved_bytes": moved, "ns": taken}
+
+
+def exps(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
+    """Exponentials; of half precision in float32, in which the losses sum."""
+    dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if device.type == "cuda":
+        count, times = CUDA_EXPS
+        # each is of the last, negated, so that none is left out and none grows
+        code = f"template <typename T> T many(T x) {{ for (int i = 0; i < {times}; ++i) x = exp2(-x); return x; }}"
+        many = torch.cuda.jiterator._create_jit_fn(code)
+        ones = torch.ones(count, dtype=dtype, device=device)
+        yield {"kernel": "exp2", "count": count * times, "ns": repeated(partial(many, ones), clock, seconds)}
+        return
+    numbers = torch.linspace(-10, 0, CPU_EXPS * torch.get_num_threads(), dtype=dtype)
+    out = torch.empty_like(numbers)
+    for kernel in (torch.exp, torch.exp2):
+        taken = repeated(partial(kernel, numbers, out=out), clock, seconds / 2)
+        yield {"kernel": kernel.__name__, "count": len(numbers), "ns": taken}
 
 
 def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
@@ -94,12 +125,14 @@ def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
     cuda = device.type == "cuda"
     seconds = min(SECONDS, settings.max_seconds)
     dtype = getattr(torch, settings.dtype)
-    found: Dict[str, List[Measured]] = {"copies": [], "products": []}
+    kinds = {
+        "streams": streams(device, clock, seconds),
+        "products": products(device, dtype, clock, seconds),
+        "exps": exps(device, dtype, clock, seconds),
+    }
+    found: Dict[str, List[Measured]] = {kind: [] for kind in kinds}
     reasons: List[str] = []
-    for kind, measured in (
-        ("copies", copies(device, clock, seconds)),
-        ("products", products(device, dtype, clock, seconds)),
-    ):
+    for kind, measured in kinds.items():
         try:
             with torch.no_grad():
                 found[kind] = list(measured)

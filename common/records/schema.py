@@ -150,6 +150,10 @@ class AtSize(Struct, kw_only=True, frozen=True):
     loss_error: Annotated[float, of("relative, against the float64 oracle")]
     grad_error: Annotated[float, of("of the gradient of the logits, relative to its largest element")]
     grad_tolerance: Annotated[float, of("grows with the length of the sums")]
+    useful_cells: Annotated[Optional[Positive], of("of the utterances that were judged")] = None
+    needed_cells: Annotated[
+        Optional[Count], of("of these, those whose posterior a gradient's sums in the dtype can tell from 0")
+    ] = None
     ok: Annotated[Optional[bool], of("is no error larger than its tolerance?")] = None
 
 
@@ -163,10 +167,27 @@ class Schedule(Struct, kw_only=True, frozen=True):
 
 
 class Copies(Struct, kw_only=True, frozen=True):
-    """Copies of one buffer to another."""
+    """Copies of one buffer to another, in runs of before there were streams."""
 
     buffer_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("of one of the two")]
     ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each copy", extra={"unit": "ns"})]
+
+
+class Stream(Struct, kw_only=True, frozen=True):
+    """A kernel that reads and writes as fast as it can."""
+
+    kernel: Annotated[str, of('"update": two reads and a write over one of them; "read"; "write"')]
+    buffer_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("of all that it touches")]
+    moved_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("read and written")]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each repeat", extra={"unit": "ns"})]
+
+
+class Exps(Struct, kw_only=True, frozen=True):
+    """Exponentials of numbers that are not fetched from memory."""
+
+    kernel: Annotated[str, of('"exp" or "exp2"')]
+    count: Annotated[Positive, of("of exponentials in each repeat")]
+    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each repeat", extra={"unit": "ns"})]
 
 
 class Products(Struct, kw_only=True, frozen=True):
@@ -348,8 +369,10 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     dtype: Annotated[Optional[str], of("of the matrices")] = None
     tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
     cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
-    copies: Annotated[List[Copies], of("of buffers of several sizes")] = []
+    copies: Annotated[List[Copies], of("of buffers of several sizes, in older runs")] = []
+    streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
     products: Annotated[List[Products], of("of matrices of the dtype")] = []
+    exps: Annotated[List[Exps], of("in float64 for that dtype, else in float32")] = []
     foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
     flags: Annotated[Optional[List[str]], of('["busy"]: measured beside other load')] = None
     reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
@@ -413,7 +436,21 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
 
 Kind = Union[Header, Environment, Correctness, Sample, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
 KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
-PARTS = (Machine, MemoryLimit, Option, Batch, Totals, Distribution, Histogram, AtSize, Schedule, Copies, Products)
+PARTS = (
+    Machine,
+    MemoryLimit,
+    Option,
+    Batch,
+    Totals,
+    Distribution,
+    Histogram,
+    AtSize,
+    Schedule,
+    Copies,
+    Stream,
+    Products,
+    Exps,
+)
 _DECODER = msgspec.json.Decoder(Kind)
 
 

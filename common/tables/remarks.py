@@ -65,9 +65,9 @@ def _limits(rows: Sequence[Row]) -> Lines:
     for row in rows:
         padded = [row.limit_percent.get(scope, {}).get("padded") for scope in ("step", "loss")]
         if any(padded):
-            rates = (row.copy_bytes_per_second, row.flops_per_second)
-            copies, products = (number(rate and rate / 1e9, 3) for rate in rates)
-            peaks = f"copies {copies} GB/s, products {products} GFLOP/s"
+            rates = (row.bytes_per_second, row.flops_per_second, row.exps_per_second)
+            moved, products, exps = (number(rate and rate / 1e9, 3) for rate in rates)
+            peaks = f"memory {moved} GB/s, products {products} GFLOP/s, exponentials {exps} G/s"
             found.setdefault(peaks, []).append(f"{row.name} {' / '.join(number(value, 2) for value in padded)}")
     return [
         f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"

@@ -69,10 +69,10 @@ def _frames(cells: Cells, n: int, begin: int, end: int) -> Tuple[torch.Tensor, t
     return log_probs, symbols, targets[symbols.clamp(max=cells.U)]
 
 
-def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float]:
-    """(summed loss that is right, relative error of the gradient, size of the longest sums along a path: see
-    `check`)."""
-    total, errors, likelihoods = 0.0, Errors(), []
+def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float, int]:
+    """(summed loss that is right, relative error of the gradient, size of the longest sums along a path: see `check`,
+    cells that a gradient needs)."""
+    total, errors, likelihoods, needed = 0.0, Errors(), [], 0
     for n, (T, U) in enumerate(cells.batch.shapes):
         blanks, labels = arcs(cells, n, blank)
         likelihood, *derivatives = oracle.lattice(blanks.tolist(), labels.tolist(), T, U, topology)
@@ -80,6 +80,7 @@ def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float]
         likelihoods.append(likelihood)
         # two columns more: of the target after the last one, and of the cells of a range beyond the last target
         d_blank, d_label = (_widened(values, T, U + 2).to(cells.batch.targets.device) for values in derivatives)
+        needed += oracle.needed_cells(d_blank, d_label, cells.batch.encoder_out.dtype)
         for begin, end in spans(cells, n):
             log_probs, symbols, index = _frames(cells, n, begin, end)
             where = symbols.clamp(max=U + 1)
@@ -93,7 +94,7 @@ def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float]
             errors.note(name, largest(found))
     score = cells.largest_score()
     sums = [(T + U) * score - LOST_PLACES * one for (T, U), one in zip(cells.batch.shapes, likelihoods)]
-    return total, errors.relative(), max(sums)
+    return total, errors.relative(), max(sums), needed
 
 
 def _widened(values: List[List[float]], T: int, columns: int) -> torch.Tensor:
@@ -118,7 +119,7 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     actual, gradients = float(step.run()), step.gradients()
     step = context.step(scope, index, utterances=utterances)  # the loss may have overwritten its logits
     cells = layout.cells(step.batch, step.prepared, step.leaves, gradients)
-    expected, grad_error, sums = judge(cells, adapter.topology, adapter.blank)
+    expected, grad_error, sums, needed = judge(cells, adapter.topology, adapter.blank)
     loss_error = abs(actual - expected) / max(abs(expected), 1e-30)
     summed_in = torch.float64 if context.dtype == torch.float64 else torch.float32
     allowed = tolerance + torch.finfo(summed_in).eps * sums
@@ -130,5 +131,7 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
         "loss_error": finite(loss_error),
         "grad_error": finite(grad_error),
         "grad_tolerance": allowed,
+        "useful_cells": sum(T * (U + 1) for T, U in step.batch.shapes),
+        "needed_cells": needed,
         "ok": loss_error <= tolerance and grad_error <= allowed,
     }
