@@ -3,15 +3,20 @@ torch.cuda where that is all that matters."""
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from common.core import settings
 from common.core.errors import UserError
 from common.setup import interpreters
 from common.system import load, machine
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def python_that_says(path: Path, said: str) -> Path:
@@ -77,3 +82,26 @@ def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):
     assert len(machine.spoiled_by(across, threads=2)) == 2
     assert machine.placement(tmp_path / "no such", ()) == {"affinity": None, "governor": None, "numa_nodes": None}
     assert machine.spoiled_by(machine.placement(tmp_path / "no such", ()), threads=2) == []
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_tf32_is_set_both_ways_whatever_the_environment_says(wanted):
+    code = f"""
+import torch
+from dataclasses import replace
+from common.core import settings
+from common.measure import device
+flags = torch.backends.cuda.matmul, torch.backends.cudnn
+before = flags[0].allow_tf32
+device.set_up_torch(replace(settings.resolve({{}}, "cpu"), tf32={wanted}))
+print(before, *(flag.allow_tf32 for flag in flags))
+"""
+    environment = {**os.environ, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0" if wanted else "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == [str(not wanted), str(wanted), str(wanted)], done.stderr
+
+
+def test_tf32_is_of_cuda():
+    assert settings.resolve({}, "cuda").tf32 is False and settings.resolve({"tf32": True}, "cuda").tf32 is True
+    with pytest.raises(UserError, match="--tf32 true"):
+        settings.resolve({"tf32": True}, "cpu")

@@ -110,6 +110,16 @@ def allocator_of(header: Header, environment: Environment) -> Optional[str]:
     return environment.allocator or header.settings.get("allocator") or "system"
 
 
+#: How CUDA was set up; keys of the settings.
+OF_CUDA = ("tf32",)
+
+
+def of_cuda(header: Header, environment: Environment) -> Dict[str, Any]:
+    """OF_CUDA of a run on CUDA, None on a CPU."""
+    cuda = device_of(header, environment) == "cuda"
+    return {key: header.settings.get(key) if cuda else None for key in OF_CUDA}
+
+
 def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
     end = store.status_of(lines)
     return end.status if end else None
@@ -130,6 +140,7 @@ def _configuration(header: Header, environment: Environment) -> Dict[str, Any]:
     found["threads"] = environment.threads or settings.get("threads")
     found["denormals"] = environment.denormals or settings.get("denormals")
     found["allocator"] = allocator_of(header, environment)
+    found.update(of_cuda(header, environment))
     found["shape_file_sha256"] = environment.shape_file_sha256
     return found
 

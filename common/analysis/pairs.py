@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import measured
-from common.analysis.measured import allocator_of
+from common.analysis.measured import allocator_of, of_cuda
 from common.analysis.row import Row
 from common.analysis.search import is_search
 from common.core import workloads
@@ -95,6 +95,7 @@ def conditions(run: Row) -> Dict[str, Any]:
         "threads": environment.threads or settings.get("threads"),
         "denormals": environment.denormals or settings.get("denormals"),
         "allocator": allocator_of(run.header, environment),
+        **of_cuda(run.header, environment),
         "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
     }
     if run.kind == "pruned":

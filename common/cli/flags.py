@@ -85,6 +85,8 @@ timing (profiler off)
     slowly. Default: flush
   --allocator: reuse: glibc keeps freed memory on a CPU for the next step, as caching allocators do on a GPU and in
     tuned training; system: tensors above 32 MiB are mapped anew in every step. Default: reuse
+  --tf32: CUDA: whether float32 products of the joiner may round their inputs to TF32, set both ways whatever the
+    environment says; the correctness pass never does. Default: false
   --limits: measure how fast the device moves, multiplies and takes exponentials before the first round, which '%% of
     limit' needs; a few seconds for the whole run. Default: true
 trace (torch.profiler, for TensorBoard)
@@ -131,7 +133,7 @@ TAKES: Dict[str, Any] = {
     "--gzip-traces": settings.GZIP_TRACES,
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
     "--timeout": {"type": types.positive, "default": 1800.0},
-    **dict.fromkeys(("--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),
+    **dict.fromkeys(("--tf32", "--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),
     **dict.fromkeys(("--seed", "--tokens"), types.whole(0)),
     **dict.fromkeys(("--encoder-dim", "--batch-size", "--max-frames", "--num-batches"), types.whole(1)),
     **dict.fromkeys(("--concatenate", "--frames", "--largest-cap", "--rounds", "--max-samples"), types.whole(1)),

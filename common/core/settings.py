@@ -57,6 +57,7 @@ DEFAULTS: Dict[str, Any] = {
     "seed": 20220227,
     "denormals": "flush",
     "allocator": "reuse",
+    "tf32": False,
     "pruned_recipe": "icefall",
     "prune_range": 5,
     "spread": 0.02,
@@ -120,6 +121,7 @@ class Settings:
     memory_limit: Optional[str] = None
     largest_cap: Optional[int] = None
     allocator: str = "system"  # as of runs that are older than this setting
+    tf32: bool = False
 
     @property
     def suffix(self) -> str:
@@ -200,6 +202,8 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
             "--logits peaky: --pruned-recipe benchmark-2022 takes encoder outputs for scores; peaky ones are none; "
             "leave out one of them"
         )
+    if values["tf32"] and device == "cpu":
+        raise UserError("--tf32 true: is of CUDA, and this run is on the CPU; leave the flag out")
     if values["memory_snapshot"] and device == "cpu":
         raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
     return Settings.from_json(values)

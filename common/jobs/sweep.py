@@ -11,7 +11,7 @@ from common.records.store import latest_jobs, status_of
 from common.records.sweep import SweepFile, SweepRun
 
 #: Settings that the device's limits depend on.
-OF_LIMITS = ("dtype", "threads", "denormals")
+OF_LIMITS = ("dtype", "threads", "denormals", "tf32")
 
 
 def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> bool:

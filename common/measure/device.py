@@ -18,6 +18,8 @@ def set_up_torch(settings: Settings) -> Any:
     if settings.denormals == "flush" and not flushed and device.type == "cpu":
         raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
     torch.set_num_threads(settings.threads or machine.cpu_count())
+    # both ways: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE sets the first, and torch's default of the second is true
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     return current(device)
 
 
@@ -43,7 +45,7 @@ def current(device: Any) -> Any:
 
 
 def facts(device: Any) -> Dict[str, Any]:
-    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads."""
+    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads, tf32."""
     import torch
 
     cuda = device.type == "cuda"
@@ -52,4 +54,5 @@ def facts(device: Any) -> Dict[str, Any]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
         "threads": torch.get_num_threads(),
+        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
     }

@@ -122,7 +122,6 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
     """A ``limits`` record.  What this torch cannot do here (half precision on a CPU) is empty, with the reason."""
     clock, load = Clock(device), ForeignLoad()
-    cuda = device.type == "cuda"
     seconds = min(SECONDS, settings.max_seconds)
     dtype = getattr(torch, settings.dtype)
     kinds = {
@@ -143,7 +142,6 @@ def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
         "record": "limits",
         **facts(device),
         "dtype": settings.dtype,
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
         "cache_bytes": cache_bytes(device),
         **found,
         "foreign_cpu": foreign,
