@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, List, Mapping, Optional
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, Mapping, Optional
 
 from common.core import scripts
 from common.core.errors import NotRunnable
@@ -15,7 +15,8 @@ from common.measure.device import set_up_torch
 class Context:
     """settings: with the scopes that the loss has; batches: the measured ones, as indices into `all_batches`, which are
     all of the shape file; limit_bytes: of the probe and throughput passes on a CPU; pool: see
-    common.data.measured_batches."""
+    common.data.measured_batches; held: inputs that were made
+    ahead, by batch."""
 
     settings: Settings
     adapter: Any
@@ -26,6 +27,7 @@ class Context:
     batches: List[int]
     limit_bytes: Optional[int] = None
     pool: Optional[int] = None
+    held: Dict[int, Any] = field(default_factory=dict)
 
     def shapes(self, batch: int):
         """(N, 2) integers: T and U of each utterance of a batch."""
@@ -35,6 +37,8 @@ class Context:
         """Fresh inputs of a batch (or of its first `utterances`); the same for every implementation."""
         from common.losses import inputs, peaky
 
+        if utterances is None and batch in self.held:
+            return self.held[batch].fresh()
         return inputs.make_batch(
             self.shapes(batch)[:utterances],
             vocab_size=self.settings.vocab_size,
@@ -44,6 +48,10 @@ class Context:
             key=(self.settings.seed, batch, repeat),
             codes=peaky.codes_of(self.settings),
         )
+
+    def hold_inputs(self) -> None:
+        """Make the inputs of the measured batches now; all repeats of a batch have them then."""
+        self.held = {batch: self.make_batch(batch) for batch in self.batches}
 
     def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
         """A common.losses.step.LossStep on fresh inputs."""

@@ -39,6 +39,14 @@ class Batch:
     U_lengths: torch.Tensor
     shapes: List[Tuple[int, int]]
 
+    def fresh(self) -> Batch:
+        """The same numbers as leaves of their own, without the gradient of an earlier step."""
+        return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
+
+
+#: Leaves of a batch.
+OUTPUTS = ("encoder_out", "decoder_out")
+
 
 def _batch(
     shapes: Sequence[Sequence[int]],
@@ -130,9 +138,7 @@ class Pool:
     def batch(self, shapes: Sequence[Sequence[int]], index: int) -> Batch:
         """A batch of the given (T, U), one of the pool's `batches`; `index` names the stream of random targets."""
         if self.made:
-            made = self.made[_name(shapes)]
-            fresh = {name: getattr(made, name).detach().requires_grad_() for name in ("encoder_out", "decoder_out")}
-            return replace(made, **fresh)
+            return self.made[_name(shapes)].fresh()
         N, T, U = padded_sizes(shapes)
         D = self.encoder_dim
         encoder_out = self.encoder[: N * T * D].view(N, T, D).detach()
