@@ -8,11 +8,15 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from common.core import settings
-from common.core.errors import UserError
+from common.core.errors import NotRunnable, UserError
+from common.losses import context, inputs
+from common.measure import clock, device
 from common.setup import interpreters
 from common.system import load, machine
 
@@ -105,3 +109,70 @@ def test_tf32_is_of_cuda():
     assert settings.resolve({}, "cuda").tf32 is False and settings.resolve({"tf32": True}, "cuda").tf32 is True
     with pytest.raises(UserError, match="--tf32 true"):
         settings.resolve({"tf32": True}, "cpu")
+
+
+def test_the_l2_cache_is_cold_as_in_nvbench_and_flags_of_cuda_stay_there():
+    assert settings.resolve({}, "cuda").l2 == "cold" and settings.resolve({"l2": "warm"}, "cuda").l2 == "warm"
+    assert settings.resolve({"find_largest": "batch-size"}, "cuda").l2 == "warm"
+    with pytest.raises(UserError, match="--l2 cold"):
+        settings.resolve({"l2": "cold"}, "cpu")
+
+
+class FakeCuda:
+    """The calls that a timed step makes, in order."""
+
+    def __init__(self, monkeypatch):
+        self.calls = []
+        for name in ("synchronize", "set_device", "set_stream"):
+            monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: self.calls.append(name))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "default_stream", lambda device: self.calls.append("default_stream"))
+        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: self)
+
+    def record(self):
+        self.calls.append("event")
+
+    def elapsed_time(self, end):
+        return 2.5
+
+    def run(self, after_forward):
+        self.calls.append("forward")
+        after_forward()
+        self.calls.append("backward")
+
+
+def test_the_cache_is_emptied_before_the_timed_region(monkeypatch):
+    fake, timer = FakeCuda(monkeypatch), clock.Clock(torch.device("cpu"))
+    timer.cuda, timer.over = True, SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
+    found = clock.time_step(fake, timer)
+    timed = ["event", "forward", "event", "backward", "event", "synchronize"]
+    assert fake.calls == ["cool", "synchronize", *timed]
+    assert found["total_event_ns"] == 2_500_000 and found["forward_wall_ns"] is None and found["total_wall_ns"] > 0
+    timer.over = None
+    fake.calls.clear()
+    clock.time_step(fake, timer)
+    assert fake.calls == ["synchronize", *timed]
+
+
+def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
+    fake = FakeCuda(monkeypatch)
+    assert device.current(torch.device("cuda")) == torch.device("cuda:0")
+    assert fake.calls == ["set_device", "default_stream", "set_stream"]
+    with pytest.raises(NotRunnable, match="does not see cuda:3"):
+        device.current(torch.device("cuda:3"))
+
+
+def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
+    chosen = settings.resolve({"preset": "quick"}, "cpu")
+    shapes = [[(9, 3), (7, 2)], [(5, 1)]]
+    held = context.Context(chosen, None, torch.device("cpu"), torch.float32, None, shapes, [0, 1])
+    before = held.make_batch(1)
+    held.hold_inputs()
+    one, other = held.make_batch(1, repeat=4), held.make_batch(1, repeat=5)
+    assert torch.equal(before.encoder_out, one.encoder_out) and torch.equal(before.targets, one.targets)
+    one.encoder_out.sum().backward()
+    for name in inputs.OUTPUTS:
+        leaf = getattr(other, name)
+        assert leaf.is_leaf and leaf.requires_grad and leaf.grad is None
+        assert leaf.data_ptr() == getattr(one, name).data_ptr()  # nothing is made or copied in between

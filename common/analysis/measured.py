@@ -111,7 +111,7 @@ def allocator_of(header: Header, environment: Environment) -> Optional[str]:
 
 
 #: How CUDA was set up; keys of the settings.
-OF_CUDA = ("tf32",)
+OF_CUDA = ("tf32", "l2")
 
 
 def of_cuda(header: Header, environment: Environment) -> Dict[str, Any]:

@@ -58,6 +58,7 @@ DEFAULTS: Dict[str, Any] = {
     "denormals": "flush",
     "allocator": "reuse",
     "tf32": False,
+    "l2": "cold",
     "pruned_recipe": "icefall",
     "prune_range": 5,
     "spread": 0.02,
@@ -122,6 +123,7 @@ class Settings:
     largest_cap: Optional[int] = None
     allocator: str = "system"  # as of runs that are older than this setting
     tf32: bool = False
+    l2: str = "warm"
 
     @property
     def suffix(self) -> str:
@@ -204,6 +206,8 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         )
     if values["tf32"] and device == "cpu":
         raise UserError("--tf32 true: is of CUDA, and this run is on the CPU; leave the flag out")
+    if given.get("l2") and device == "cpu":
+        raise UserError(f"--l2 {given['l2']}: is of CUDA, and this run is on the CPU; leave the flag out")
     if values["memory_snapshot"] and device == "cpu":
         raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
     return Settings.from_json(values)
@@ -226,4 +230,5 @@ def _of_a_search(given: Mapping[str, Any]) -> Dict[str, Any]:
         "scopes": tuple(scopes),
         "num_batches": given.get("num_batches") or LARGEST_NUM_BATCHES,
         "rounds": given.get("rounds") or LARGEST_ROUNDS,
+        "l2": given.get("l2") or "warm",  # the buffer that empties the cache would take from the memory
     }

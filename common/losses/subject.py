@@ -45,6 +45,7 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
         "implementation_version": context.adapter.version(),
         "options": context.adapter.described_options(),
         "cuda": torch.version.cuda if context.device.type == "cuda" else None,
+        "l2": context.settings.l2 if context.device.type == "cuda" else None,
         "denormals": context.settings.denormals,
         "allocator": context.settings.allocator,
         **machine.tuning(),

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 import torch
 
+from common.measure.device import cache_bytes
 from common.measure.stages import Step, observed_by
 from common.system.memory import minor_faults
 
+#: Bytes that are more than any L2 cache, for a torch that does not tell its size.
+LARGE_L2 = 256 * 2**20
+
 
 class Clock:
-    """Marks in time, read after the work is done: perf_counter_ns on the CPU, events on CUDA."""
+    """Marks in time, read after the work is done: perf_counter_ns on the CPU, events on CUDA.  cold: samples of CUDA
+    begin with an L2 cache that holds nothing of theirs."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, cold: bool = False):
         self.cuda = device.type == "cuda"
         self.device = device
+        self.over: Optional[torch.Tensor] = None
+        if cold and self.cuda:
+            self.over = torch.empty(2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device)
+
+    def cool(self) -> None:
+        """Write over the L2 cache."""
+        if self.over is not None:
+            self.over.zero_()
 
     def synchronize(self) -> None:
         if self.cuda:
@@ -50,6 +63,7 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         spans.append((name, begin, clock.mark()))
 
     with observed_by(observer):
+        clock.cool()
         clock.synchronize()
         faults = minor_faults()
         wall_begin, begin = time.perf_counter_ns(), clock.mark()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
@@ -41,7 +41,18 @@ def current(device: Any) -> Any:
         if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
             raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}")
         torch.cuda.set_device(device)
+        # the legacy default stream, where fast_rnnt launches whatever the current one is: so work and events keep order
+        torch.cuda.set_stream(torch.cuda.default_stream(device))
     return device
+
+
+def cache_bytes(device: Any) -> Optional[int]:
+    """All of the device's last-level cache; None where it is not told (CUDA before torch 2.5)."""
+    import torch
+
+    if device.type == "cpu":
+        return machine.cache_bytes()
+    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
 def facts(device: Any) -> Dict[str, Any]:

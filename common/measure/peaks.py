@@ -11,14 +11,14 @@ not use (TF32 where it is off).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 import torch
 
 from common.core.settings import Settings
 from common.measure.clock import Clock
-from common.measure.device import facts, set_up_torch
-from common.system import machine, memory
+from common.measure.device import cache_bytes, facts, set_up_torch
+from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 
 MIB = 2**20
@@ -51,13 +51,6 @@ def repeated(action: Callable[[], Any], clock: Clock, seconds: float) -> List[in
         clock.synchronize()
         taken.append(clock.between(begin, end))
     return taken
-
-
-def cache_bytes(device: torch.device) -> Optional[int]:
-    """All of the device's last-level cache."""
-    if device.type == "cpu":
-        return machine.cache_bytes()
-    return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
 def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measured]:

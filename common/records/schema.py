@@ -268,6 +268,7 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     cuda: Annotated[Optional[str], of("version")] = None
     threads: Annotated[Optional[Positive], of("of torch on the CPU")] = None
     tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
+    l2: Annotated[Optional[str], of('"cold": written over before each sample; "warm"; null on a CPU')] = None
     denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
     variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}

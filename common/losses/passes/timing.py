@@ -20,7 +20,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
 
     Loops in Python compile nothing and take seconds, so they are not warmed up, and one batch a round is enough.
     """
-    settings, clock = context.settings, Clock(context.device)
+    settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
         context.hold_inputs()
     scopes = list(settings.scopes)
