@@ -17,8 +17,9 @@ from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import context, inputs
 from common.measure import clock, device
+from common.records import schema
 from common.setup import interpreters
-from common.system import load, machine
+from common.system import load, machine, nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -176,3 +177,66 @@ def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
         leaf = getattr(other, name)
         assert leaf.is_leaf and leaf.requires_grad and leaf.grad is None
         assert leaf.data_ptr() == getattr(one, name).data_ptr()  # nothing is made or copied in between
+
+
+class FakeNvml:
+    """nvidia-ml-py of one GPU, on a driver that does not know of ECC."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    def __init__(self, count=1):
+        self.count, self.open = count, 0
+
+    def nvmlInit(self):
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self):
+        return self.count
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return "GPU-0"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid != "GPU-0":
+            raise self.NVMLError
+        return uuid
+
+    def nvmlSystemGetDriverVersion(self):
+        return b"580.65"
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        return {self.NVML_CLOCK_SM: 345, self.NVML_CLOCK_MEM: 2619}[kind]
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, kind):
+        return 1980
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle):
+        return 700_000
+
+    def nvmlDeviceGetTemperature(self, handle, kind):
+        return 41
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 0x5
+
+    def nvmlDeviceGetEccMode(self, handle):
+        raise self.NVMLError
+
+
+def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypatch):
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    told = nvml.describe("0")
+    expected = {"driver": "580.65", "sm_mhz": 345, "sm_most_mhz": 1980, "memory_mhz": 2619, "power_cap_watts": 700.0}
+    assert told == {**expected, "celsius": 41, "throttled_by": ["idle", "power cap"], "ecc": None}
+    assert nvml.describe(None) == told and nvml.describe("another") is None and fake.open == 0
+    record = schema.typed({"record": "limits", "gpu": told})
+    assert record.gpu.power_cap_watts == 700
+    fake.count = 2
+    assert nvml.describe(None) is None  # whichever it is
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.describe("0") is None

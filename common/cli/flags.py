@@ -87,8 +87,8 @@ timing (profiler off)
     tuned training; system: tensors above 32 MiB are mapped anew in every step. Default: reuse
   --tf32: CUDA: whether float32 products of the joiner may round their inputs to TF32, set both ways whatever the
     environment says; the correctness pass never does. Default: false
-  --l2: CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with what
-    making the inputs put there. Default: cold; warm with --find-largest
+  --l2: CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with
+    what making the inputs put there. Default: cold; warm with --find-largest
   --limits: measure how fast the device moves, multiplies and takes exponentials before the first round, which '%% of
     limit' needs; a few seconds for the whole run. Default: true
 trace (torch.profiler, for TensorBoard)

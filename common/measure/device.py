@@ -7,7 +7,7 @@ from typing import Any, Dict, Optional
 
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
-from common.system import machine
+from common.system import machine, nvml
 
 
 def set_up_torch(settings: Settings) -> Any:
@@ -55,8 +55,16 @@ def cache_bytes(device: Any) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
+def _uuid(device: Any) -> Optional[str]:
+    """None before torch 2.5, which does not tell it."""
+    import torch
+
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if found is None else str(found)
+
+
 def facts(device: Any) -> Dict[str, Any]:
-    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads, tf32."""
+    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads, tf32, gpu."""
     import torch
 
     cuda = device.type == "cuda"
@@ -66,4 +74,5 @@ def facts(device: Any) -> Dict[str, Any]:
         "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
         "threads": torch.get_num_threads(),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        "gpu": nvml.describe(_uuid(device)) if cuda else None,
     }

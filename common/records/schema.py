@@ -75,6 +75,21 @@ class Machine(Struct, kw_only=True, frozen=True):
     python: Annotated[Optional[str], of("version of the command's Python")] = None
 
 
+class Gpu(Struct, kw_only=True, frozen=True):
+    """What the driver says of a GPU (NVML, where nvidia-ml-py is installed)."""
+
+    driver: Annotated[Optional[str], of("version")] = None
+    sm_mhz: Annotated[Optional[Count], of("clock at that moment")] = None
+    sm_most_mhz: Annotated[Optional[Count], of("highest clock")] = None
+    memory_mhz: Annotated[Optional[Count], of("clock at that moment")] = None
+    power_cap_watts: Annotated[Optional[float], of("enforced at that moment")] = None
+    celsius: Annotated[Optional[int], of("of the GPU at that moment")] = None
+    throttled_by: Annotated[
+        Optional[List[str]], of('what held the clocks back at that moment: "power cap", "idle"')
+    ] = None
+    ecc: Annotated[Optional[bool], of("is its memory corrected?")] = None
+
+
 class MemoryLimit(Struct, kw_only=True, frozen=True):
     """What --find-largest may use."""
 
@@ -268,6 +283,7 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     cuda: Annotated[Optional[str], of("version")] = None
     threads: Annotated[Optional[Positive], of("of torch on the CPU")] = None
     tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
+    gpu: Annotated[Optional[Gpu], of("before the job; null on a CPU, or where it is not told")] = None
     l2: Annotated[Optional[str], of('"cold": written over before each sample; "warm"; null on a CPU')] = None
     denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
@@ -370,6 +386,7 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     threads: Annotated[Optional[int], of("of torch on the CPU")] = None
     dtype: Annotated[Optional[str], of("of the matrices")] = None
     tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
+    gpu: Annotated[Optional[Gpu], of("right after the measurement, as in ``environment``")] = None
     cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
     copies: Annotated[List[Copies], of("of buffers of several sizes, in older runs")] = []
     streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
@@ -440,6 +457,7 @@ Kind = Union[Header, Environment, Correctness, Sample, Memory, Trace, Limits, Pr
 KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
 PARTS = (
     Machine,
+    Gpu,
     MemoryLimit,
     Option,
     Batch,

@@ -68,6 +68,7 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Machine", f"{about.cpu}{cores}{memory}" if about.cpu else None),
         ("System", about.os),
         ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
+        ("Driver", entry.environment.gpu and entry.environment.gpu.driver),
         ("Threads", entry.environment.threads),
         ("Denormals", entry.environment.denormals),
         ("Allocator", entry.environment.allocator),

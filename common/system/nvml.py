@@ -1,0 +1,77 @@
+"""What NVIDIA's driver says of a GPU (NVML): driver, clocks, power, what holds the clocks back, ECC.  No torch.
+
+Needs the package nvidia-ml-py, which no environment asks for.  Without it, or without a driver, nothing is told.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import ModuleType
+from typing import Any, Callable, Dict, Optional
+
+#: Bits of the throttle reasons (NVML's nvmlClocksThrottleReason...), in its words.
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
+}
+
+
+def describe(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
+    """The ``gpu`` of a record; what the driver does not tell is None.  uuid: of the device, as torch has it; None: not
+    known, which is enough where there is one GPU.  None without the package, the driver or the device."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        return _described(pynvml, uuid)
+    except pynvml.NVMLError:
+        return None
+    finally:
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+
+def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]]:
+    if uuid is not None:
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    elif nvml.nvmlDeviceGetCount() == 1:
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    else:
+        return None
+
+    def told(ask: Callable[[], Any]) -> Any:
+        """None where this driver or device does not answer; AttributeError: an older package."""
+        try:
+            return ask()
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    power = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    reasons = told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    ecc = told(lambda: nvml.nvmlDeviceGetEccMode(handle)[0])
+    return {
+        "driver": told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        "sm_mhz": told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "sm_most_mhz": told(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "memory_mhz": told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        "power_cap_watts": None if power is None else power / 1000,
+        "celsius": told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        "throttled_by": None if reasons is None else [word for bit, word in REASONS.items() if reasons & bit],
+        "ecc": None if ecc is None else bool(ecc),
+    }
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
