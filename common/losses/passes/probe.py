@@ -16,9 +16,12 @@ from common.measure import memory_limit
 
 
 def limit_of(context, scope: str) -> memory_limit.Limit:
-    """The limit, after a step of one utterance, which loads, starts and compiles what a first step does."""
-    context.step(scope, context.batches[0], utterances=1).run()
-    context.model.zero_grad(set_to_none=True)
+    """The limit, after a step of one utterance, which loads, starts and compiles what a first step does.  On CUDA it is
+    one of each batch that is tried: a kernel takes memory when it is first launched, and other sizes have others."""
+    tried = batching.heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
+    for batch in tried:
+        context.step(scope, batch, utterances=1).run()
+        context.model.zero_grad(set_to_none=True)
     return memory_limit.start(context.device, context.settings.memory_limit, context.limit_bytes)
 
 
