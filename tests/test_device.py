@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,8 @@ import torch
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import context, inputs
-from common.measure import clock, device
+from common.losses.passes import probe
+from common.measure import clock, device, memory, memory_limit
 from common.records import schema
 from common.setup import interpreters
 from common.system import load, machine, nvml
@@ -240,3 +242,51 @@ def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypat
     assert nvml.describe(None) is None  # whichever it is
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.describe("0") is None
+
+
+def test_memory_that_is_taken_past_torch_is_seen(monkeypatch):
+    FakeCuda(monkeypatch)
+    free = [1000]
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    for name, value in (("", 10), ("max_", 210)):
+        monkeypatch.setattr(torch.cuda, f"{name}memory_allocated", lambda device, value=value: value)
+        monkeypatch.setattr(torch.cuda, f"{name}memory_reserved", lambda device, value=value: 2 * value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 2000))
+
+    class TakesAndGivesBack:
+        def run(self):
+            free[0] = 300
+            until = time.monotonic() + 10
+            while len(seen := [size for size in looked if size == 300]) < 2 and time.monotonic() < until:
+                time.sleep(0.001)
+            free[0] = 900
+            return seen
+
+    looked = []
+    told = torch.cuda.mem_get_info
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: looked.append(free[0]) or told(device))
+    found = memory.cuda_peaks(TakesAndGivesBack(), torch.device("cuda:0"))
+    assert found == {"device_allocated_bytes": 200, "device_reserved_bytes": 400, "device_used_bytes": 700}
+
+
+@pytest.mark.parametrize("kind, warmed", [("cpu", [4]), ("cuda", [1, 2])])
+def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind, warmed):
+    order = []
+
+    def step(scope, batch, utterances):
+        return SimpleNamespace(run=lambda: order.append((scope, batch, utterances)))
+
+    asked = SimpleNamespace(
+        device=torch.device(kind),
+        step=step,
+        batches=[4, 1],
+        all_batches=None,
+        model=SimpleNamespace(zero_grad=lambda set_to_none: None),
+        settings=SimpleNamespace(memory_limit="4GiB"),
+        limit_bytes=None,
+    )
+    monkeypatch.setattr(probe.batching, "heaviest", lambda batches: [1, 2])
+    monkeypatch.setattr(memory_limit, "start", lambda *limit: order.append("limit"))
+    probe.limit_of(asked, "step")
+    assert order == [*(("step", batch, 1) for batch in warmed), "limit"]

@@ -37,6 +37,7 @@ def test_timing_memory_errors_and_cells_of_a_run(tmp_path):
     assert row["memory"]["step"] == {
         "device_allocated_mb": None,
         "device_reserved_mb": None,
+        "device_used_mb": None,
         "torch_allocated_mb": 32,
         "process_mb": 64,
     }

@@ -19,7 +19,7 @@ from common.traces.reader import TraceError
 
 SCOPES = ("step", "loss")
 #: Of memory, in MB, as the records have them in bytes.
-COUNTERS = ("device_allocated", "device_reserved", "torch_allocated", "process")
+COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
 #: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
 T = TypeVar("T", bound=JobLine)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import threading
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, Iterator, List, Optional
 
 import torch
 
@@ -15,7 +17,15 @@ from common.traces import reader
 
 SNAPSHOT_ENTRIES = 100_000  # allocations and frees; one step has far fewer
 #: Of a ``memory`` record; what a device does not have is None.
-PEAKS = ("device_allocated_bytes", "device_reserved_bytes", "torch_allocated_bytes", "process_bytes")
+PEAKS = (
+    "device_allocated_bytes",
+    "device_reserved_bytes",
+    "device_used_bytes",
+    "torch_allocated_bytes",
+    "process_bytes",
+)
+#: Between two looks at the device's free memory.
+LOOK_SECONDS = 0.001
 
 
 def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
@@ -58,18 +68,41 @@ def torch_cpu_peak(step: Step) -> Optional[int]:
 
 
 def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
-    """Peaks of torch's allocated and reserved bytes above what was held before."""
+    """Peaks above what was held before: of torch's allocated and reserved bytes, and of the bytes of the device that
+    are not free, whoever took them."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
-    step.run()
-    torch.cuda.synchronize(device)
+    with watched(device) as free:
+        step.run()
+        torch.cuda.synchronize(device)
     return {
         "device_allocated_bytes": torch.cuda.max_memory_allocated(device) - allocated,
         "device_reserved_bytes": torch.cuda.max_memory_reserved(device) - reserved,
+        "device_used_bytes": free[0] - min(free),
     }
+
+
+@contextmanager
+def watched(device: torch.device) -> Iterator[List[int]]:
+    """The free bytes of the device (cudaMemGetInfo) before, every LOOK_SECONDS inside, and after: allocators beside
+    torch's (numba's, a package's own cudaMalloc) tell nobody else what they take."""
+    free, ended = [torch.cuda.mem_get_info(device)[0]], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(LOOK_SECONDS):
+            free.append(torch.cuda.mem_get_info(device)[0])
+
+    watcher = threading.Thread(target=look, daemon=True)
+    watcher.start()
+    try:
+        yield free
+    finally:
+        ended.set()
+        watcher.join()
+        free.append(torch.cuda.mem_get_info(device)[0])
 
 
 def snapshot(step: Step, device: torch.device, path: Path) -> None:

@@ -355,6 +355,12 @@ class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     batch: Annotated[int, of("index")]
     device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
     device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    device_used_bytes: Annotated[
+        Optional[Bytes],
+        of(
+            "of the whole device by cudaMemGetInfo, asked every millisecond: allocators beside torch's, and others, too"
+        ),
+    ] = None
     torch_allocated_bytes: Annotated[
         Optional[Bytes], of("torch's own allocations on a CPU; null too for losses that loop in Python")
     ] = None

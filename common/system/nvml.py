@@ -20,6 +20,8 @@ REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
     0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
 }
 
 

@@ -2,10 +2,11 @@
 that take most: the one with the most padded cells and the one with the most useful cells.
 
 Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
-reserved peaks.  CPU: the process's resident peak (VmHWM), without the profiler, and, in a second run with the
-profiler's memory events, the peak of torch's own allocations.  A loss that loops over its cells in Python has no second
-run: the profiler would take a megabyte and more for each cell.  The runner starts this process with
-MALLOC_MMAP_THRESHOLD_ fixed: without it glibc keeps freed memory, and VmHWM still shows the batches before.
+reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
+profiler, and, in a second run with the profiler's memory events, the peak of torch's own allocations.  A loss that
+loops over its cells in Python has no second run: the profiler would take a megabyte and more for each cell.  The runner
+starts this process with MALLOC_MMAP_THRESHOLD_ fixed: without it glibc keeps freed memory, and VmHWM still shows the
+batches before.
 """
 
 from __future__ import annotations
