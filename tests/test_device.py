@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures_runs import correctness, environment, one_row, sample, status, summarize, write_run
 
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
@@ -290,3 +291,20 @@ def test_kernels_of_what_is_tried_are_loaded_before_the_limit(monkeypatch, kind,
     monkeypatch.setattr(memory_limit, "start", lambda *limit: order.append("limit"))
     probe.limit_of(asked, "step")
     assert order == [*(("step", batch, 1) for batch in warmed), "limit"]
+
+
+def test_on_cuda_a_loss_is_ranked_by_events_and_a_step_by_the_wall_clock_and_both_are_shown(tmp_path):
+    events = {"forward_wall_ns": None, "forward_event_ns": 1_000_000}
+    lines = [
+        environment("timing-1", device="cuda", device_name="NVIDIA H200"),
+        *(sample("timing-1", scope, 4, 10, total_event_ns=7_000_000, **events) for scope in ("step", "loss")),
+        status("timing-1"),
+    ]
+    row = one_row(write_run(tmp_path / "a", jobs=[correctness(), lines], passes=["correctness", "timing"], rounds=1))
+    assert (row["step_ms"]["median"], row["step_event_ms"]["median"]) == (10, 7)
+    assert (row["loss_ms"]["median"], row["loss_wall_ms"]["median"]) == (7, 10)
+    assert row["round_medians_ms"] == {"step": {"1": {"4": 10}}, "loss": {"1": {"4": 7}}}
+    assert "events" in summarize(tmp_path / "a") and "wall" in summarize(tmp_path / "a")
+    on_cpu = one_row(write_run(tmp_path / "b"))
+    assert on_cpu["loss_wall_ms"] is on_cpu["step_wall_ms"] is None
+    assert "events" not in summarize(tmp_path / "b") and "wall" not in summarize(tmp_path / "b")

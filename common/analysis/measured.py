@@ -185,17 +185,17 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
 def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
     elapsed = 0.0
     for line in timed:
-        elapsed += line.total_wall_ns / 1e9
+        elapsed += line.ranked_ns / 1e9
         if not line.warmup:
             place = line.scope, str(line.round), str(line.batch)
-            yield Sample(*place, elapsed, line.total_wall_ns / 1e6, bool(line.flags), line.foreign_cpu)
+            yield Sample(*place, elapsed, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu)
 
 
 def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
     mine = [sample for sample in samples if sample.scope == scope]
     by_round: Dict[int, List[float]] = {}
     for sample in mine:
-        by_round.setdefault(sample.round, []).append(sample.total_wall_ns / 1e6)
+        by_round.setdefault(sample.round, []).append(sample.ranked_ns / 1e6)
     interval = statistics.interval_of_rounds(by_round)
     # On CUDA the host runs ahead of forward, so only the events know when it ended.
     forward = [sample.forward_wall_ns for sample in mine if sample.forward_wall_ns is not None]
@@ -205,6 +205,7 @@ def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
         f"{scope}_ms": statistics.describe([value for values in by_round.values() for value in values]),
         f"{scope}_ms_interval": list(interval) if interval else None,
         f"{scope}_event_ms": statistics.describe([time / 1e6 for time in events]),
+        f"{scope}_wall_ms": statistics.describe([sample.total_wall_ns / 1e6 for sample in mine if events]),
         f"{scope}_forward_ms": statistics.describe([time / 1e6 for time in forward]),
     }
 
@@ -225,7 +226,7 @@ def _round_medians(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Di
     for sample in samples:
         if sample.scope == scope:
             batches = found.setdefault(str(sample.round), {})
-            batches.setdefault(str(sample.batch), []).append(sample.total_wall_ns / 1e6)
+            batches.setdefault(str(sample.batch), []).append(sample.ranked_ns / 1e6)
     return {
         name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in found.items()
     }

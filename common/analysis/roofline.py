@@ -214,7 +214,7 @@ def of_run(
         measured: Dict[int, List[float]] = {}
         for sample in samples:
             if sample.scope == scope:
-                measured.setdefault(sample.batch, []).append(sample.total_wall_ns / 1e9)
+                measured.setdefault(sample.batch, []).append(sample.ranked_ns / 1e9)
         for layout in LAYOUTS:
             least = of_layout(layout, scope, kind, batches, settings, best, measured, share)
             if least:

@@ -68,6 +68,8 @@ class Exported:
     loss_ms_interval: Optional[List[float]] = None
     step_event_ms: Optional[Dict[str, float]] = None
     loss_event_ms: Optional[Dict[str, float]] = None
+    step_wall_ms: Optional[Dict[str, float]] = None  # on CUDA, beside the events
+    loss_wall_ms: Optional[Dict[str, float]] = None
     against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
     step_forward_ms: Optional[Dict[str, float]] = None
     loss_forward_ms: Optional[Dict[str, float]] = None

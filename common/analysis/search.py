@@ -157,7 +157,7 @@ def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
         times: Dict[int, List[float]] = {}
         for line in lines:
             if isinstance(line, Sample) and not line.warmup and line.batch in batches:
-                times.setdefault(line.batch, []).append(line.total_wall_ns / 1e9)
+                times.setdefault(line.batch, []).append(line.ranked_ns / 1e9)
         if times and end and end.status == "ok":
             seconds = sum(statistics.median(values) for values in times.values())
             over = {what: sum(getattr(batches[index], key) or 0 for index in times) for what, key in COUNTS.items()}

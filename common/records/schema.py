@@ -347,6 +347,13 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
     foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
     flags: Annotated[Optional[List[str]], of('["busy"]: it ran beside other load')] = None
 
+    @property
+    def ranked_ns(self) -> float:
+        """What tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the wall time of a
+        step, which training waits for."""
+        by_events = self.scope == "loss" and self.total_event_ns
+        return by_events or self.total_wall_ns
+
 
 class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
