@@ -10,6 +10,8 @@ from fixtures_runs import correctness, one_row, read_rows, status, summarize, ti
 from common.analysis import ranking
 from common.analysis.row import Row
 from common.core import statistics
+from common.core.ratios import Padding
+from common.report.verdicts import fastest
 
 
 def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
@@ -109,6 +111,102 @@ def test_what_the_table_and_the_files_show(tmp_path):
     assert rows["late"]["round_medians_ms"]["step"]["3"] == pytest.approx({"4": 22, "9": 44})
     csv = summarize(tmp_path, "--format", "csv")
     assert "against_fastest_verdict" in csv and "round_medians" not in csv
+
+
+def torch_row(name, torch, *factors, **more):
+    """A row of 3 rounds of two batches, whose times are those of the batch and round times the factor of the round."""
+    rounds = [
+        {str(batch): factor * (10 + batch) * (1 + number / 9) for batch in (0, 1)}
+        for number, factor in enumerate(factors)
+    ]
+    return row(name, *rounds, torch_version=torch, **more)
+
+
+FAST = torch_row("fast", "2.11.0+cu130", 1, 1, 1)
+OURS = torch_row("ours", "2.11.0", 1.5, 1.5, 1.5)
+THERE = torch_row("ours@old", "1.13.1", 3, 3.3, 3)  # torch 1.13 doubles its time, and once more
+OTHER = torch_row("other", "1.13.1", 4, 4.4, 4)
+
+
+def test_across_torches_what_the_torch_does_to_the_control_is_divided_out():
+    found = filled(OTHER, THERE, FAST, OURS)
+    other = found["other"]
+    assert (other["fastest"], other["verdict"], other["control"]) == ("fast", "other torch", "ours@old")
+    assert other["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))  # as measured
+    through = other["through_control"]
+    assert through["ratio"] == pytest.approx(4 / 3 * 1.5)
+    assert (through["low"], through["high"]) == pytest.approx((2, 2))  # its noise is the control's in the same round
+    assert other["high"] > 4.4
+    # Between rows of one torch nothing changes, and the control has itself no control.
+    assert (found["ours"]["ratio"], found["ours"]["verdict"]) == (pytest.approx(1.5), "slower")
+    assert found["ours"]["control"] is None and not found["ours"]["other_torch"]
+    assert (found["ours@old"]["verdict"], found["ours@old"]["control"]) == ("other torch", None)
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        None,
+        torch_row("ours@old", "1.13.1", 3, 3, 3, run_id="earlier"),
+        torch_row("ours@old", "1.13.1", 3, status="oom"),
+    ],
+)
+def test_without_a_control_of_the_same_run_the_ratio_is_as_measured_and_has_no_verdict(control):
+    found = filled(*filter(None, [FAST, OURS, OTHER, control]))["other"]
+    assert found["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))
+    assert (found["verdict"], found["control"], found["through_control"]) == ("other torch", None, {})
+
+
+def test_a_row_of_another_torch_is_never_the_fastest():
+    quick = torch_row("quick", "1.13.1", 0.1, 0.1, 0.1)
+    standings = ranking.standings([quick, THERE, OURS, FAST, torch_row("slow", "2.11.0", 9, 9, 9)], "step")
+    assert standings[0].row is FAST and standings[1].row is quick
+    assert standings[1].shown.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
+    for one in (quick, OURS, FAST):
+        one.label = one.name
+    assert fastest("Which?", [quick, OURS, FAST], "step").answer == "fast"  # quick is not judged
+
+
+def test_the_regression_on_padding_takes_the_double_difference_too():
+    """Rounds with batches of their own; the torch's effect depends on the batch, and so does the control's."""
+
+    def row_of(name, torch, time):
+        rounds = {str(n): {str(4 * n + b): time(4 * n + b) for b in range(4)} for n in range(5)}
+        padding = Padding({str(batch): batch % 7 / 10 for batch in range(20)}, 0.3)
+        one = Row(name, kind="exact", run_id="one", round_medians_ms={"step": rounds}, torch_version=torch)
+        one.padding = padding
+        return one
+
+    def torch_effect(batch):
+        return 2 + batch % 3
+
+    base = row_of("base", "2.11", lambda batch: 5 + batch)
+    old = row_of("base@old", "1.13", lambda batch: (5 + batch) * torch_effect(batch))
+    other = row_of("other", "1.13", lambda batch: (5 + batch) * torch_effect(batch) * math.exp(0.2 * (batch % 7 / 10)))
+    through = filled(base, old, other, row_of("late", "2.11", lambda batch: 50.0))["other"]["through_control"]
+    assert through["of_file"] and through["ratio"] == pytest.approx(math.exp(0.2 * 0.3))
+    assert through["high"] / through["low"] == pytest.approx(1)
+
+
+def test_the_table_marks_it_and_says_why(tmp_path):
+    times = {"quick": ("2.11.0", 10), "late": ("1.13.1", 40), "quick@k2": ("1.13.1", 20)}
+    for name, (torch, ms) in times.items():
+        jobs = [timing(f"timing-{at}", [ms, 2 * ms], []) for at in (1, 2, 3)]
+        for job in jobs:
+            job[0]["torch"] = torch
+        head = {"passes": ["timing"], "rounds": 3, "scopes": ["step"], "run_id": "one run"}
+        write_run(tmp_path / name, name=name, jobs=jobs, **head)
+    text = summarize(tmp_path)
+    late = next(line for line in text.splitlines() if line.startswith("late "))
+    assert " 2.00x * " in late
+    (line,) = [
+        line for line in text.splitlines() if line.startswith("late step over quick's, by way of quick@k2: 2.00x")
+    ]
+    assert line.endswith("as measured, with torch 1.13.1: 4.00x")
+    assert "\n* under another torch" in text
+    rows = {one["name"]: one["against_fastest"] for one in read_rows(tmp_path)}
+    assert (rows["late"]["ratio"], rows["late"]["through_control"]["ratio"]) == pytest.approx((4, 2))
+    assert "against_fastest_through_control_ratio" in summarize(tmp_path, "--format", "csv")
 
 
 def test_options_are_shown_with_the_default_they_replace(tmp_path):

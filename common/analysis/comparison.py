@@ -211,8 +211,10 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
     if ratio is None:
         found.reason = _nothing_timed(pair, scope, before, after)
         return found
-    doubt = change_verdicts.time_doubt(ratio, paired, busy)
+    doubt = _of_two_torches(pair) or change_verdicts.time_doubt(ratio, paired, busy)
     verdict, reason = change_verdicts.time(ratio, paired, tolerance, confidence, doubt, busy)
+    if _of_two_torches(pair):  # nor are they known to be the same
+        verdict, reason = "unclear", doubt
     return replace(
         found,
         verdict=verdict,
@@ -226,6 +228,17 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         new_ms=statistics.geometric_mean(ratio.new),
         baseline_rounds=len(ratio.baseline),
         new_rounds=len(ratio.new),
+    )
+
+
+def _of_two_torches(pair: Pair) -> str:
+    """Why two losses cannot be judged: each ran under a torch of its own; "" where they can."""
+    one, other = pair.baseline, pair.new
+    if one.loss == other.loss or one.torch == other.torch:
+        return ""
+    return (
+        f"they ran under torch {one.torch} and {other.torch}: measure one of them under the other's too "
+        f"({one.loss}@ENVIRONMENT), and compare these two"
     )
 
 

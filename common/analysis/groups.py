@@ -130,11 +130,9 @@ def rank(row: Row) -> Tuple[Any, ...]:
         return kind_rank(row), math.inf if speed is None else -speed, row.name
     medians = [times["median"] if times else math.inf for times in (row.step_ms, row.loss_ms)]
     profiled = row.average_step_time_us
-    found = row.against_fastest
-    ratio = found.get("ratio")
     profiled = math.inf if profiled is None else profiled
-    ratio = math.inf if ratio is None else ratio
-    return kind_rank(row), found.get("scope") != "step", ratio, *medians, profiled, row.name
+    ratio = math.inf if row.over_fastest is None else row.over_fastest
+    return kind_rank(row), row.against_fastest.get("scope") != "step", ratio, *medians, profiled, row.name
 
 
 def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:

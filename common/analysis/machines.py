@@ -91,11 +91,11 @@ def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
     return dict(sorted(met.items(), key=lambda item: kind_rank(item[1])))
 
 
-def over_fastest_exact(row: Optional[Row], fastest: Optional[Row]) -> Optional[float]:
-    """Its step over that of the fastest exact loss of its machine."""
+def over_fastest_exact(machine: Machine, row: Optional[Row], fastest: Optional[Row]) -> Optional[float]:
+    """Its step over that of the fastest exact loss of its machine; across torches through the control."""
     if row is None or fastest is None or row.status != "ok":
         return None
     if row is fastest:
         return 1.0
-    ratio = ranking.over(fastest, row, "step")
+    ratio = ranking.over(fastest, row, "step", machine.rows)
     return ratio and ratio.ratio

@@ -80,11 +80,12 @@ def _percent_of(scope: str) -> Callable[[Row], str]:
 
 
 def _over_fastest(row: Row) -> str:
-    """ "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
+    """ "1.98x slower" than the fastest of its kind, which itself has "1.00"; "1.04x *" through the control."""
     found = row.against_fastest
     if not found or found["ratio"] is None:
         return "-"
-    return "1.00" if found["is_fastest"] else f"{found['ratio']:.2f}x {found['verdict']}"
+    said = "*" if found["control"] else found["verdict"]
+    return "1.00" if found["is_fastest"] else f"{row.over_fastest:.2f}x {said}"
 
 
 def _percents(row: Row) -> str:
@@ -155,7 +156,7 @@ _ALL = (
     # on CUDA, what is not ranked: see schema.Sample.ranked_ns
     Metric("step_events", "step ms, events", _part("step_event_ms", "median"), unit="ms", better="lower"),
     Metric("loss_wall", "loss ms, wall", _part("loss_wall_ms", "median"), unit="ms", better="lower"),
-    Metric("over_fastest", "over the fastest", lambda row: row.against_fastest.get("ratio"), _over_fastest),
+    Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
     Metric("limits", "% of limit step / loss", words=_percents),
     *(
         Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")

@@ -3,6 +3,10 @@
 Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows that are ok are compared.
 Ratios are over the batches that both rows have (see common.core.ratios).  The intervals of a kind hold together for all
 pairs of its rows: the fastest is chosen by the same times, so any pair could have been the one that is shown.
+
+Verdicts are between rows of one torch version.  A row of another torch has no verdict; where one loss was measured
+under both torches (the control: fast_rnnt and fast_rnnt@k2), what the other torch does to that loss is divided out of
+the ratio.
 """
 
 from __future__ import annotations
@@ -14,14 +18,34 @@ from common.analysis.row import Row
 from common.core import ratios, statistics
 from common.core.ratios import Ratio
 
+Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
+OTHER_TORCH = "other torch"
+
 
 class Standing(NamedTuple):
     """One row against the fastest.  ratio: how many times the fastest's time it takes; None where they have no batch or
-    round in common, and for the fastest itself.  paired: their rounds ran beside each other."""
+    round in common, and for the fastest itself.  paired: their rounds ran beside each other.  Where the row ran under
+    another torch (other_torch), control: the row of that torch by which the torches are told apart, None where none
+    was measured; through: the ratio without what that torch does to the control."""
 
     row: Row
     ratio: Optional[Ratio]
     paired: bool
+    other_torch: bool = False
+    control: Optional[Row] = None
+    through: Optional[Ratio] = None
+
+    @property
+    def shown(self) -> Optional[Ratio]:
+        return self.through or self.ratio
+
+    @property
+    def verdict(self) -> str:
+        """ "faster", "slower", "same" (within 2%), "unclear", or OTHER_TORCH."""
+        if self.other_torch:
+            return OTHER_TORCH
+        ratio = self.ratio
+        return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
 
 
 def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
@@ -32,35 +56,85 @@ def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
     confidence = statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2)
 
     def against(baseline: Row, row: Row) -> Standing:
-        return Standing(row, *_ratio(baseline, row, scope, confidence))
+        return _standing(baseline, row, timed, scope, confidence)
 
-    counts = [len({batch for one in row.round_medians_ms[scope].values() for batch in one}) for row in timed]
-    whole = [row for row, count in zip(timed, counts) if count == max(counts)]  # a few batches make none the fastest
+    home = of_one_torch(timed)
+    counts = [len({batch for one in row.round_medians_ms[scope].values() for batch in one}) for row in home]
+    whole = [row for row, count in zip(home, counts) if count == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(against(whole[0], row).ratio))
     others = [against(fastest, row) for row in timed if row is not fastest]
-    return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.ratio))]
+    return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.shown))]
 
 
-def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
-    """How many times the time of `baseline` a row takes, over the batches that both have; None where there are none."""
-    return _ratio(baseline, row, scope, statistics.CONFIDENCE)[0]
+def of_one_torch(rows: Sequence[Row]) -> List[Row]:
+    """The rows of the torch that most losses ran under in the environment of their own; of the newest of several."""
+    torches = [row.torch for row in rows if row.loss == row.name] or [row.torch for row in rows]
+
+    def weight(torch: str) -> Tuple[int, List[int]]:
+        return torches.count(torch), [int(part) for part in torch.split(".") if part.isdigit()]
+
+    home = max(torches, key=weight, default="")
+    return [row for row in rows if row.torch == home]
 
 
-def _ratio(baseline: Row, row: Row, scope: str, confidence: float) -> Tuple[Optional[Ratio], bool]:
-    before, after = (
+def over(baseline: Row, row: Row, scope: str, rows: Sequence[Row] = ()) -> Optional[Ratio]:
+    """How many times the time of `baseline` a row takes, over the batches that both have; None where there are none.
+    rows: among which there may be a control."""
+    return _standing(baseline, row, rows, scope, statistics.CONFIDENCE).shown
+
+
+def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confidence: float) -> Standing:
+    before, after = _times(baseline, scope), _times(row, scope)
+    found = Standing(row, *_ratio(before, after, baseline, row, confidence), other_torch=row.torch != baseline.torch)
+    pair = _control(baseline, row, rows, scope) if found.other_torch else None
+    if pair is None:
+        return found
+    # row / there x here / baseline, batch by batch and round by round: one paired quantity with one interval.
+    here, there = (_times(one, scope) for one in pair)
+    through, _ = _ratio(_product(before, there), _product(after, here), baseline, row, confidence)
+    return found._replace(control=pair[1], through=through) if through else found
+
+
+def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
+    """A loss of the row's kind under the baseline's torch, and the same one under the row's, all in one run."""
+    fitting = [
+        one
+        for one in rows
+        if one.status == "ok" and one.kind == row.kind and one.run_id == row.run_id == baseline.run_id
+        if one.round_medians_ms.get(scope)
+    ]
+    pairs = [
+        (here, there)
+        for here in fitting
+        for there in fitting
+        if (here.torch, there.torch) == (baseline.torch, row.torch) and here.loss == there.loss and there is not row
+    ]
+    return min(pairs, key=lambda pair: pair[1].name, default=None)
+
+
+def _times(row: Row, scope: str) -> Times:
+    return row.round_medians_ms.get(scope) or {}
+
+
+def _product(one: Times, other: Times) -> Times:
+    """Over the batches that both have."""
+    return {
+        name: {batch: one[name][batch] * other[name][batch] for batch in one[name] if batch in other[name]}
+        for name in one
+        if name in other
+    }
+
+
+def _ratio(before: Times, after: Times, baseline: Row, row: Row, confidence: float) -> Tuple[Optional[Ratio], bool]:
+    one, other = (
         {name: {batch: [median] for batch, median in batches.items()} for name, batches in rounds.items()}
-        for rounds in (one.round_medians_ms.get(scope) or {} for one in (baseline, row))
+        for rounds in (before, after)
     )
-    return ratios.ratio(before, after, baseline.run_id == row.run_id, confidence, row.padding)
+    return ratios.ratio(one, other, baseline.run_id == row.run_id, confidence, row.padding)
 
 
 def _size(ratio: Optional[Ratio]) -> float:
     return ratio.ratio if ratio else math.inf
-
-
-def verdict(ratio: Optional[Ratio]) -> str:
-    """ "faster", "slower", "same" (within 2%) or "unclear"."""
-    return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
 
 
 def rank_times(group: Sequence[Row]) -> None:
@@ -76,17 +150,26 @@ def rank_times(group: Sequence[Row]) -> None:
 
 
 def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
-    ratio = standing.ratio
     is_fastest = standing.row is fastest
     return {
         "scope": scope,
         "fastest": fastest.name,
         "is_fastest": is_fastest,
-        "ratio": 1.0 if is_fastest else ratio and ratio.ratio,
+        **_numbers(standing.ratio),
+        **({"ratio": 1.0} if is_fastest else {}),
+        "verdict": "fastest" if is_fastest else standing.verdict,
+        "paired": standing.paired,
+        "other_torch": standing.other_torch,
+        "control": standing.control and standing.control.name,
+        "through_control": _numbers(standing.through) if standing.through else {},
+    }
+
+
+def _numbers(ratio: Optional[Ratio]) -> Dict[str, Any]:
+    return {
+        "ratio": ratio and ratio.ratio,
         "low": ratio and ratio.low,
         "high": ratio and ratio.high,
-        "verdict": "fastest" if is_fastest else verdict(ratio),
-        "paired": standing.paired,
         "rounds": len(ratio.new) if ratio else None,
         "batches": ratio.batches if ratio else None,
         "of_file": bool(ratio and ratio.of_file),

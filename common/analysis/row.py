@@ -166,6 +166,23 @@ class Row(Exported):
         """The label with what sets its kind apart from an exact loss."""
         return marked(self.label, self.kind)
 
+    @property
+    def torch(self) -> str:
+        """The version without its build: "2.11.0"; "" where it is not known."""
+        return (self.torch_version or "").partition("+")[0]
+
+    @property
+    def loss(self) -> str:
+        """The name without the environment that was asked for: "fast_rnnt" of "fast_rnnt@k2"."""
+        return self.name.partition("@")[0]
+
+    @property
+    def over_fastest(self) -> Optional[float]:
+        """The ratio that is shown: across torches that through the control."""
+        found = self.against_fastest
+        ratio: Optional[float] = (found.get("through_control") or found).get("ratio")
+        return ratio
+
     def ms(self, scope: str) -> Optional[Dict[str, float]]:
         """The times of a scope: {median, p20, p80, n}."""
         return self.step_ms if scope == "step" else self.loss_ms

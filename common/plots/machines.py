@@ -20,7 +20,8 @@ def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
     fastest = [machine.fastest_exact for machine in family]
     of_one_model = {name: row for name, row in rows_by_name(family).items() if row.of_one_model}
     ratios = {
-        name: [over_fastest_exact(one.row(name), best) for one, best in zip(family, fastest)] for name in of_one_model
+        name: [over_fastest_exact(one, one.row(name), best) for one, best in zip(family, fastest)]
+        for name in of_one_model
     }
     ratios = {name: values for name, values in ratios.items() if any(values)}
     if sum(row is not None for row in fastest) < 2 or not ratios:

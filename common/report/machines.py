@@ -36,17 +36,17 @@ def numbers(family: Sequence[Machine]) -> Table:
     fastest = {machine.letter: machine.fastest_exact for machine in family}
     rows = []
     for name, first in rows_by_name(family).items():
-        found = [_cells(machine.row(name), fastest[machine.letter]) for machine in family]
+        found = [_cells(machine, machine.row(name), fastest[machine.letter]) for machine in family]
         rows.append([Cell(first.marked, mark="name"), *(cell for of_title in zip(*found) for cell in of_title)])
     return Table("machines", TITLE, columns, rows)
 
 
-def _cells(row: Optional[Row], fastest: Optional[Row]) -> List[Cell]:
+def _cells(machine: Machine, row: Optional[Row], fastest: Optional[Row]) -> List[Cell]:
     """Of one machine; a loss that did not run there has its status in the first."""
     if row is None:
         return [Cell("-")] * 4
     ms, percent = (row.step_ms or {}).get("median"), metrics.METRICS["step_limit"].value(row)
-    over = over_fastest_exact(row, fastest)
+    over = over_fastest_exact(machine, row, fastest)
     found = [
         (ms, number(ms) if ms or row.status == "ok" else plain(row.status)),
         (over, number(over, 3)),

@@ -1,9 +1,9 @@
 """One sentence per question: which loss is fastest, which needs least memory, and whether that is sure.
 
 Times are compared pair by pair over the same batches and rounds (see common.analysis.ranking).  A loss is called the
-fastest only when the 95% interval over rounds (fresh processes) of the ratio to every other candidate is above 1.02;
-else the answer is "unclear".  Memory and largest batches are measured in one process and have no interval; there a
-margin decides.
+fastest only when the 95% interval over rounds (fresh processes) of the ratio to every other candidate under its torch
+is above 1.02; else the answer is "unclear".  Memory and largest batches are measured in one process and have no
+interval; there a margin decides.
 """
 
 from __future__ import annotations
@@ -63,20 +63,21 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     standings = ranking.standings(rows, scope)
     if not standings:
         return None
-    best, rivals = standings[0].row, standings[1:]
+    best, rivals = standings[0].row, [one for one in standings[1:] if not one.other_torch]
     taken: Words = ["takes ", _time(best, scope), " a step" if scope == "step" else " from logits to their gradient"]
     remark = _left_out(rows) + _other_runs([standing.row for standing in standings])
-    close = [one for one in rivals if ranking.verdict(one.ratio) != "slower"]
+    remark += _other_torch([one.row for one in standings if one.other_torch])
+    close = [one for one in rivals if one.verdict != "slower"]
     if not close:
         return _clear(question, best, ["It ", *taken], _times(rivals[0], scope) if rivals else [], remark)
     more = f"; for {len(close) - 1} more it is unclear too" if len(close) > 1 else ""
     lowest: Words = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
-    return _unclear(question, *lowest, f"{more}. ", _advice(close[0].ratio), remark)
+    return _unclear(question, *lowest, f"{more}. ", _advice(close[0]), remark)
 
 
 def _clear(question: str, best: Row, did: Words, rival: Words, remark: str) -> Verdict:
     """did: a sentence on the best one, without its dot; rival: the next one in words, empty where there is none."""
-    reason = [*did, ". Next is ", *rival, "."] if rival else ["The only one measured. ", *did, "."]
+    reason = [*did, ". Next is ", *rival, "."] if rival else ["The only one measured under its torch. ", *did, "."]
     return Verdict(question, best.marked, True, [*reason, remark])
 
 
@@ -100,12 +101,13 @@ def _times(standing: ranking.Standing, scope: str) -> Words:
     return [said, _time(row, scope), ")"]
 
 
-def _advice(ratio: Optional[Ratio]) -> str:
+def _advice(standing: ranking.Standing) -> str:
+    ratio = standing.ratio
     if ratio is None:
         return "Measure both again in one run."
     if ratio.low is None:
         return "One round gives no interval: measure with --rounds 3 or more."
-    if ranking.verdict(ratio) == "same":
+    if standing.verdict == "same":
         return "All of the interval is within 2%: they are equally fast."
     return "The interval begins below 1.02, where both count as equally fast; more --rounds would narrow it."
 
@@ -122,9 +124,15 @@ def _other_runs(rows: Sequence[Row]) -> str:
     return " These are from different runs: measure them in one to be sure." if several else ""
 
 
+def _other_torch(rows: Sequence[Row]) -> str:
+    said = ", ".join(f"{row.label} ({row.torch})" for row in rows)
+    return f" Under another torch, so not judged: {said}." if rows else ""
+
+
 def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     """By utterances per second over the same utterances, each at its own largest size; None when none was timed."""
-    timed = [row for row in rows if row.status == "ok" and _rate(row)]
+    every = [row for row in rows if row.status == "ok" and _rate(row)]
+    timed = ranking.of_one_torch(every)
     if not timed:
         return None
     best, question = max(timed, key=_rate), "Trains fastest with its largest batch, exact losses"
@@ -133,7 +141,8 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     rivals = [(row, slowdown(best, row)) for row in timed if row is not best]
     rivals.sort(key=lambda rival: rival[1].ratio if rival[1] else math.inf)
     close = [(row, ratio) for row, ratio in rivals if not _is_slower(ratio)]
-    pace, remark = Link(f"{number(_rate(best))} utterances/s", best.results), _left_out(rows)
+    remark = _left_out(rows) + _other_torch([row for row in every if row not in timed])
+    pace = Link(f"{number(_rate(best))} utterances/s", best.results)
     if not rivals:
         return _clear(question, best, ["It trains ", pace], [], remark)
     row, ratio = (close or rivals)[0]

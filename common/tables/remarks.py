@@ -23,30 +23,48 @@ def _reasons(rows: Sequence[Row]) -> Lines:
 
 def _ratios(rows: Sequence[Row]) -> Lines:
     """The intervals behind the column "over the fastest"."""
-    lines = []
-    for row in rows:
-        found = row.against_fastest
-        if not found or found["is_fastest"]:
-            continue
-        what = f"{row.name} {found['scope']} over {found['fastest']}'s"
-        if found["ratio"] is None:
-            lines.append(f"{what}: no batch or round in common")
-            continue
-        batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
-        if found["of_file"]:
-            batches = f"all batches of the file, from {batches}"
-        else:
-            batches = f"these {batches}" + ", in this run" * found["paired"]
-        if found["low"] is None:
-            said = "one round gives no interval"
-        else:
-            low, high = (number(found[key], 3) for key in ("low", "high"))
-            said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
-            if found["of_file"]:
-                said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
-        apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
-        lines.append(f"{what}: {number(found['ratio'], 3)}x over {batches}; {said}{apart}")
+    compared = [row for row in rows if row.against_fastest and not row.against_fastest["is_fastest"]]
+    lines = [_over(row, row.against_fastest) for row in compared]
+    apart = [row for row in compared if row.against_fastest["other_torch"]]
+    if any(row.against_fastest["control"] for row in apart):
+        lines.append(
+            "* under another torch than the fastest: the ratio to the control under that torch, times the control's "
+            "own to the fastest under the fastest's; no verdict"
+        )
+    if any(not row.against_fastest["control"] for row in apart):
+        lines.append(
+            "other torch: the ratio is of two torches too, so it has no verdict; a row that runs under both, such as "
+            "fast_rnnt and fast_rnnt@k2, measured in the same run, tells them apart"
+        )
     return lines
+
+
+def _over(row: Row, found: Dict[str, Any]) -> str:
+    what = f"{row.name} {found['scope']} over {found['fastest']}'s"
+    if found["ratio"] is None:
+        return f"{what}: no batch or round in common"
+    if found["control"]:
+        raw = f"as measured, with torch {row.torch}: {number(found['ratio'], 3)}x"
+        return f"{what}, by way of {found['control']}: {_interval({**found, **found['through_control']})}; {raw}"
+    apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
+    return f"{what}: {_interval(found)}{apart}"
+
+
+def _interval(found: Dict[str, Any]) -> str:
+    """The ratio, of which batches it is, its interval and the verdict."""
+    batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
+    if found["of_file"]:
+        batches = f"all batches of the file, from {batches}"
+    else:
+        batches = f"these {batches}" + ", in this run" * found["paired"]
+    if found["low"] is None:
+        said = "one round gives no interval"
+    else:
+        low, high = (number(found[key], 3) for key in ("low", "high"))
+        said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
+        if found["of_file"]:
+            said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
+    return f"{number(found['ratio'], 3)}x over {batches}; {said}"
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:
