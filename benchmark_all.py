@@ -11,7 +11,7 @@ from pathlib import Path
 from common.cli import benchmark, flags
 from common.cli.parser import Parser, add_choice, chosen
 from common.core.guard import guarded
-from common.core.implementations import with_variants
+from common.core.implementations import environments, with_variants
 
 
 def list_implementations() -> int:
@@ -22,6 +22,7 @@ def list_implementations() -> int:
         choice = interpreters.choose(implementation, in_place=False, prefer_here=False)
         where = f"environment {implementation.environment}" if choice.python else f"missing: {choice.reason}"
         print(f"{implementation.name:30s} {implementation.script + '.py':30s} {implementation.kind:10s} {where}")
+    print(f"any of them under the torch of an environment: {', '.join(f'NAME@{one}' for one in environments())}")
     return 0
 
 

@@ -10,6 +10,7 @@ from common.analysis import metrics
 from common.analysis.logs import Log
 from common.cli import ending, parser, sweep
 from common.cli.ending import Shown
+from common.cli.parser import standard
 from common.core import settings, workloads
 from common.core.errors import UserError
 from common.core.implementations import find
@@ -39,6 +40,9 @@ def benchmark(
     }
     pythons = [choice.python for choice in python_of.values() if choice.python]
     device = interpreters.resolve_device(arguments.device, pythons)
+    if not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard():
+        python_of.update(interpreters.controls(python_of, device))
+        names = list(python_of)
     if arguments.sweep:
         if arguments.find_largest:
             raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")

@@ -6,6 +6,7 @@ No torch here: ``--help`` and a wrong flag answer at once.
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -13,7 +14,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 from common.cli import flag_types
 from common.core import paths, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
-from common.core.implementations import IMPLEMENTATIONS, with_variants
+from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,33 +44,43 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
     """The type of a flag: names of the table, and files such as benchmark_flash.py (or benchmark_flash.py:variant),
-    whose rows are known from then on; "all" is `everything`."""
+    whose rows are known from then on, each with @ENVIRONMENT behind it or not; "all" is `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
-        words = []
-        for word in text.split(","):
-            script, colon, variant = word.strip().partition(":")
+        words, placed = [], []
+        for word in map(str.strip, text.split(",")):
+            found = re.fullmatch(r"(.+?)((?::[\w-]+)?(@[\w-]+)?)", word)
+            name, rest, environment = found.groups() if found else (word, "", None)
             try:
-                words.append((scripts.of_file(script).name if script.endswith(".py") else script) + colon + variant)
+                words.append((scripts.of_file(name).name if name.endswith(".py") else name) + rest)
+                if environment:
+                    words[-1] = find(words[-1]).name  # its own where that is the environment
+                    placed.append(words[-1])
             except UserError as error:
                 raise argparse.ArgumentTypeError(str(error)) from error
-        return flag_types.some_of([one.name for one in with_variants()], everything)(",".join(words))
+        there = dict.fromkeys([*(one.name for one in with_variants()), *placed])
+        return flag_types.some_of(list(there), everything)(",".join(words))
 
     return parse
+
+
+def standard() -> Tuple[str, ...]:
+    """What is measured by default."""
+    return tuple(one.name for one in IMPLEMENTATIONS if not one.template)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Flags that choose implementations; `chosen` reads them."""
     names = tuple(one.name for one in with_variants())
-    standard = tuple(one.name for one in IMPLEMENTATIONS if not one.template)
     group = parser.add_argument_group("which implementations")
     variants = ", ".join(name for name in names if ":" in name)
     which = (
-        f"these: {', '.join(standard)}; or, in another way of calling it, {variants}; "
-        "or a loss of your own, by its file (benchmark_flash.py). Default: all but those variants"
+        f"these: {', '.join(standard())}; or, in another way of calling it, {variants}; "
+        "or a loss of your own, by its file (benchmark_flash.py); each with @ENVIRONMENT under the torch of another "
+        "environment: fast_rnnt@k2. Default: all but those variants, and a control for each other torch"
     )
-    of: Dict[str, Any] = {"type": implementations(standard), "metavar": "A,B"}
-    group.add_argument("--only", **of, default=standard, help=which)
+    of: Dict[str, Any] = {"type": implementations(standard()), "metavar": "A,B"}
+    group.add_argument("--only", **of, default=standard(), help=which)
     group.add_argument("--skip", **of, default=(), help="all but these")
 
 

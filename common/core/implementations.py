@@ -25,7 +25,8 @@ class Implementation:
     file that does (see common.core.scripts); environment: the key of common.setup.environments.ENVIRONMENTS that has
     it; package: what must import for it to run as installed; built: the suite can build the package from source where
     it is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in
-    the adapter); template: benchmark_all.py leaves it out unless it is named."""
+    the adapter); template: benchmark_all.py leaves it out unless it is named; control: it runs under any torch, so the
+    default run measures it in other environments too; placed: the environment was named, and is not its own."""
 
     name: str
     script: str
@@ -36,6 +37,8 @@ class Implementation:
     variants: Mapping[str, str] = field(default_factory=dict)
     variant: str = ""
     template: bool = False
+    control: bool = False
+    placed: bool = False
 
     @property
     def exact(self) -> bool:
@@ -43,8 +46,8 @@ class Implementation:
 
     @property
     def folder(self) -> str:
-        """The part of a log folder's name: "k2-modified" for "k2:modified"."""
-        return self.name.replace(":", "-")
+        """The part of a log folder's name: "fast_rnnt-modified-at-k2" for "fast_rnnt:modified@k2"."""
+        return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:
         """Itself called in another way, as an implementation of its own: "k2:modified".  Raises UserError."""
@@ -52,6 +55,15 @@ class Implementation:
             there = f"it has {', '.join(self.variants)}" if self.variants else "it has none"
             raise UserError(f"{self.name}: no variant {variant!r}; {there}")
         return replace(self, name=f"{self.name}:{variant}", kind=self.variants[variant], variants={}, variant=variant)
+
+    def placed_in(self, environment: str) -> Implementation:
+        """Itself under the torch of another environment, as an implementation of its own: "fast_rnnt@k2".  Raises
+        UserError."""
+        if environment not in environments():
+            raise UserError(f"{self.name}@{environment}: no such environment; there are {', '.join(environments())}")
+        if environment == self.environment:
+            return self
+        return replace(self, name=f"{self.name}@{environment}", environment=environment, variants={}, placed=True)
 
 
 TOPOLOGIES = {"modified": "topology", "constrained": "topology"}
@@ -66,7 +78,9 @@ IMPLEMENTATIONS = (
         built=True,
         variants={"log-probs": "exact", "modified": "topology"},
     ),
-    Implementation("fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=TOPOLOGIES),
+    Implementation(
+        "fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=TOPOLOGIES, control=True
+    ),
     Implementation("k2", "benchmark_k2", "k2", "k2", variants=TOPOLOGIES),
     Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
     Implementation("nemo", "benchmark_nemo", "nemo", "nemo"),
@@ -85,7 +99,7 @@ IMPLEMENTATIONS = (
     Implementation(
         "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
     ),
-    Implementation("reference", "benchmark_reference", "main", "torch"),
+    Implementation("reference", "benchmark_reference", "main", "torch", control=True),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
@@ -99,11 +113,19 @@ BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTAT
 
 
 def find(name: str) -> Implementation:
-    """The implementation of a name as tables show it, a variant's too ("k2:modified").  Raises UserError."""
-    base, _, variant = name.partition(":")
+    """The implementation of a name as tables show it: NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises
+    UserError."""
+    called, at, environment = name.partition("@")
+    base, _, variant = called.partition(":")
     if base not in BY_NAME:
         raise UserError(f"no implementation is named {base!r}; there are {', '.join(BY_NAME)}")
-    return BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
+    found = BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
+    return found.placed_in(environment) if at else found
+
+
+def environments() -> Tuple[str, ...]:
+    """Those that hold an implementation."""
+    return tuple(dict.fromkeys(one.environment for one in IMPLEMENTATIONS))
 
 
 def with_variants() -> Tuple[Implementation, ...]:

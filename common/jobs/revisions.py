@@ -9,6 +9,7 @@ its revision by one.  Both revisions' runs carry one run_id in the end, since th
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,7 +155,7 @@ def _flags_of(tree: Path, flags: Flags) -> List[str]:
     own = _own_scripts(tree, flags.names)
     if not own:
         return list(flags.given)
-    words = [f"{own[name]}:{find(name).variant}".rstrip(":") if name in own else name for name in flags.names]
+    words = [f"{own[name]}{re.sub('^[^:@]*', '', name)}" if name in own else name for name in flags.names]
     return [*flags.others, "--only", ",".join(words)]
 
 

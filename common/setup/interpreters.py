@@ -12,10 +12,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
-from common.core.implementations import Implementation
+from common.core.implementations import Implementation, find
+from common.core.paths import ROOT
 from common.setup import environments
 from common.system import machine
 from common.system.processes import output
@@ -38,10 +39,38 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     """The Python for one implementation.  in_place: the running one, whatever it has; prefer_here: the running one
     where it has the implementation."""
     here = Path(sys.executable)
+    if implementation.placed:  # there, or nowhere
+        managed = None if in_place else environments.interpreter(implementation.environment)
+        why = "--in-place uses this Python alone" if in_place else environments.reason(implementation.environment)
+        return Choice(managed, "" if managed else why)
     if in_place or (prefer_here and _here(implementation)):
         return Choice(here)
     managed = environments.interpreter(implementation.environment) or (here if _here(implementation) else None)
     return Choice(managed, "" if managed else environments.reason(implementation.environment))
+
+
+def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
+    """For each environment with another torch that has rows of `python_of`, one of their losses that runs under both
+    torches, and is measured in that environment too: {"fast_rnnt@k2": its Python}."""
+    found: Dict[str, Choice] = {}
+    fitting = [one for name in python_of if (one := find(name)).control]
+    for environment in dict.fromkeys(find(name).environment for name in python_of):
+        for one in fitting:
+            own, there = python_of[one.name].python, environments.interpreter(environment)
+            rows = [choice for name, choice in python_of.items() if find(name).environment == environment]
+            if own and there and Choice(there) in rows and _torch_version(own) != _torch_version(there):
+                if all(_has(one, python, device) for python in (own, there)):
+                    found[one.placed_in(environment).name] = Choice(there)
+                    break
+    return found
+
+
+def _has(implementation: Implementation, python: Path, device: str) -> bool:
+    """Is the package compiled for this Python, or can it be?  One that is not compiled comes with torch."""
+    if not implementation.built:
+        return True
+    build = ["-m", "common.setup.extensions", "path", implementation.package, "--device", device.partition(":")[0]]
+    return bool(output([str(python), *build], stderr=None, cwd=ROOT))
 
 
 def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Optional
 
-from common.core.implementations import BY_NAME, Implementation
+from common.core.errors import UserError
+from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
 from common.setup import environments
 
@@ -19,7 +20,10 @@ SIMULATED = " (simulated)"
 
 def implementation_of(name: str) -> Optional[Implementation]:
     """Of a name as findings have it, a variant's or a simulated one's too; None where this suite has none."""
-    return BY_NAME.get(name.partition(SIMULATED)[0].partition(":")[0])
+    try:
+        return find(name.partition(SIMULATED)[0])
+    except UserError:
+        return None
 
 
 def effort(name: str) -> int:

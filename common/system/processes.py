@@ -30,9 +30,10 @@ def die_with_parent() -> None:
         pass
 
 
-def output(command: Sequence[str], timeout: Optional[float] = None) -> str:
-    """What `command` prints on stdout; "" when it fails, is not there, or takes more than `timeout` seconds."""
-    how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout}
+def output(command: Sequence[str], timeout: Optional[float] = None, **more: Any) -> str:
+    """What `command` prints on stdout; "" when it fails, is not there, or takes more than `timeout` seconds.  more: of
+    subprocess.run."""
+    how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **more}
     try:
         return str(subprocess.run(command, check=True, text=True, stdin=subprocess.DEVNULL, **how).stdout)
     except (OSError, subprocess.SubprocessError):
