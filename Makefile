@@ -8,6 +8,8 @@ LOGDIR ?= log
 WINDOW ?= 1
 ARGS ?=
 ENVIRONMENTS ?=
+K2_WHEEL ?=
+K2_SHA256 ?=
 # Most tests wait for a process that starts; more than two get in the way of those that watch time or memory.
 TEST_PROCESSES ?= 2
 
@@ -17,6 +19,7 @@ TEST_PROCESSES ?= 2
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo'
+	@echo '                  K2_WHEEL=file-or-URL: another k2, with its torch and Python; K2_WHEEL=locked: ours again'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
@@ -31,7 +34,7 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
 setup: needs-python
-	@$(PYTHON) -m common.setup $(ENVIRONMENTS)
+	@K2_WHEEL="$(K2_WHEEL)" K2_SHA256="$(K2_SHA256)" $(PYTHON) -m common.setup $(ENVIRONMENTS)
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)

@@ -41,25 +41,28 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def make_wheel(folder: Path, version: str) -> str:
-    """A wheel of package ``tiny`` whose VERSION is `version`; returns its line for a lock file."""
+def make_wheel(
+    folder: Path, version: str, name: str = "tiny", tag: str = "py3-none-any", files: dict | None = None
+) -> str:
+    """A wheel of a package whose VERSION is `version`; returns its line for a lock file.  files: what it holds else."""
     folder.mkdir(exist_ok=True)
+    info = f"{name}-{version}.dist-info"
     files = {
-        "tiny.py": f"VERSION = {version!r}\n",
-        f"tiny-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}\n",
-        f"tiny-{version}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **(files or {f"{name}.py": f"VERSION = {version!r}\n"}),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
-    record = f"tiny-{version}.dist-info/RECORD"
+    record = f"{info}/RECORD"
     rows = []
-    for name, text in files.items():
+    for path, text in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-        rows.append(f"{name},sha256={digest},{len(text)}")
+        rows.append(f"{path},sha256={digest},{len(text)}")
     files[record] = "\n".join([*rows, f"{record},,"]) + "\n"
-    wheel = folder / f"tiny-{version}-py3-none-any.whl"
+    wheel = folder / f"{name}-{version}-{tag}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-    return f"tiny=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return f"{name}=={version} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
 class Checkout:

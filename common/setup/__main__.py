@@ -1,7 +1,8 @@
 """``python -m common.setup [ENVIRONMENT ...]``: `make setup`.
 
-The main environment first; then the source packages are compiled for it while the other environments are installed.
-Names: only these environments beside main.
+The main environment first; then the source packages are compiled for it while the other environments are installed, and
+for those the losses that tell their torch from main's.  Names: only these environments beside main.  The variables
+K2_WHEEL and K2_SHA256 choose another k2: see k2_wheel.py.
 """
 
 from __future__ import annotations
@@ -9,36 +10,45 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import List
+from typing import Iterable, List
 
+from common.core import implementations
 from common.core.errors import EXIT_OK
 from common.core.guard import guarded
 from common.core.paths import ROOT
-from common.setup import environments
+from common.setup import environments, k2_wheel
 from common.setup.source_packages import SOURCE_PACKAGES
 
 
 def setup(names: List[str]) -> int:
     """Make the environments and what is compiled current; returns an exit code, a failure only without main."""
+    if os.environ.get("K2_WHEEL"):
+        k2_wheel.choose(os.environ["K2_WHEEL"], os.environ.get("K2_SHA256", ""))
     code = environments.setup(["main"])
     if code != EXIT_OK:
         return code
-    python = str(environments.interpreter("main"))
-    # Two compile at once, each with half of the cores: a package has few files, of different length.
-    variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // 2)), **os.environ}
-    builds = [
-        subprocess.Popen([python, "-m", "common.setup.extensions", "build", package], cwd=ROOT, env=variables)
-        for package in SOURCE_PACKAGES
-    ]
+    builds = _builds("main", SOURCE_PACKAGES)
     try:
         code = environments.setup(names)
+        controls = {one.package for one in implementations.IMPLEMENTATIONS if one.control and one.built}
+        for name in set(implementations.environments()).intersection(environments.ENVIRONMENTS) - {"main"}:
+            builds += _builds(name, controls)
         for build in builds:
             build.wait()
-        return code
+        return code or (k2_wheel.imports() if os.environ.get("K2_WHEEL") else EXIT_OK)
     finally:
         for build in builds:  # after Ctrl-C; what has ended is left alone
             build.terminate()
             build.wait()
+
+
+def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
+    """Processes that compile the packages for an environment; none where it is not there."""
+    python = environments.interpreter(environment)
+    # Two compile at once, each with half of the cores: a package has few files, of different length.
+    variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // 2)), **os.environ}
+    command = [str(python), "-m", "common.setup.extensions", "build"]
+    return [subprocess.Popen([*command, one], cwd=ROOT, env=variables) for one in packages] if python else []
 
 
 if __name__ == "__main__":

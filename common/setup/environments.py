@@ -59,7 +59,20 @@ class Environment:
     @property
     def requirements(self) -> Path:
         """Its lock file, below the folder of the suite."""
-        return Path("requirements") / f"{self.name}.txt"
+        own = self.own_lock
+        return own.relative_to(ROOT) if own.exists() else Path("requirements") / f"{self.name}.txt"
+
+    @property
+    def own_lock(self) -> Path:
+        """A lock that the user's choice takes the place of the suite's with, where there is one (see k2_wheel)."""
+        return self.beside("wheel.txt")
+
+    @property
+    def allowed(self) -> Tuple[str, ...]:
+        """The `pythons` that its lock is for."""
+        own = self.own_lock.read_text(encoding="utf-8") if self.own_lock.exists() else ""
+        found = re.search(r"^# python: (\S+)$", own, flags=re.MULTILINE)
+        return (found[1],) if found else self.pythons
 
     def beside(self, suffix: str) -> Path:
         """Its log or its reason, which are there also where the environment is not."""
@@ -77,7 +90,7 @@ class Environment:
 
     def current(self) -> bool:
         stamp = self.stamp()
-        return stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.pythons and self.python.exists()
+        return stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed and self.python.exists()
 
 
 ENVIRONMENTS = {
@@ -141,6 +154,7 @@ def clean(names: Iterable[str] = ()) -> None:
     with locked(LOCK, lambda: _say("a set-up is running; waiting for it to end")):
         for environment in chosen:
             _remove(environment)
+            environment.own_lock.unlink(missing_ok=True)
         if not chosen:
             shutil.rmtree(FOLDER)
 
@@ -148,18 +162,20 @@ def clean(names: Iterable[str] = ()) -> None:
 def _create(environment: Environment, lock: int) -> None:
     """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
     _remove(environment)
-    _say(f"{environment.name}: installing ({environment.description})")
+    own = environment.own_lock
+    said = f"as {own.relative_to(ROOT)} says" if own.exists() else environment.description
+    _say(f"{environment.name}: installing ({said})")
     stamp = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
     try:
         with environment.beside("log").open("w", encoding="utf-8") as log:
             uv = Uv(log, keep=(lock,))
-            python, stamp["python"] = uv.find_python(environment.pythons)
+            python, stamp["python"] = uv.find_python(environment.allowed)
             uv.run("venv", "--python", python, str(environment.folder))
             uv.install(environment.python, ROOT / environment.requirements)
     except subprocess.CalledProcessError:
         shutil.rmtree(environment.folder, ignore_errors=True)
         advice = f"see {environment.beside('log').relative_to(ROOT)}, then run `{environment.command}`"
-        raise NotRunnable("missing", f"{_last_error(environment.beside('log'))}; {advice}") from None
+        raise NotRunnable("missing", f"{last_error(environment.beside('log'))}; {advice}") from None
     temporary = environment.folder / "stamp.tmp"
     temporary.write_text(json.dumps(stamp), encoding="utf-8")
     os.replace(temporary, environment.folder / "stamp")
@@ -169,10 +185,10 @@ def _create(environment: Environment, lock: int) -> None:
 def _is_as_asked(environment: Environment) -> bool:
     """Whether `environment` is current and has the running Python, if it can have that one."""
     version = environment.stamp().get("python")
-    return environment.current() and (version == RUNNING or RUNNING not in environment.pythons)
+    return environment.current() and (version == RUNNING or RUNNING not in environment.allowed)
 
 
-def _last_error(log: Path) -> str:
+def last_error(log: Path) -> str:
     """The last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip()
     found = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE)

@@ -49,7 +49,9 @@ class Uv:
         self._log = log
         self._fetch()
         settings = self._settings_of_pip()
-        more = () if "UV_NO_INDEX" in settings else ("UV_INDEX", "UV_FIND_LINKS")
+        alone = settings.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on")
+        self._no_index = ("--no-index",) if alone else ()  # uv has no variable for it
+        more = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
         self._more = {name: settings.pop(name) for name in more if name in settings}
         self._options["env"] = {**settings, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
         self._choose_cache()
@@ -66,24 +68,38 @@ class Uv:
         """Make the environment of `python` what the lock file `requirements` says.  pip's extra indexes and links are
         used only where its index lacks something: uv would take another build of the same version from there (torch
         2.11.0+cpu), which the lock does not allow."""
-        command = ("pip", "sync", "--python", str(python), "--require-hashes", str(requirements))
+        command = ("pip", "sync", "--python", str(python), "--require-hashes", *self._no_index, str(requirements))
         try:
             self.run(*command)
         except subprocess.CalledProcessError:
             if not self._more:
                 raise
-            more = {**self._more, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
-            self._options["env"] = {**more, **self._options["env"]}
+            self._use_every_index()
             self.run(*command)
 
-    def find_python(self, versions: Sequence[str]) -> Tuple[str, str]:
+    def resolve(self, python: str, requirements: Path) -> str:
+        """The lock, with hashes, of the wheels that `requirements` asks for on this machine, from every index."""
+        self._use_every_index()
+        options = ("--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:")
+        return self.output("pip", "compile", *options, *self._no_index, "--python", python, str(requirements))
+
+    def _use_every_index(self) -> None:
+        more = {**self._more, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
+        self._options["env"] = {**more, **self._options["env"]}
+
+    def find_python(self, versions: Sequence[str], fetch: bool = False) -> Tuple[str, str]:
         """(command, minor version) of a Python with one of `versions`: the running one where it fits, else one that uv
-        finds.  Raises NotRunnable("missing") when there is none."""
+        finds, or fetches where it may.  Raises NotRunnable("missing") when there is none."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
             with contextlib.suppress(subprocess.CalledProcessError):
                 return self.output("python", "find", "--system", version).strip(), version
+            if fetch:
+                self._options["env"]["UV_PYTHON_DOWNLOADS"] = "manual"
+                with contextlib.suppress(subprocess.CalledProcessError):
+                    self.run("python", "install", version)
+                    return self.output("python", "find", "--system", version).strip(), version
         needed = " or ".join(sorted(versions, key=lambda version: int(version.split(".")[1])))
         words = f"needs Python {needed}; this is Python {RUNNING}: install it, then run `make setup`"
         raise NotRunnable("missing", words)
