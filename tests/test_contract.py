@@ -103,6 +103,15 @@ def test_loss_and_gradients_of_the_step(adapter, device, case):
     assert loss_error < 1e-5 and grad_error < 1e-4
 
 
+def test_a_gradient_over_the_logits_is_not_copied(device):
+    """No training step copies it either."""
+    adapter = adapter_of(find("optimized_transducer"), device)
+    model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
+    prepared = step.prepare(wide, model, batch, "loss")
+    prepared.run()
+    assert prepared.gradients()["given"].data_ptr() == prepared.given.data_ptr() and prepared.given.grad is None
+
+
 def test_a_wrong_target_is_noticed(adapter, device):
     """The judge itself: targets changed behind the loss's back must show as an error."""
     model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)

@@ -1,14 +1,15 @@
 """One step of a loss on one batch: what is prepared untimed (inputs, leaves) and what a pass watches (forward,
 backward).
 
-Scope "loss": from what the loss is given (logits, ...) to its gradient.  Scope "step": from encoder and decoder outputs
-through the joiner (packing or pruning included) and the loss to the gradients of encoder_out, decoder_out and all
-weights.
+Scope "loss": from what the loss is given (logits, ...) to its gradient, by torch.autograd.grad: `.backward()` would
+copy a gradient that a loss wrote over its logits, which no training step does (docs/method.md).  Scope "step": from
+encoder and decoder outputs through the joiner (packing or pruning included) and the loss to the gradients of
+encoder_out, decoder_out and all weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
 import torch
@@ -23,12 +24,13 @@ from common.measure.stages import stage
 @dataclass
 class LossStep:
     """forward: returns the scalar to differentiate; leaves: tensors that get a gradient, by name; in scope "loss" the
-    one that the loss is `given`."""
+    one that the loss is `given`; found: its gradient, after `run`."""
 
     forward: Callable[[], torch.Tensor]
     batch: Batch
     prepared: Any
     leaves: Dict[str, torch.Tensor]
+    found: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)
 
     @property
     def given(self) -> torch.Tensor:
@@ -36,7 +38,7 @@ class LossStep:
 
     def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
         """By name of the leaf, after `run`; None where the loss does not use it."""
-        return {name: leaf.grad for name, leaf in self.leaves.items()}
+        return self.found or {name: leaf.grad for name, leaf in self.leaves.items()}
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
         """Forward and backward, with `after_forward()` between them.  Returns the detached loss."""
@@ -45,7 +47,10 @@ class LossStep:
         if loss.numel() != 1:  # some packages sum to (1,)
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         with stage("backward"):
-            loss.backward()
+            if "given" in self.leaves:
+                (self.found["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
+            else:
+                loss.backward()
         return loss.detach()
 
 
