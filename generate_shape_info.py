@@ -20,6 +20,7 @@ from common.core.errors import EXIT_OK, UserError
 from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
+WRITE = Path()  # of --features without a file
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
 # flags that go with some sources only; those of OF_CORPORA go with all but --from-figures
 GOES_WITH = {
@@ -50,7 +51,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
     )
-    about("--features", type=path, metavar="FILE", help="manifest of features of supervisions, for their frames")
+    about(
+        "--features",
+        type=path,
+        nargs="?",
+        const=WRITE,
+        metavar="FILE",
+        help="manifest of features of supervisions, for their frames; without FILE: write (feature frames, U) too, "
+        "beside the output as NAME.features.pt, for profile_model.py",
+    )
     about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
     about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
     about("--seed", type=whole(0), help="of --from-figures (default: that of the repository's shape_info.pt)")
@@ -98,6 +107,8 @@ def generate(flags: argparse.Namespace) -> int:
 def check(flags: argparse.Namespace) -> None:
     """UserError for flags that do not go together."""
     source = next(name for name in SOURCES if getattr(flags, name) is not None)
+    flags.write_features = flags.features is WRITE
+    flags.features = None if flags.write_features else flags.features
     for name, other in [*GOES_WITH.items(), *((name, None) for name in OF_CORPORA)]:
         fits = source == other if other else source != "from_figures"
         if getattr(flags, name) is not None and not fits:

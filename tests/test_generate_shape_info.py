@@ -202,6 +202,22 @@ def test_cuts_in_every_format(run, tmp_path, lhotse, model, name):
     assert about["counts"]["rows"] == 3
 
 
+def test_feature_frames_are_written_too(run, tmp_path, model):
+    cuts = [
+        cut(name, frames / 100, supervision("s", name, 0, frames / 100, "SIR"), recording=recording(name, frames / 100))
+        for name, frames in (("a", 2725), ("b", 6), ("c", 1411))
+    ]
+    path = jsonl(tmp_path / "cuts.jsonl", cuts)
+    assert run("--manifest", path, "--bpe-model", model, "--features")[0] == 0
+    rows, of_features = (shapes.load(tmp_path / name) for name in ("out.pt", "out.features.pt"))
+    assert rows[:, 0].tolist() == [680, 352] and of_features[:, 0].tolist() == [2725, 1411]
+    assert rows[:, 1].tolist() == of_features[:, 1].tolist()
+    assert shapes.known_factor(tmp_path / "out.features.pt") == 1
+    assert run("--from-figures", "--features")[0] == 0
+    rows, of_features = (shapes.load(tmp_path / name) for name in ("out.pt", "out.features.pt"))
+    assert (shapes.subsampled(of_features[:, 0]) == rows[:, 0]).all()
+
+
 def test_frames_of_features_come_first(run, tmp_path, model):
     features = features_of("c", 2725, 0.01, 27.25)
     path = jsonl(tmp_path / "cuts.jsonl", [cut("c", 27.25, supervision("s", "c", 0, 27.25, "SIR"), features=features)])

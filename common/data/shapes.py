@@ -151,6 +151,11 @@ def subsampled(frames: Any, factor: int = 4) -> Any:
     return frames
 
 
+def feature_frames(T: Any, factor: int) -> Any:
+    """The fewest feature frames that have T encoder frames (an int or an integer array): T = subsampled(...)."""
+    return factor * T + factor - 1
+
+
 def _load_tensor(path: Path) -> Any:
     """The tensor in `path`: on the CPU, dense, of an integer dtype; or UserError."""
     import torch

@@ -24,12 +24,15 @@ from common.data.sources import bpe, corpora, manifests, published
 from common.data.sources.tabulate import table
 
 SCHEMA = 1
+#: Rows (T, U), the feature frames of each, provenance, and what is written beside them.
+Generated = Tuple[np.ndarray, np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]
 
 
 @dataclass
 class Options:
     """As the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and but for
-    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances."""
+    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances; write_features: (feature frames, U)
+    too, beside the output."""
 
     output: Path
     manifest: Optional[Path] = None
@@ -49,6 +52,11 @@ class Options:
     frame_shift: float = 0.01
     keep_empty: bool = False
     limit: Optional[int] = None
+    write_features: bool = False
+
+    @property
+    def shape_files(self) -> List[Path]:
+        return [self.output, *([self.output.with_suffix(".features.pt")] if self.write_features else [])]
 
 
 @dataclass
@@ -64,21 +72,26 @@ class Source:
 def generate(options: Options) -> List[str]:
     """Write the shape file that `options` ask for; returns lines to show.  Where it raises UserError nothing is
     written."""
-    shapes.check_output(options.output)
-    rows, provenance, beside = (_from_figures if options.from_figures else _from_corpus)(options)
+    for path in options.shape_files:
+        shapes.check_output(path)
+    rows, frames, provenance, beside = (_from_figures if options.from_figures else _from_corpus)(options)
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isdigit():
         provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
     shapes.save(options.output, rows, {"schema": SCHEMA, **provenance}, *beside)
+    for path in options.shape_files[1:]:
+        of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
+        shapes.save(path, np.stack([frames, rows[:, 1]], axis=1), {"schema": SCHEMA, **of_features})
     (t_min, u_min), (t_max, u_max) = rows.min(axis=0), rows.max(axis=0)
     return [
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
         *(f"wrote {path}" for path, _ in beside),
         f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
+        *(f"wrote {path}: feature frames {frames.min()} to {frames.max()}" for path in options.shape_files[1:]),
     ]
 
 
-def _from_figures(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
+def _from_figures(options: Options) -> Generated:
     provenance = {
         "about": "a draw from the published figures of LibriSpeech train-clean-100 at speeds 0.9, 1.0 and 1.1, "
         "not the corpus",
@@ -86,15 +99,17 @@ def _from_figures(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tu
         "options": {"seed": options.seed},
         "versions": _versions("torch"),
     }
-    return published.draw(published.load_figures(), options.seed), provenance, []
+    rows = published.draw(published.load_figures(), options.seed)
+    return rows, shapes.feature_frames(rows[:, 0], Options.subsampling_factor), provenance, []
 
 
-def _from_corpus(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]:
+def _from_corpus(options: Options) -> Generated:
     model = bpe.load(options.bpe_model) if options.bpe_model else None
     trained_at = shapes.provenance_path(options.output).with_suffix(".bpe.model")
     counts: Counter = Counter()
     source = _open(options, counts)
-    outputs = [options.output, shapes.provenance_path(options.output), *([] if model else [trained_at])]
+    written = options.shape_files
+    outputs = [*written, *map(shapes.provenance_path, written), *([] if model else [trained_at])]
     _keep_inputs(outputs, [*source.files, *([options.bpe_model] if options.bpe_model else [])])
     described = {"kind": source.kind, "files": [_described(path) for path in source.files], **source.also}
 
@@ -106,7 +121,7 @@ def _from_corpus(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tup
         model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
         beside.append((trained_at, model))
         utterances = iter(read)
-    rows = table(utterances, bpe.counter(model), options.subsampling_factor, options.keep_empty, counts)
+    rows, frames = table(utterances, bpe.counter(model), options.subsampling_factor, options.keep_empty, counts)
     named = (options.bpe_model or trained_at).name
     about = {"name": named, "sha256": hashlib.sha256(model).hexdigest(), "vocab_size": bpe.vocab_size(model)}
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
@@ -117,7 +132,7 @@ def _from_corpus(options: Options) -> Tuple[np.ndarray, Dict[str, Any], List[Tup
         "counts": dict(sorted(counts.items())),
         "versions": _versions("torch", "lhotse", "sentencepiece"),
     }
-    return rows, provenance, beside
+    return rows, frames, provenance, beside
 
 
 def _open(options: Options, counts: Counter) -> Source:
