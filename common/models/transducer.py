@@ -1,0 +1,251 @@
+"""The model of the profile: a Conformer transducer of the shape of icefall's pruned_transducer_stateless2, built of
+torchaudio.models.Conformer and torch.nn, with any loss of this suite.
+
+docs/profile.md has the parameters of both, part by part, and why they differ.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields, replace
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from common.core.errors import UserError
+from common.data.shapes import subsampled
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts import table
+from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
+
+SUBSAMPLING = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a configuration may change; the defaults are icefall's, but dropout, which --no-dropout sets to 0."""
+
+    features: int = 80
+    embed_channels: Tuple[int, ...] = (8, 32, 128)
+    encoder_dim: int = 512
+    heads: int = 8
+    feed_forward: int = 2048
+    layers: int = 12
+    kernel: int = 31
+    decoder_dim: int = 512
+    context: int = 2
+    joiner_dim: int = 512
+    vocab_size: int = 500
+    dropout: float = 0.1
+
+
+def sizes(given: Mapping[str, Any], where: str) -> Sizes:
+    """Those `given`, the others as they are by default.  Raises UserError for an unknown key or a wrong value."""
+    known = {field.name: getattr(Sizes, field.name) for field in fields(Sizes)}
+    for key, value in given.items():
+        check_key(key, list(known), where)
+        if key == "embed_channels":
+            fits = isinstance(value, (list, tuple)) and len(value) == 3 and all(_is_whole(one) for one in value)
+            wanted = "three whole numbers"
+        elif key == "dropout":
+            fits, wanted = isinstance(value, (int, float)) and 0 <= value < 1, "a number from 0 to below 1"
+        else:
+            fits, wanted = _is_whole(value), "a whole number of at least 1"
+        if not fits:
+            raise UserError(f"{where}: {key} is {value!r}; give {wanted}")
+    values: Dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    made = Sizes(**values)
+    for key, value, divisor in (("encoder_dim", made.encoder_dim, made.heads), ("kernel", made.kernel + 1, 2)):
+        if value % divisor:
+            wanted = f"a multiple of heads ({divisor})" if key == "encoder_dim" else "an odd number"
+            raise UserError(f"{where}: {key} is {getattr(made, key)}; give {wanted}")
+    return made
+
+
+def check_key(key: str, known: Sequence[str], where: str) -> None:
+    """Raises UserError for a key that is not known, with the nearest one that is."""
+    if key not in known:
+        near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
+        raise UserError(f"{where}: unknown key {key!r}, the nearest is {near[0]!r}; there are {', '.join(known)}")
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+class Embed(nn.Module):
+    """(N, frames, features) -> (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
+
+    def __init__(self, of: Sizes):
+        super().__init__()
+        first, second, third = of.embed_channels
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(1, first, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(first, second, 3, stride=2),
+            nn.SiLU(),
+            nn.Conv2d(second, third, 3, stride=2),
+            nn.SiLU(),
+        )
+        self.out = nn.Linear(third * subsampled(of.features, SUBSAMPLING), of.encoder_dim)
+        self.norm = nn.LayerNorm(of.encoder_dim)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        found = self.convolutions(features.unsqueeze(1))
+        return self.norm(self.out(found.transpose(1, 2).flatten(2)))
+
+
+class Encoder(nn.Module):
+    def __init__(self, of: Sizes):
+        super().__init__()
+        try:
+            from torchaudio.models import Conformer
+        except ImportError as error:
+            raise UserError(
+                "the Conformer is torchaudio's, which does not import here: pip install torchaudio, or give --model"
+            ) from error
+        self.embed = Embed(of)
+        self.conformer = Conformer(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
+
+    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """(N, frames, features), (N,) -> (N, T, encoder_dim), (N,)."""
+        return self.conformer(self.embed(features), subsampled(lengths, SUBSAMPLING))
+
+
+class Decoder(nn.Module):
+    """Stateless: the last `context` symbols alone, by an embedding and a depthwise convolution."""
+
+    def __init__(self, of: Sizes):
+        super().__init__()
+        self.context = of.context
+        self.embedding = nn.Embedding(of.vocab_size, of.decoder_dim, padding_idx=0)
+        self.convolution = nn.Conv1d(of.decoder_dim, of.decoder_dim, of.context, groups=of.decoder_dim, bias=False)
+
+    def forward(self, symbols: torch.Tensor) -> torch.Tensor:
+        """(N, U+1), a blank first -> (N, U+1, decoder_dim)."""
+        embedded = nn.functional.pad(self.embedding(symbols).transpose(1, 2), (self.context - 1, 0))
+        return nn.functional.relu(self.convolution(embedded).transpose(1, 2))
+
+
+class Part(nn.Module):
+    """A function as a module, so that it has a name and its backward can be told from others."""
+
+    def forward(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        return function(*tensors)
+
+
+class Joining(Part):
+    def __init__(self, layers: Joiner):
+        super().__init__()
+        self.layers = layers
+
+
+class Criterion(nn.Module):
+    """From encoder and decoder outputs to the summed loss: the joiner, and the loss of `adapter`.
+
+    Parts are called `joiner`, and `rnnt_loss_simple` and `rnnt_loss_pruned` or `rnnt_loss`.
+    """
+
+    def __init__(self, adapter: Any, device: torch.device):
+        super().__init__()
+        self.adapter, self.layout = adapter, table.of(adapter)
+        self.joiner = Joining(self.layout.model(device, torch.float32))
+        self.projections = self.joiner.layers.extra
+        if isinstance(self.layout, Pruned):
+            self.rnnt_loss_simple, self.rnnt_loss_pruned = Part(), Part()
+        else:
+            self.rnnt_loss = Part()
+
+    def forward(self, batch: Batch, prepared: Any, scores: Optional[Sequence[torch.Tensor]] = None) -> torch.Tensor:
+        """batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's `projections`."""
+        outputs = batch.encoder_out, batch.decoder_out
+        if isinstance(self.layout, Pruned):
+            return self._pruned(batch, prepared, *(scores or outputs))
+        if self.layout.tensors != ("logits",):  # the joiner is within the loss
+            return self._exact(self.rnnt_loss, lambda *of: self._step(batch, prepared, *of), *outputs)
+        given = self.joiner(lambda *of: self._given(batch, prepared, *of), *outputs)
+        return self.of_logits(given, batch, prepared)
+
+    def of_logits(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
+        return self._exact(self.rnnt_loss, lambda logits: self.layout.loss(logits, batch, prepared), given)
+
+    def _exact(self, part: nn.Module, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        """In float32, under autocast too."""
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return part(function, *(tensor.float() for tensor in tensors))
+
+    def _given(self, batch: Batch, prepared: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+        joined = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
+        return self.layout.given(self.joiner.layers, joined, prepared)
+
+    def _step(self, batch: Batch, prepared: Any, encoder_out: torch.Tensor, decoder_out: torch.Tensor) -> torch.Tensor:
+        joined = replace(batch, encoder_out=encoder_out, decoder_out=decoder_out)
+        return self.layout.step(self.joiner.layers, joined, prepared)
+
+    def _pruned(self, batch: Batch, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> torch.Tensor:
+        """0.5 x simple + pruned, as icefall trains it."""
+        am, lm = self.projections["am"](to_am), self.projections["lm"](to_lm)
+        simple, arcs = self._exact(
+            self.rnnt_loss_simple, lambda am, lm: self.adapter.simple_loss(am, lm, prepared), am, lm
+        )
+        prepared.ranges = self.adapter.ranges(arcs, prepared)
+        kept = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
+        logits = self.joiner(lambda one, other: self.joiner.layers(one + other), *kept)
+        pruned = self._exact(self.rnnt_loss_pruned, lambda logits: self.layout.loss(logits, batch, prepared), logits)
+        return SIMPLE_LOSS_SCALE * simple + pruned
+
+
+class Transducer(nn.Module):
+    """The whole model.  projections: of both outputs to the joiner's dimension, where icefall's joiner has them."""
+
+    def __init__(self, of: Sizes, criterion: Criterion):
+        super().__init__()
+        self.encoder, self.decoder = Encoder(of), Decoder(of)
+        self.encoder_proj = nn.Linear(of.encoder_dim, of.joiner_dim)
+        self.decoder_proj = nn.Linear(of.decoder_dim, of.joiner_dim)
+        self.criterion = criterion
+        if criterion.projections:  # of what encoder and decoder return
+            criterion.projections["am"] = nn.Linear(of.encoder_dim, of.vocab_size)
+            criterion.projections["lm"] = nn.Linear(of.decoder_dim, of.vocab_size)
+
+    def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
+        """(N, frames, features), (N,), (N, U+1) with a blank first, and what the loss wants -> the summed loss."""
+        encoder_out, _ = self.encoder(features, feature_lengths)
+        decoder_out = self.decoder(symbols)
+        joined = replace(batch, encoder_out=self.encoder_proj(encoder_out), decoder_out=self.decoder_proj(decoder_out))
+        return self.criterion(joined, prepared, (encoder_out, decoder_out))
+
+
+class Imported(nn.Module):
+    """A model by import path: model(features, feature_lengths, symbols, symbol_lengths) returns its loss, or logits
+    (N, T, U+1, V), alone or first of several, as torchaudio.models.RNNT does."""
+
+    def __init__(self, model: nn.Module, criterion: Criterion):
+        super().__init__()
+        self.model, self.criterion = model, criterion
+
+    def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
+        found = self.model(features, feature_lengths, symbols, (batch.U_lengths + 1).to(symbols.dtype))
+        first, *rest = found if isinstance(found, (tuple, list)) else (found,)
+        if first.dim() < 3:
+            return first.sum()
+        N, T = first.shape[:2]
+        lengths = rest[0].tolist() if rest else [T] * N
+        shapes = [(int(frames), tokens) for frames, (_, tokens) in zip(lengths, batch.shapes)]
+        real = replace(batch, shapes=shapes, T_lengths=torch.tensor(lengths, dtype=torch.int32, device=first.device))
+        packed = self.criterion.layout.take(first, real, prepared)
+        return self.criterion.of_logits(packed, real, self.criterion.adapter.prepare(real))
+
+
+def parameters(model: nn.Module) -> Dict[str, int]:
+    """How many each part has, in the parts of icefall's model."""
+    parts = {"model": model}
+    if isinstance(model, Transducer):
+        encoder, criterion = model.encoder, model.criterion
+        layers, output = encoder.conformer.conformer_layers, criterion.joiner.layers.output
+        joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, output])
+        parts.update(encoder=encoder, embed=encoder.embed, layer=layers[0], decoder=model.decoder, joiner=joiner)
+        parts.update({f"simple_{name}_proj": layer for name, layer in criterion.projections.items()})
+    return {name: sum(one.numel() for one in part.parameters()) for name, part in parts.items()}
