@@ -1,0 +1,68 @@
+"""Memory of labelled spans, from a trace: what was allocated when each began, at most, and when it ended.
+
+From "Total Allocated" of the [memory] events, of the fullest GPU, or of the CPU where no GPU allocated; above what was
+allocated when the span's step began.  Holds all memory events of the file: meant for a few steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Tuple
+
+from common.traces import reader
+from common.traces.reader import CUDA, Device, Step, StepCollector
+
+
+class SpanMemory(NamedTuple):
+    """Bytes above the level at the beginning of the step, which has the name ""."""
+
+    name: str
+    step: int
+    begin: int
+    highest: int
+    end: int
+
+
+def read(path: Path) -> List[SpanMemory]:
+    """Spans by their beginning; none of a trace without memory events.  Raises TraceError as ``reader.read`` does."""
+    collector = _Collector()
+    reader.collect(path, collector)
+    return collector.spans()
+
+
+class _Collector(StepCollector):
+    def __init__(self) -> None:
+        self._steps: List[Step] = []
+        self._spans: List[Tuple[float, float, str]] = []
+        self._levels: Dict[Device, List[Tuple[float, int]]] = {}
+
+    def memory(self, device: Device, ts: Any, total: int) -> None:
+        if reader.is_number(ts):
+            self._levels.setdefault(device, []).append((ts, total))
+
+    def step(self, ts: float, dur: float, number: int) -> None:
+        self._steps.append((ts, dur, number))
+
+    def label(self, ts: float, dur: float, name: str) -> None:
+        self._spans.append((ts, ts + dur, name))
+
+    def spans(self) -> List[SpanMemory]:
+        lines = {device: line for device, line in self._levels.items() if device[0] == CUDA} or self._levels
+        if not lines:
+            return []
+        line = sorted(max(lines.values(), key=lambda events: max(total for _, total in events)), key=lambda one: one[0])
+        times, totals = [time for time, _ in line], [total for _, total in line]
+
+        def measured(begin: float, end: float, name: str, step: int, base: int) -> SpanMemory:
+            first, last = bisect_left(times, begin), bisect_right(times, end)
+            before = totals[first - 1] if first else totals[0]
+            inside = totals[first:last] or [before]
+            return SpanMemory(name, step, before - base, max(before, *inside) - base, inside[-1] - base)
+
+        found = []
+        for ts, dur, number in sorted(self._steps):
+            base = measured(ts, ts + dur, "", number, 0).begin
+            inside = [(begin, end, name) for begin, end, name in self._spans if ts <= begin and end <= ts + dur]
+            found += [measured(*span, number, base) for span in [(ts, ts + dur, ""), *sorted(inside)]]
+        return found
