@@ -1,0 +1,383 @@
+"""Where a training step goes: time, memory and operations of each label, as one document that JSON takes.
+
+Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is from a trace of a few
+more steps, FLOPs from one counted step of each batch: no pass is part of another.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import warnings
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from common.core import scripts
+from common.core.errors import NotRunnable, UserError
+from common.core.implementations import Implementation
+from common.core.settings import Settings
+from common.data import measured_batches, shapes
+from common.data.streams import ENCODER, TARGETS, symbols, uniform
+from common.losses.inputs import Batch, padded_sizes
+from common.measure import labels as labelling
+from common.measure import peaks, profiler
+from common.measure.clock import Clock
+from common.measure.device import facts, set_up_torch
+from common.measure.flops.counter import FlopCounter
+from common.measure.labels import Labels, Place, Spans
+from common.models import loading, transducer
+from common.models.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
+from common.system import memory
+from common.traces import files, spans
+
+FORMAT = 1
+LAYERS = "encoder.conformer.conformer_layers.*"
+#: The classic labels and the joiner: patterns of modules.
+LABELS: Dict[str, Tuple[str, ...]] = {
+    "rnnt_encoder": ("encoder",),
+    "rnnt_encoder_embed": ("encoder.embed",),
+    "rnnt_encoder_layer": (LAYERS,),
+    "feed_forward_macaron": (f"{LAYERS}.ffn1",),
+    "self_attn": (f"{LAYERS}.self_attn",),
+    "conv": (f"{LAYERS}.conv_module",),
+    "feed_forward": (f"{LAYERS}.ffn2",),
+    "rnnt_decoder": ("decoder",),
+}
+#: Parts of common.models.transducer.Criterion, which are always labelled.
+PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
+OPTIMIZER = "optimizer"
+Given = Tuple[Any, ...]
+
+
+def unseen(place: Place, again: bool) -> ContextManager[None]:
+    """A span that nobody looks at."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is profiled.  model: import path, "" for the Conformer transducer of these sizes; arguments: of that path;
+    labels: patterns by label, empty for those by default; depth: instead, of modules; checkpoint: patterns of modules
+    whose forward is computed again in the backward."""
+
+    sizes: Sizes
+    implementation: Implementation
+    model: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
+    depth: Optional[int] = None
+    steps: int = 20
+    warmup: int = 2
+    trace_steps: int = 2
+    dropout: bool = False
+    amp: bool = False
+    compile: bool = False
+    optimizer: bool = False
+    checkpoint: Tuple[str, ...] = ()
+
+
+class Inputs:
+    """Of one batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and the loss's."""
+
+    def __init__(self, rows: Any, sizes: Sizes, adapter: Any, device: torch.device, key: Sequence[int]):
+        N, frames, U = padded_sizes(rows)
+        drawn = 2 * uniform(N * frames * sizes.features, ENCODER, *key) - 1
+        self.features = torch.from_numpy(drawn).view(N, frames, sizes.features).to(device)
+        self.lengths = torch.tensor(rows[:, 0].tolist(), device=device)
+        targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
+        self.symbols = nn.functional.pad(targets.long(), (1, 0))
+        pairs = [(int(shapes.subsampled(one, SUBSAMPLING)), int(tokens)) for one, tokens in rows]
+        T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
+        none = torch.empty(0, device=device)  # the model makes them
+        self.batch = Batch(none, none, targets, T, U_lengths, pairs)
+        self.adapter = adapter
+        self.described = {
+            "N": N,
+            "frames": int(rows[:, 0].sum()),
+            "frames_max": frames,
+            "T_max": max(T for T, _ in pairs),
+            "U_max": U,
+            "tokens": int(rows[:, 1].sum()),
+        }
+
+    def given(self) -> Given:
+        """For one step: the arguments of the model's forward."""
+        return self.features, self.lengths, self.symbols, self.batch, self.adapter.prepare(self.batch)
+
+
+class Profiling:
+    """A model that is ready to step, and its measurements.  Raises UserError for what cannot be made or run."""
+
+    def __init__(self, choice: Choice, settings: Settings):
+        self.choice, self.settings = choice, settings
+        try:
+            self.device = set_up_torch(settings)
+            adapter = scripts.load(choice.implementation.script)(settings, choice.implementation.variant)
+            adapter.load(self.device.type)
+        except NotRunnable as error:
+            raise UserError(f"--loss {choice.implementation.name}: {error}") from error
+        torch.manual_seed(settings.seed)
+        self.clock = Clock(self.device)
+        self.inputs = self._inputs(adapter)
+        self.model = self._model(adapter).to(self.device).train()
+        self.labels = self._labels()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
+        self.failed_in: Optional[str] = None
+
+    def _inputs(self, adapter: Any) -> List[Inputs]:
+        rows = feature_rows(Path(self.settings.shape_file), adapter.fewest_targets)
+        batches = measured_batches.in_batches(rows, self.settings)
+        chosen = measured_batches.select(batches, self.settings)
+        key = self.settings.seed
+        return [Inputs(batches[index], self.choice.sizes, adapter, self.device, (key, index)) for index in chosen]
+
+    def _model(self, adapter: Any) -> nn.Module:
+        choice = self.choice
+        criterion = Criterion(adapter, self.device)
+        if choice.model:
+            loaded = loading.load(choice.model, choice.arguments, str(self.device))
+            if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
+                raise UserError(
+                    f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
+                    "give an exact one of logits, such as --loss torchaudio"
+                )
+            made: nn.Module = Imported(loaded.model, criterion)
+        else:
+            made = Transducer(choice.sizes, criterion)
+        for module in made.modules():
+            if not choice.dropout and isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+            elif not choice.dropout and isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+        for path in labelling.by_patterns(made, {"": choice.checkpoint}, "--checkpoint "):
+            again = made.get_submodule(path)
+            again.forward = partial(checkpoint, again.forward, use_reentrant=False)
+        return made
+
+    def _labels(self) -> Dict[str, str]:
+        choice = self.choice
+        if choice.labels:
+            found = labelling.by_patterns(self.model, choice.labels)
+        elif choice.depth is not None or choice.model:
+            owner, prefix = (self.model.get_submodule("model"), "model.") if choice.model else (self.model, "")
+            by_depth = labelling.by_depth(owner, 1 if choice.depth is None else choice.depth)
+            found = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
+        else:
+            found = labelling.by_patterns(self.model, LABELS)
+        parts = {f"criterion.{name}": name for name in PARTS}
+        there = {path for path, _ in self.model.named_modules()}
+        return {**found, **{path: name for path, name in parts.items() if path in there}}
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def step(self, given: Given, part: Callable[[str], ContextManager], ended: Callable[[], None]) -> None:
+        """Forward, backward, and the optimizer's step.  The gradients stay."""
+        amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
+        with amp:
+            loss = self.model(*given)
+        loss.backward()
+        ended()
+        if self.optimizer:
+            with part(OPTIMIZER):
+                self.optimizer.step()
+
+    def bare(self, given: Given) -> None:
+        with self._failures(None):
+            self.step(given, lambda _: nullcontext(), lambda: None)
+
+    def labelled(self, given: Given, span: labelling.Span) -> None:
+        labels = Labels(self.model, self.labels, span)
+        with self._failures(labels), labels:
+            self.step(given, labels.part, labels.end_backward)
+
+    @contextmanager
+    def _failures(self, labels: Optional[Labels]) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # whatever a model or a loss raises
+            where = labels.where if labels else "the step"
+            line = (str(error).strip() or "no message").splitlines()[0]
+            if memory.is_out_of_memory(error):
+                self.failed_in = where
+                raise UserError(f"out of memory in {where}: take a smaller batch ({line})") from error
+            raise UserError(f"the step fails in {where}: {type(error).__name__}: {line}") from error
+
+    def forget(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
+        """Nanoseconds of the host, and on CUDA of the device."""
+        self.clock.synchronize()
+        host, device = time.perf_counter_ns(), self.clock.mark()
+        run()
+        end = self.clock.mark()
+        self.clock.synchronize()
+        host = time.perf_counter_ns() - host
+        self.forget()
+        return host, self.clock.between(device, end) if self.clock.cuda else None
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def document(self, folder: Path, limits: Callable[[], Mapping[str, Any]]) -> Dict[str, Any]:
+        """Everything; traces go to `folder`.  limits: a ``limits`` record."""
+        for inputs in self.inputs:  # with labels, so that a lack of memory is told with its place
+            self.labelled(inputs.given(), unseen)
+            self.forget()
+        counted = self.flops()
+        if self.choice.compile:
+            self.compile()
+        for number in range(self.choice.warmup):
+            self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given(), unseen))
+        return {
+            "format": FORMAT,
+            **facts(self.device),
+            "implementation": self.choice.implementation.name,
+            "model": self.choice.model,
+            "sizes": vars(self.choice.sizes),
+            "parameters": transducer.parameters(self.model),
+            "batches": [inputs.described for inputs in self.inputs],
+            "options": {
+                name: getattr(self.choice, name) for name in ("dropout", "amp", "compile", "optimizer", "checkpoint")
+            },
+            **self.times(),
+            "memory": self.memory(folder),
+            **counted,
+            "limits": limits(),
+        }
+
+    def times(self) -> Dict[str, Any]:
+        """`steps`: bare and labelled ones in turn; `spans`: of the labelled ones, by place, each step's."""
+        bare: List[Any] = []
+        labelled: List[Any] = []
+        of_place: Dict[Place, List[Any]] = {}
+        for number in range(self.choice.steps):
+            inputs, taken = self.inputs[number % len(self.inputs)], Spans(self.clock)
+            with_labels = partial(self.labelled, inputs.given(), taken)
+            runs = [(bare, partial(self.bare, inputs.given())), (labelled, with_labels)]
+            for kept, run in runs if number % 2 else reversed(runs):
+                kept.append(self.timed(run))
+            for place, values in taken.taken().items():
+                of_place.setdefault(place, []).append(values)
+        listed = [
+            {
+                "chain": list(chain),
+                "phase": phase,
+                "calls": sum(calls for calls, _, _ in values),
+                "host_ns": [host for _, host, _ in values],
+                "device_ns": [device for _, _, device in values],
+            }
+            for (chain, phase), values in of_place.items()
+        ]
+        return {
+            "steps": {
+                "bare_ns": [host for host, _ in bare],
+                "host_ns": [host for host, _ in labelled],
+                "device_ns": [device for _, device in labelled],
+            },
+            "spans": listed,
+        }
+
+    def memory(self, folder: Path) -> List[Dict[str, Any]]:
+        """By the name of the span: bytes above the level at the step's beginning, the rise above that at its own, and
+        what all its calls in a step leave; from a trace in `folder`."""
+        files.remove(folder)
+        active = self.choice.trace_steps
+        schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
+        settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
+        steps = [_Recorded(self, self.inputs[number % len(self.inputs)].given()) for number in range(1 + active)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
+            profiler.profile(iter(steps), settings, self.device, folder, "profile")
+        found: Dict[str, List[spans.SpanMemory]] = {}
+        for path in files.trace_files(folder):
+            for one in spans.read(path):
+                found.setdefault(one.name, []).append(one)
+        return [
+            {
+                "name": name,
+                "peak_bytes": max(one.highest for one in several),
+                "rise_bytes": max(one.highest - one.begin for one in several),
+                "left_bytes": round(sum(one.end - one.begin for one in several) / active),
+            }
+            for name, several in found.items()
+        ]
+
+    def flops(self) -> Dict[str, Any]:
+        """`flops` of a step by place, without what lies in it; the mean of all batches."""
+        counter = FlopCounter(self.model)
+        for inputs in self.inputs:
+            with self._failures(None), set_checkpoint_early_stop(False), counter:  # it leaves modules by an exception
+                self.step(inputs.given(), counter.label, lambda: None)
+            self.forget()
+        document, count = counter.document(), len(self.inputs)
+        found: Dict[Place, List[int]] = {}
+        for one in document["counts"]:
+            chain = self._chain(one["path"])
+            phase = labelling.UPDATE if chain == (OPTIMIZER,) else one["phase"]
+            of_place = found.setdefault((chain, phase), [0, 0])
+            of_place[0] += one["macs"]
+            of_place[1] += one["flops"]
+        return {
+            "flops": [
+                {"chain": list(chain), "phase": phase, "macs": macs / count, "flops": flops / count}
+                for (chain, phase), (macs, flops) in found.items()
+            ],
+            "not_counted": sorted({one["operator"] for one in document["not_counted"]}),
+        }
+
+    def _chain(self, path: str) -> Tuple[str, ...]:
+        """The labels that a module's path lies in."""
+        if path == f"({OPTIMIZER})":
+            return (OPTIMIZER,)
+        names = path.split(".")
+        prefixes = (".".join(names[: count + 1]) for count in range(len(names)))
+        return tuple(self.labels[one] for one in prefixes if one in self.labels)
+
+    def compile(self) -> None:
+        """The forward of each labelled module that holds no other; of joiner and losses the modules alone."""
+        for path in self.labels:
+            module = self.model.get_submodule(path)
+            if not any(other.startswith(f"{path}.") for other in self.labels):
+                for one in module.children() if isinstance(module, transducer.Part) else [module]:
+                    one.forward = torch.compile(one.forward)
+
+
+@dataclass
+class _Recorded:
+    """A step with its labels in the trace."""
+
+    profiling: Profiling
+    given: Given
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        self.profiling.labelled(self.given, lambda place, _: record_function(labelling.named(place)))
+        self.profiling.forget()
+
+
+def feature_rows(path: Path, fewest_targets: int) -> Any:
+    """(utterances, 2), feature frames and U, of a shape file; without utterances that are too short.  One of encoder
+    frames T at a subsampling gives the fewest frames that have so many.  Raises UserError."""
+    rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
+    rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
+    fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)
+    if not fit.any():
+        raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
+    return rows[fit]
+
+
+def measured_limits(settings: Settings, amp: bool) -> Mapping[str, Any]:
+    """The ``limits`` record, in the dtype of the matrix products."""
+    gc.collect()
+    if amp:
+        settings = replace(settings, dtype="bfloat16")
+    return peaks.measure(settings, set_up_torch(settings))
