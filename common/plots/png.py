@@ -12,7 +12,7 @@ import re
 import warnings
 from html import unescape
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis.groups import Group
 from common.analysis.sweep import Sweep
@@ -45,6 +45,11 @@ def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) ->
     """One PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
     likewise sweep-vocab-size-time.png, ... of sweeps.  Raises UserError without matplotlib, or when the folder cannot
     be written."""
+    return save(_named(groups, swept), folder)
+
+
+def save(named: Iterable[Tuple[str, Figure]], folder: Path) -> List[Path]:
+    """A PNG for each figure, by name.  Raises UserError without matplotlib, or where the folder cannot be written."""
     try:
         import matplotlib
     except ImportError:
@@ -54,7 +59,7 @@ def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) ->
     written: List[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in _named(groups, swept):
+        for name, figure in named:
             with matplotlib.rc_context(STYLE), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a font without a character draws a box
                 draw(figure).savefig(folder / f"{name}.png")
@@ -127,13 +132,16 @@ def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
             order = layout["xaxis"]["categoryarray"]
             width = (1 - layout["bargap"]) / len(traces)
             at = [order.index(value) + (place - (len(traces) - 1) / 2) * width for value in at]
-        starts = [ends.get(one, 0.0) if layout.get("barmode") == "stack" else 0.0 for one in at]
+        stacked = layout.get("barmode") == "stack"
+        starts = trace.get("base") or [ends.get(one, 0.0) if stacked else 0.0 for one in at]
         ends.update((one, start + length) for one, start, length in zip(at, starts, lengths))
         looks, hatch = trace["marker"], HATCHES[trace["marker"].get("pattern", {}).get("shape", "")]
         bar = axes.barh if across else axes.bar
-        base = {"left" if across else "bottom": starts}
+        base = {"left" if across else "bottom": starts, "alpha": looks.get("opacity", 1)}
         bar(at, lengths, width, **base, color=looks["color"], hatch=hatch, edgecolor="white", lw=0, label=_label(trace))
         bar(at, lengths, width, **base, fill=False, edgecolor=DARK, lw=0.5)
+        for words, one, start, length in zip(trace.get("text", ()), at, starts, lengths):
+            axes.text(start + length / 2, one, unescape(words), ha="center", va="center", fontsize=7)
         if not across:
             _whiskers(axes, trace, at)
 

@@ -17,7 +17,7 @@ from common.analysis.sweep import Sweep
 from common.core.table import Link
 from common.core.text import count, gathered
 from common.plots import runs
-from common.report import conformance, facts, html, machines, shapes, sweep, verdicts
+from common.report import conformance, facts, html, machines, profile, shapes, sweep, verdicts
 from common.report.section import Line, Section
 from common.tables import results
 
@@ -38,14 +38,28 @@ def page(
         *(machines.section(family, place) for place, family in enumerate(families)),
         *(_section(group, place, titles[place]) for place, group in enumerate(groups)),
         *(sweep.section(one, place) for place, one in enumerate(swept)),
+        *profile.sections(paths),
         *conformance.sections(base, paths),
     ]
+    return assembled(sections, base, TITLE, _lead(groups, swept), library, reading=True)
+
+
+def assembled(
+    sections: Sequence[Section],
+    base: Path,
+    title: str,
+    lead: str,
+    library: Optional[str] = None,
+    reading: bool = False,
+) -> str:
+    """The page of these sections.  reading: with how to read the tables of losses."""
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
     content: Dict[str, Any] = {
-        "title": TITLE,
-        "lead": _lead(groups, swept),
+        "title": title,
+        "lead": lead,
         "sections": sections,
+        "reading": reading,
         "style": _source(HERE / "page.css"),
     }
     content["policy"] = (

@@ -1,0 +1,124 @@
+"""Where a step went, in words: the table of labels, the lines below it, and what differs between batch sizes."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from common.analysis.profile import OTHER, Part, Profile, limit_of
+from common.core.table import Cell, Table, measured, tabulated
+from common.core.text import number
+from common.core.units import quantity
+from common.tables.export import csv_text, json_text
+from common.tables.text import aligned, listed
+
+LONGEST = 60
+#: Of what lies in the row above; spaces would be taken away.
+INDENT = "· "
+
+#: A cell of a sweep: its words ("batch-size 4"), and its profile or why there is none.
+Cell_ = Tuple[str, Optional[Profile], str]
+
+
+def labels(found: Profile) -> Table:
+    """One row for each label and phase, then `other` and the step."""
+    cuda = found.document["device"] == "cuda"
+    return tabulated(
+        "labels",
+        "each label with all that lies in it; own: without",
+        [_row(part, cuda) for part in found.parts],
+    )
+
+
+def _row(part: Part, cuda: bool) -> Dict[str, Cell]:
+    host = {"host ms": measured(part.host_ms)} if cuda else {}
+    return {
+        "label": Cell(INDENT * part.depth + part.name, part.name),
+        "calls": measured(part.calls),
+        "ms": measured(part.ms),
+        "ms /call": measured(part.ms_per_call),
+        "own ms": measured(part.own_ms),
+        **host,
+        "share": Cell(f"{100 * part.share:.1f}%", part.share),
+        "peak MB": measured(part.peak_mb),
+        "rise MB": measured(part.rise_mb),
+        "leaves MB": measured(part.left_mb),
+        "MACs": _amount(part.macs),
+        "FLOPs": _amount(part.flops),
+        "FLOPs /s": _amount(part.flops_per_second),
+        "of limit": Cell("-" if part.of_limit is None else f"{100 * part.of_limit:.1f}%", part.of_limit),
+    }
+
+
+def _amount(value: Optional[float]) -> Cell:
+    return Cell("-" if value is None else quantity(round(value)), value)
+
+
+def lines(found: Profile) -> List[str]:
+    """Below the table."""
+    document, parts = found.document, found.document["parameters"]
+    batches = document["batches"]
+    about = batches[0] if len(batches) == 1 else None
+    limit = limit_of(document)
+    size = (
+        f"batch: {about['N']} utterances, {about['frames']} frames (longest {about['frames_max']}), "
+        f"{about['tokens']} tokens"
+        if about
+        else f"batches: {len(batches)}, of {min(one['frames'] for one in batches)} to "
+        f"{max(one['frames'] for one in batches)} frames"
+    )
+    count = len(document["steps"]["host_ns"])
+    on = [name for name, value in document["options"].items() if value]
+    share = found.hooks_ms / found.bare_ms
+    result = [
+        f"{document['implementation']}, {document['model'] or 'Conformer transducer'}, {parts['model']} parameters",
+        f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
+        f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {number(found.hooks_ms)} ms "
+        f"({100 * share:.1f}%)",
+        f"{document['device_name']}, {document['threads']} threads, torch {document['torch']}; "
+        + (f"best matrix product {quantity(round(limit), 'FLOPs')} /s" if limit else "no measured limit"),
+    ]
+    if document["not_counted"]:
+        result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
+    return result
+
+
+def text(found: Profile, title: str = "") -> str:
+    heading = f"{title}\n" if title else ""
+    return f"{heading}{aligned(labels(found), LONGEST)}\n\n{listed(lines(found), 'table')}\n"
+
+
+def sweep(cells: Sequence[Cell_]) -> Table:
+    """Milliseconds of each outermost label, forward and backward together, at each size."""
+    names = list(
+        dict.fromkeys(
+            part.label for _, found, _ in cells if found for part in found.parts if part.depth == 0 and part.phase
+        )
+    )
+    rows = []
+    for words, found, reason in cells:
+        row = {"size": Cell(words)}
+        frames = [one["frames"] for one in found.document["batches"]] if found else []
+        step = found.parts[-1] if found else None
+        row["frames"] = measured(round(sum(frames) / len(frames)) if frames else None)
+        row["step ms"] = measured(step.ms if step else None)
+        row["us /frame"] = measured(1e3 * step.ms * len(frames) / sum(frames) if step else None)
+        row["peak MB"] = measured(step.peak_mb if step else None)
+        for name in [*names, OTHER]:
+            of_name = [part.ms for part in found.parts if part.label == name] if found else []
+            row[name] = measured(sum(of_name) if of_name else None)
+        row["status"] = Cell(reason or "ok")
+        rows.append(row)
+    return tabulated("sizes", "milliseconds of a step, forward and backward", rows)
+
+
+def csv(cells: Sequence[Cell_]) -> str:
+    return csv_text([{"size": words, **row} for words, found, _ in cells if found for row in found.rows()])
+
+
+def json(cells: Sequence[Cell_]) -> str:
+    """Rows and the whole document of each cell."""
+    documents: List[Dict[str, Any]] = [
+        {"size": words, "reason": reason, **({"rows": found.rows(), **found.document} if found else {})}
+        for words, found, reason in cells
+    ]
+    return json_text(documents)
