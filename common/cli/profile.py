@@ -1,0 +1,311 @@
+"""The command profile_model.py: from flags to the profile of a training step.  No torch until something is profiled."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Tuple
+
+from common.analysis.profile import profile
+from common.cli import flag_types
+from common.cli.flags import BOOL
+from common.cli.parser import Parser
+from common.core import paths, settings
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.implementations import find
+from common.core.settings import Settings
+from common.core.text import plain
+from common.plots import png
+from common.plots.profile import figures
+from common.records.run import claim_folder
+from common.report import page
+from common.report import profile as report
+from common.setup import interpreters
+from common.tables import profile as tables
+from common.tables.profile import Cell_
+from common.tables.text import aligned
+
+DESCRIPTION = """Where a training step goes: time, memory and operations of each part of a model and its loss.
+
+The model is a Conformer transducer (icefall's pruned_transducer_stateless2 by default) or any that Python can import;
+docs/profile.md explains every column."""
+EXAMPLES = """examples:
+  profile_model.py --sort-utterance true --max-frames 30000
+  profile_model.py --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
+  profile_model.py --sweep batch-size=1,2,4 --amp bfloat16 --optimizer
+  profile_model.py --depth 3 --checkpoint 'encoder.conformer.conformer_layers.*'
+  profile_model.py --model torchaudio.models:emformer_rnnt_base --arg num_symbols=500 --loss torchaudio --depth 2
+
+Exit code: 0; 1 where a size of --sweep does not run; 2 for bad usage, or where the only size does not run."""
+#: By kind of device: what of the size depends on it.
+PRESETS: Dict[str, Dict[str, Any]] = {
+    "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
+    "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1},
+}
+SWEPT = ("batch-size", "max-frames")
+LOSS = "fast_rnnt-pruned"
+
+
+def parser() -> Parser:
+    result = Parser(
+        prog=Path(sys.argv[0]).name,
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _batches(result)
+    _model(result)
+    _labels(result)
+    _run(result)
+    return result
+
+
+def _of_device(key: str) -> str:
+    return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
+
+
+def _batches(result: Parser) -> None:
+    add = result.add_argument_group("batches").add_argument
+    add(
+        "--shape-file",
+        type=flag_types.path,
+        default=paths.ROOT / "shape_info.pt",
+        metavar="FILE",
+        help="(frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames are the "
+        "fewest feature frames that give them. Default: the suite's shape_info.pt",
+    )
+    add("--sort-utterance", **BOOL, default=False, help="batches of --max-frames, sorted by length. Default: false")
+    add(
+        "--max-frames",
+        type=flag_types.whole(1),
+        metavar="K",
+        help=f"feature frames. Default: {_of_device('max_frames')}",
+    )
+    add("--batch-size", type=flag_types.whole(1), metavar="N", help=f"utterances. Default: {_of_device('batch_size')}")
+    add("--num-batches", type=flag_types.whole(1), default=1, metavar="K", help="drawn from all, in turn. Default: 1")
+    add("--seed", type=flag_types.whole(0), default=settings.DEFAULTS["seed"], help="of inputs and weights")
+    add(
+        "--sweep",
+        type=_sizes,
+        metavar="KEY=A,B,...",
+        help=f"profile each of these sizes, KEY being {' or '.join(SWEPT)}",
+    )
+
+
+def _model(result: Parser) -> None:
+    add = result.add_argument_group("the model").add_argument
+    add("--config", type=flag_types.path, metavar="FILE", help="sizes of the Conformer transducer, YAML or JSON")
+    add("--size", **_pairs("KEY=VALUE"), help="one of them, over --config; repeatable")
+    add(
+        "--model",
+        metavar="MODULE:NAME",
+        help="package.module:name or file.py:name of a model, called with features (N, frames, F), their lengths, "
+        "symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits (N, T, U+1, V) first",
+    )
+    add("--arg", **_pairs("KEY=VALUE"), help="an argument of --model; repeatable")
+    add(
+        "--loss",
+        default=LOSS,
+        help="a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
+        f"optimized_transducer, fused. Default: {LOSS}",
+    )
+    add("--prune-range", type=flag_types.whole(2), metavar="S", help="of a pruned loss. Default: 5")
+    add("--dropout", action="store_true", help="keep the model's dropout")
+    add("--no-dropout", dest="dropout", action="store_false", help="set every dropout to 0. The default")
+    add("--amp", choices=("bfloat16",), help="autocast of the model; losses are float32. Default: none")
+    add("--compile", action="store_true", help="torch.compile each labelled module that holds no other labelled one")
+    add("--optimizer", action="store_true", help="AdamW's step too")
+    add(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="compute the forward of these modules again in the backward; repeatable",
+    )
+
+
+def _labels(result: Parser) -> None:
+    add = result.add_argument_group("labels").add_argument
+    add(
+        "--label",
+        **_pairs("NAME=PATTERN"),
+        help="label modules by their dotted names, * within a name; repeatable. Default: encoder, embed, layers, their "
+        "feed-forwards, attention and convolution, and decoder; joiner and losses are always labelled",
+    )
+    add("--depth", type=flag_types.whole(1), metavar="K", help="instead: every module of at most K names")
+
+
+def _run(result: Parser) -> None:
+    add = result.add_argument_group("the run").add_argument
+    add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
+    add("--threads", type=flag_types.threads, metavar="K", help="of torch on a CPU. Default: all")
+    add("--steps", type=flag_types.whole(1), metavar="K", help=f"timed, with labels. Default: {_of_device('steps')}")
+    add("--warmup", type=flag_types.whole(0), metavar="K", help=f"before them. Default: {_of_device('warmup')}")
+    add("--trace-steps", type=flag_types.whole(1), default=2, metavar="K", help="under torch.profiler. Default: 2")
+    add(
+        "--limits", **BOOL, default=True, help="measure the device's matrix rate, which 'of limit' needs. Default: true"
+    )
+    add("--png", action="store_true", help="write the charts as PNGs too")
+    add(
+        "--log-dir",
+        type=flag_types.path,
+        default=paths.ROOT / "log",
+        metavar="DIR",
+        help="where the run makes its folder, profile-<size>. Default: log/ beside this script",
+    )
+
+
+def _pairs(metavar: str) -> Dict[str, Any]:
+    def pair(text: str) -> Tuple[str, str]:
+        key, equals, value = text.partition("=")
+        if not (equals and key.strip() and value.strip()):
+            raise argparse.ArgumentTypeError(f"give {metavar}, not {text!r}")
+        return key.strip(), value.strip()
+
+    return {"action": "append", "default": [], "type": pair, "metavar": metavar}
+
+
+def _sizes(text: str) -> Tuple[str, List[int]]:
+    key, _, listed = text.partition("=")
+    if key not in SWEPT or not listed:
+        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{one}=A,B' for one in SWEPT)}, not {text!r}")
+    return key, [flag_types.whole(1)(word) for word in listed.split(",")]
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if interpreters.lacks("torch", "torchaudio"):
+        interpreters.continue_in("main")
+    if interpreters.lacks("torch"):
+        raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")
+    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    size = PRESETS[device.partition(":")[0]]
+    for key, value in size.items():
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, value)
+    if arguments.label and arguments.depth is not None:
+        raise UserError("give --label or --depth, not both")
+    from common.models.profile import measured_limits
+
+    choice = _choice(arguments)
+    every = [_settings(arguments, device, choice.sizes, {})]
+    if arguments.sweep:
+        key, values = arguments.sweep
+        sorts = key == "max-frames"
+        given = [{key.replace("-", "_"): value, "sort_utterance": sorts} for value in values]
+        every = [_settings(arguments, device, choice.sizes, one) for one in given]
+    claim = claim_folder(arguments.log_dir, f"profile-{every[0].suffix if not arguments.sweep else f'sweep-{key}'}")
+    folder = claim.path.parent
+    known: Dict[str, Any] = {}
+
+    def limits() -> Mapping[str, Any]:
+        if not arguments.limits:
+            return {}
+        return known or known.update(measured_limits(every[0], choice.amp)) or known
+
+    try:
+        cells = [
+            _cell(choice, one, folder / str(place) if place else folder, limits) for place, one in enumerate(every)
+        ]
+        if len(cells) == 1 and cells[0][1] is None:
+            raise UserError(cells[0][2])
+        _write(cells, folder, arguments.png)
+    finally:
+        claim.release()
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    return EXIT_OK if all(found for _, found, _ in cells) else EXIT_FAILED
+
+
+def _choice(arguments: argparse.Namespace) -> Any:
+    """A common.models.profile.Choice.  Raises UserError."""
+    from common.models import loading, transducer
+    from common.models.profile import Choice
+
+    given: Dict[str, Any] = loading.read_arguments(arguments.config) if arguments.config else {}
+    sizes = transducer.sizes(given, str(arguments.config))
+    of_flags = {key: loading.parse_value(value, f"--size {key}") for key, value in arguments.size}
+    sizes = replace(sizes, **vars(transducer.sizes({**given, **of_flags}, "--size")))
+    if arguments.arg and not arguments.model:
+        raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
+    implementation = find(arguments.loss)
+    if implementation.kind == "additive":
+        raise UserError(f"--loss {arguments.loss}: has no joiner; give a pruned or an exact loss")
+    patterns: Dict[str, Tuple[str, ...]] = {}
+    for name, pattern in arguments.label:
+        patterns[name] = (*patterns.get(name, ()), pattern)
+    return Choice(
+        sizes,
+        implementation,
+        model=arguments.model or "",
+        arguments={key: loading.parse_value(value, f"--arg {key}") for key, value in arguments.arg},
+        labels=patterns,
+        depth=arguments.depth,
+        steps=arguments.steps,
+        warmup=arguments.warmup,
+        trace_steps=arguments.trace_steps,
+        dropout=arguments.dropout,
+        amp=arguments.amp is not None,
+        compile=arguments.compile,
+        optimizer=arguments.optimizer,
+        checkpoint=tuple(arguments.checkpoint),
+    )
+
+
+def _settings(arguments: argparse.Namespace, device: str, sizes: Any, more: Mapping[str, Any]) -> Settings:
+    names = ("sort_utterance", "max_frames", "batch_size", "num_batches", "seed", "threads", "prune_range")
+    given = {name: getattr(arguments, name) for name in names}
+    own = {"vocab_size": sizes.vocab_size, "encoder_dim": sizes.joiner_dim, "shape_file": str(arguments.shape_file)}
+    return settings.resolve({**given, **own, "rounds": 1, **more}, device)
+
+
+def _cell(choice: Any, of: Settings, folder: Path, limits: Any) -> Cell_:
+    """One size: its words, and its profile or why there is none."""
+    from common.models.profile import Profiling
+
+    words = f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
+    profiling = None
+    try:
+        profiling = Profiling(choice, of)
+        print(f"profiling {words}: {choice.implementation.name} on {of.device} ...", file=sys.stderr)
+        folder.mkdir(exist_ok=True)
+        found = profile(profiling.document(folder, limits))
+    except UserError as error:
+        if profiling is None or profiling.failed_in is None:  # a mistake, which another size has too
+            raise
+        print(f"warning: {words}: {plain(error)}", file=sys.stderr)
+        return words, None, str(error)
+    return words, found, ""
+
+
+def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:
+    """Print the tables, and write them, the rows, the documents and the page to the folder."""
+    shown = [tables.text(found, words) for words, found, _ in cells if found]
+    if len(cells) > 1:
+        table = tables.sweep(cells)
+        shown.append(f"{table.title}\n{aligned(table, tables.LONGEST)}\n")
+    print("\n".join(shown), end="")
+    operators = [path.read_text(encoding="utf-8") for path in sorted(folder.rglob(f"{folder.name}.txt"))]
+    title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / report.FILE_NAME)
+    files: Dict[str, Any] = {
+        "profile-filtered.txt": "\n".join(shown),
+        "profile.txt": "\n".join([*shown, *operators]),
+        "profile.csv": tables.csv(cells),
+        report.FILE_NAME: tables.json(cells),
+        report.PAGE_NAME: partial(page.assembled, sections, folder, title, f"{folder.name}."),
+    }
+    for name, content in files.items():
+        try:
+            (folder / name).write_text(content if isinstance(content, str) else content(), encoding="utf-8")
+        except UserError as error:  # no jinja2: the numbers are there
+            print(f"warning: {plain(error)}", file=sys.stderr)
+        except OSError as error:
+            raise UserError(f"cannot write {folder / name}: {error.strerror or error}") from error
+    if pngs:
+        for place, (_, found, _) in enumerate(cells):
+            if found:
+                named = [(f"{one.key}-{place + 1}" if place else one.key, one) for one in figures(found)]
+                png.save(named, folder)
+    print(f"profile: {folder / report.PAGE_NAME}", file=sys.stderr)

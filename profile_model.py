@@ -1,0 +1,13 @@
+#!/usr/bin/env python3
+"""Profile a training step of a model and its loss: see ``profile_model.py --help`` and docs/profile.md."""
+
+from __future__ import annotations
+
+import sys
+
+from common.cli import profile
+from common.core.guard import guarded
+
+if __name__ == "__main__":
+    arguments = profile.parser().parse_args()
+    sys.exit(guarded("profile_model.py", lambda: profile.main(arguments)))

@@ -1,0 +1,387 @@
+"""profile_model.py: the model's parameters, the labels, what adds up, and the command as a user runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import ROOT, assert_user_error, run
+from torch import nn
+
+from common.analysis.profile import profile
+from common.cli import profile as cli
+from common.core.guard import guarded
+from common.measure import labels as labelling
+from common.measure.clock import Clock
+from common.measure.labels import Labels, Spans
+from common.models import transducer
+from common.plots.profile import figures
+from common.tables import profile as tables
+
+SMALL = {
+    "embed_channels": "[2,2,4]",
+    "encoder_dim": 16,
+    "heads": 2,
+    "feed_forward": 24,
+    "kernel": 5,
+    "decoder_dim": 12,
+    "joiner_dim": 14,
+    "vocab_size": 11,
+    "layers": 2,
+}
+CLASSIC = {
+    "rnnt_encoder",
+    "rnnt_encoder_embed",
+    "rnnt_encoder_layer",
+    "feed_forward_macaron",
+    "self_attn",
+    "conv",
+    "feed_forward",
+    "rnnt_decoder",
+    "rnnt_loss_simple",
+    "rnnt_loss_pruned",
+    "joiner",
+}
+
+MODELS = '''
+import torch
+from torch import nn
+
+
+class Whole(nn.Module):
+    """Logits (N, T, U+1, V) of features and symbols."""
+
+    def __init__(self, vocab_size=11, wanted=1):
+        super().__init__()
+        self.front, self.symbols, self.out = nn.Linear(80, 8), nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
+        self.wanted = wanted
+
+    def forward(self, features, lengths, symbols, symbol_lengths):
+        torch.empty(self.wanted)
+        frames, tokens = self.front(features[:, ::4]), self.symbols(symbols)
+        return self.out(torch.tanh(frames[:, :, None] + tokens[:, None])), (lengths + 3) // 4
+'''
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_before():
+    """The command sets up torch for its process, which is this one."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
+
+
+def command(*arguments):
+    """The command in this process, as `run` runs it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            flags = cli.parser().parse_args(list(map(str, arguments)))
+            code = guarded("profile_model.py", lambda: cli.main(flags))
+        except SystemExit as stop:
+            code = stop.code
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def profiled(folder, shapes, *flags, layers=2):
+    sizes = [f"--size={key}={value}" for key, value in {**SMALL, "layers": layers}.items()]
+    quick = ("--threads", 1, "--limits", "false", "--warmup", 0, "--trace-steps", 1, "--steps", 1)
+    return command("--log-dir", folder, "--shape-file", shapes, *quick, *sizes, *flags)
+
+
+def rows_in(folder):
+    return {row["name"]: row for row in json.loads((folder / "profile.json").read_text())[0]["rows"]}
+
+
+@pytest.fixture(scope="module")
+def of_features(tmp_path_factory):
+    """A shape file of feature frames, as generate_shape_info.py --features writes it."""
+    folder = tmp_path_factory.mktemp("shapes")
+    torch.save(torch.tensor([[60 + 9 * i, 6 + i] for i in range(6)], dtype=torch.int32), folder / "shapes.features.pt")
+    provenance = {"options": {"subsampling_factor": 1}}
+    (folder / "shapes.features.json").write_text(json.dumps(provenance), encoding="utf-8")
+    return folder / "shapes.features.pt"
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory, of_features):
+    """(what the command printed, its folder) of 12 layers and 20 steps."""
+    folder = tmp_path_factory.mktemp("log")
+    flags = ("--steps", 20, "--batch-size", 2, "--optimizer", "--png", "--limits", "true")
+    done = profiled(folder, of_features, *flags, layers=12)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, folder / "profile-2"
+
+
+@pytest.fixture(scope="module")
+def rows(twelve):
+    return rows_in(twelve[1])
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def criterion_of(name):
+    from common.core import scripts, settings
+    from common.core.implementations import find
+
+    adapter = scripts.load(find(name).script)(settings.resolve({}, "cpu"), "")
+    adapter.load("cpu")
+    return transducer.Criterion(adapter, torch.device("cpu"))
+
+
+def test_parameters_differ_from_icefall_by_what_the_documentation_says():
+    """A layer has no relative positions (263,168), no scales and eps (22), and six affine norms (6,144)."""
+    found = transducer.parameters(transducer.Transducer(transducer.Sizes(), criterion_of("fast_rnnt-pruned")))
+    assert found["layer"] == 6_317_590 - 263_168 - 22 + 6_144
+    assert found["embed"] == 1_285_112 - 8 + 1_024
+    assert found["encoder"] == found["embed"] + 12 * found["layer"]
+    assert found["decoder"] == 257_026 - 2
+    assert found["joiner"] == 781_818 - 6
+    assert found["simple_am_proj"] == found["simple_lm_proj"] == 256_502 - 2
+    assert found["model"] == 75_565_460 or found["model"] == sum(
+        found[part] for part in ("encoder", "decoder", "joiner", "simple_am_proj", "simple_lm_proj")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"encoder_dims": 4}, ["encoder_dims", "'encoder_dim'"]),
+        ({"layers": 0}, ["layers", "at least 1"]),
+        ({"heads": 5}, ["encoder_dim", "multiple"]),
+        ({"kernel": 4}, ["kernel", "odd"]),
+        ({"dropout": 1}, ["dropout"]),
+    ],
+)
+def test_sizes_are_checked(given, words):
+    with pytest.raises(transducer.UserError) as error:
+        transducer.sizes(given, "x.yaml")
+    assert all(word in str(error.value) for word in ["x.yaml", *words])
+
+
+# -- labels ------------------------------------------------------------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """A shared layer, a keyword argument, one tensor given three times, an input without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer = nn.Embedding(5, 4), nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+
+    def forward(self, symbols):
+        x = self.layer(self.embed(symbols))
+        x, _ = self.attention(query=x, key=x, value=x, need_weights=False)
+        return self.layer(x).sum()
+
+
+def labelled(model, paths, run):
+    spans = Spans(Clock(torch.device("cpu")))
+    with Labels(model, paths, spans) as labels:
+        run(labels)
+        labels.end_backward()
+    return spans.taken()
+
+
+def test_labels_change_no_gradient_and_leave_no_hook():
+    torch.manual_seed(0)
+    model, symbols = Twice(), torch.tensor([[1, 2, 3]])
+    model(symbols).backward()
+    wanted = [one.grad.clone() for one in model.parameters()]
+    model.zero_grad()
+    paths = {"embed": "embed", "layer": "layer", "attention": "attention"}
+    taken = labelled(model, paths, lambda _: model(symbols).backward())
+    assert all(torch.equal(one.grad, right) for one, right in zip(model.parameters(), wanted))
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    calls = {(chain, phase): count for (chain, phase), (count, _, _) in taken.items()}
+    assert calls == {((name,), phase): 1 + (name == "layer") for name in paths for phase in ("forward", "backward")}
+
+
+def test_backward_lies_in_the_backward_of_the_caller():
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), nn.Linear(3, 3))
+    paths = {"0": "outer", "0.0": "inner", "1": "last"}
+    taken = labelled(model, paths, lambda _: model(torch.ones(2, 3)).sum().backward())
+    assert set(taken) == {
+        (chain, phase) for chain in (("outer",), ("outer", "inner"), ("last",)) for phase in ("forward", "backward")
+    }
+    for phase in ("forward", "backward"):
+        assert taken[("outer", "inner"), phase][1] <= taken[("outer",), phase][1]
+
+
+def test_what_a_checkpoint_computes_again_is_backward():
+    from torch.utils.checkpoint import checkpoint
+
+    layer = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    paths = {"0": "linear"}
+    x = torch.ones(2, 3, requires_grad=True)
+    taken = labelled(layer, paths, lambda _: checkpoint(layer, x, use_reentrant=False).sum().backward())
+    assert taken[("linear",), "forward"][0] == 1 and taken[("linear",), "backward"][0] >= 1
+
+
+def test_where_it_failed():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("no")
+
+    model = nn.Sequential(nn.Linear(2, 2), Fails())
+    labels = Labels(model, {"1": "second"}, lambda *_: nullcontext())
+    with pytest.raises(RuntimeError), labels:
+        model(torch.ones(1, 2))
+    assert labels.where == "second (1), forward"
+
+
+def test_patterns_are_of_whole_names():
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])})
+    assert labelling.by_patterns(model, {"x": ("layers.*",)}) == {"layers.0": "x", "layers.1": "x"}
+    assert labelling.by_depth(model, 2) == {"layers.0": "layers.*", "layers.1": "layers.*"}
+    with pytest.raises(transducer.UserError, match=r"layers\.\*"):
+        labelling.by_patterns(model, {"x": ("layer.*",)})
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_twelve_layers_and_twenty_steps_are_240_calls(rows):
+    assert {row["label"] for row in rows.values()} - {"optimizer", "other", "step"} == CLASSIC
+    for label in CLASSIC:
+        in_layer = label in ("rnnt_encoder_layer", "feed_forward_macaron", "self_attn", "conv", "feed_forward")
+        assert rows[label]["calls"] == rows[f"{label}.backward"]["calls"] == (240 if in_layer else 20)
+
+
+def test_time_adds_up_to_the_step(twelve, rows):
+    found = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+
+    def check(node):
+        assert sum(child.ms for child in node.children) <= node.ms and node.own_ms >= 0
+        for child in node.children:
+            check(child)
+
+    for node in found.roots:
+        check(node)
+    step = rows["step"]["ms"]
+    assert sum(row["own_ms"] for row in rows.values()) == pytest.approx(step)
+    assert rows["other"]["ms"] >= 0 and rows["step"]["share"] == 1
+    assert rows["rnnt_encoder"]["ms_per_call"] == pytest.approx(rows["rnnt_encoder"]["ms"])
+    assert rows["conv"]["ms_per_call"] == pytest.approx(rows["conv"]["ms"] / 12)
+
+
+def test_memory_is_that_of_a_step(rows):
+    peaks = [row["peak_mb"] for row in rows.values() if row["peak_mb"] is not None]
+    assert max(peaks) == rows["step"]["peak_mb"] > 0
+    assert rows["rnnt_encoder"]["left_mb"] >= rows["rnnt_encoder_layer"]["left_mb"] > 0
+    assert abs(rows["step"]["left_mb"]) < 0.01
+
+
+def test_flops_are_those_of_the_layers(twelve, rows):
+    """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers."""
+    batch = json.loads((twelve[1] / "profile.json").read_text())[0]["batches"][0]
+    macs = 2 * batch["N"] * batch["T_max"] * 16 * 24 * 12
+    assert rows["feed_forward"]["macs"] == rows["feed_forward_macaron"]["macs"] == macs
+    assert rows["feed_forward.backward"]["macs"] == 2 * macs
+    parts = [row["macs"] for row in rows.values() if row["depth"] == 0 and row["label"] != "step"]
+    assert sum(parts) == rows["step"]["macs"]
+    assert rows["conv"]["flops_per_second"] == pytest.approx(rows["conv"]["flops"] / rows["conv"]["ms"] * 1e3)
+    assert 0 < rows["rnnt_encoder"]["of_limit"] < 1
+
+
+def test_what_is_written(twelve, rows):
+    printed, folder = twelve
+    assert (folder / "profile-filtered.txt").read_text() == printed
+    assert "labels' own cost" in printed and "aten::" not in printed
+    assert "aten::" in (folder / "profile.txt").read_text()
+    with (folder / "profile.csv").open() as stream:
+        assert [row["name"] for row in csv.DictReader(stream)] == list(rows)
+    names = "".join(path.read_text() for path in folder.glob("*.pt.trace.json"))
+    assert all(f'"{label}.backward"' in names for label in CLASSIC)
+    assert (folder / "profile-time.png").stat().st_size and (folder / "profile-memory.png").stat().st_size
+    assert "profile-time-" in (folder / "profile.html").read_text()
+    page = folder / "all.html"
+    done = run("report.py", folder.parent, "--output", page)
+    assert done.returncode == 0 and "profile-time-" in page.read_text(), done.stderr
+
+
+def test_boxes_lie_in_the_box_above(twelve):
+    found = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+    for figure in figures(found):
+        boxes = [
+            (-y, base, base + width)
+            for trace in figure.data
+            for y, base, width in zip(trace["y"], trace["base"], trace["x"])
+        ]
+        for level, begin, end in boxes:
+            assert not level or any(
+                up == level - 1 and low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in boxes
+            )
+    assert tables.sweep([("a", found, ""), ("b", None, "out of memory in x")]).rows[1][-1].shown.startswith("out of")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--loss", "torchaudio", "--amp", "bfloat16", "--dropout"), ("--loss", "fused:torch")]
+)
+def test_an_exact_loss(of_features, tmp_path, flags):
+    done = profiled(tmp_path, of_features, *flags)
+    assert done.returncode == 0, done.stderr
+    labels = {row["label"] for row in rows_in(tmp_path / "profile-1").values()}
+    assert "rnnt_loss" in labels and ("joiner" in labels) == ("torchaudio" in flags)
+
+
+def test_checkpoints_count_a_forward_again(of_features, tmp_path, rows):
+    layers = "encoder.conformer.conformer_layers.*"
+    done = profiled(tmp_path, of_features, "--batch-size", 2, "--checkpoint", layers, layers=12)
+    assert done.returncode == 0, done.stderr
+    found = rows_in(tmp_path / "profile-2")
+    assert found["self_attn.backward"]["macs"] == rows["self_attn"]["macs"] + rows["self_attn.backward"]["macs"]
+    assert found["rnnt_encoder_embed.backward"]["macs"] == rows["rnnt_encoder_embed.backward"]["macs"]
+    assert found["rnnt_encoder"]["left_mb"] < rows["rnnt_encoder"]["left_mb"]
+
+
+def test_a_model_by_import_path_and_a_size_that_does_not_fit(of_features, tmp_path):
+    (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
+    model = (f"--model={tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
+    flags = ("--log-dir", tmp_path, "--shape-file", of_features, *model, "--steps", 1)
+    fits = command(*flags)
+    assert fits.returncode == 0, fits.stderr
+    assert "front.backward" in fits.stdout and "rnnt_loss.backward" in fits.stdout
+    large = (*flags, "--arg", f"wanted={2**50}", "--label", "all=model")
+    one = command(*large)
+    assert one.returncode == 2 and "out of memory in all (model), forward" in one.stderr
+    swept = command(*large, "--sweep=batch-size=1,2")
+    assert swept.returncode == 1 and swept.stdout.count("out of memory in all (model), forward") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model", "no.such:thing"), ["no.such"]),
+        (("--label", "x=encoder.layer.*"), ["--label x=encoder.layer.*", "encoder.conformer"]),
+        (("--checkpoint", "nothing"), ["--checkpoint nothing"]),
+        (("--size", "layer=3"), ["layer", "'layers'"]),
+        (("--loss", "k2-simple"), ["--loss", "joiner"]),
+        (("--sweep", "seed=1,2"), ["batch-size"]),
+        (("--arg", "x=1"), ["--arg", "--model"]),
+    ],
+)
+def test_bad_input_is_one_line(of_features, tmp_path, flags, words):
+    done = profiled(tmp_path, of_features, *flags)
+    assert_user_error(done, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_key_of_a_config_names_the_nearest(of_features, tmp_path):
+    config = tmp_path / "sizes.yaml"
+    config.write_text("encoder_dims: 4\n", encoding="utf-8")
+    done = run("profile_model.py", "--config", config, "--shape-file", of_features, "--log-dir", tmp_path / "log")
+    assert_user_error(done, config, "encoder_dims", "'encoder_dim'")
+
+
+def test_the_documentation_shows_what_the_command_draws():
+    text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
+    assert "rnnt_encoder_layer.backward" in text and (ROOT / "docs" / "profile-time.png").exists()
