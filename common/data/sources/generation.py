@@ -31,8 +31,8 @@ Generated = Tuple[np.ndarray, np.ndarray, Dict[str, Any], List[Tuple[Path, bytes
 @dataclass
 class Options:
     """As the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and but for
-    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances; write_features: (feature frames, U)
-    too, beside the output."""
+    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances;
+    write_features: (feature frames, U) too, beside the output."""
 
     output: Path
     manifest: Optional[Path] = None

@@ -21,8 +21,9 @@ def table(
     utterances: Iterable[Utterance], count_tokens: TokenCounter, factor: int, keep_empty: bool, counts: Counter
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Rows int32 (utterances * speeds, 2), and the feature frames of each: all utterances at the first speed, then all
-    at the next, as in icefall.  Left out, and counted: utterances without text (unless `keep_empty`: then U = 0), and rows of utterances too short
-    to have a frame after subsampling by `factor`.  Raises UserError where no row is left."""
+    at the next, as in icefall.  Left out, and counted: utterances without text (unless `keep_empty`: then U = 0), and
+    rows of utterances too short to have a frame after subsampling by `factor`.  Raises UserError where no row is left.
+    """
     frames_at: List[array] = []
     tokens = array("q")
     source = iter(utterances)
