@@ -25,6 +25,7 @@ FIRST = (
     "conformance.py",
     "generate_shape_info.py",
     "count_flops.py",
+    "profile_model.py",
 )
 
 
