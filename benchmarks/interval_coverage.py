@@ -14,7 +14,7 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -73,11 +73,16 @@ def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batche
     return Run(x[chosen], truth[chosen] + (sides[1] + common) - (sides[0] + common))
 
 
-def regression(run: Run, x_mean: float) -> Interval:
-    """The suite's own."""
+def sides(run: Run) -> Tuple[ratios.Rounds, ratios.Rounds, Dict[Any, float]]:
+    """The baseline, of time 1, and the other loss; x of each batch."""
     baseline = {name: {(name, at): [1.0] for at in range(len(ys))} for name, ys in enumerate(run.y)}
     new = {name: {(name, at): [math.exp(y)] for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
-    x = {(name, at): value for name, xs in enumerate(run.x.tolist()) for at, value in enumerate(xs)}
+    return baseline, new, {(name, at): x for name, xs in enumerate(run.x.tolist()) for at, x in enumerate(xs)}
+
+
+def regression(run: Run, x_mean: float) -> Interval:
+    """The suite's own."""
+    baseline, new, x = sides(run)
     found = ratios.own_batches_ratio(baseline, new, padding=ratios.Padding(x, x_mean))
     return (math.log(found.low), math.log(found.high)) if found and found.of_file else None
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+import compare
 from common.analysis import change_verdicts, comparison, measured, pairs
 from common.analysis.pairs import Pair
-from common.core import statistics
+from common.core import settings, statistics
 from common.core.ratios import Ratio
 from common.records import schema
 
@@ -163,6 +164,16 @@ def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name
     assert narrow >= 50 and found["slower"] >= 0.9 * narrow and found["faster"] == found["same"] == 0
 
 
+@pytest.mark.parametrize("draw, rounds", [(separate_runs, 5), (in_alternation, 10)])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_planted_slowdown_of_10_percent_is_found_at_the_default_settings(name, draw, rounds):
+    """Rounds that deviate by 2%, of two runs of the CPU preset and of --rev."""
+    assert rounds == (settings.resolve({}, "cpu").rounds if draw is separate_runs else compare.REVISION_ROUNDS)
+    run = quieter(real("one-thread", name), 0.02)
+    found = verdicts([draw(run, seed, rounds, factor=1.1) for seed in SEEDS])
+    assert found["slower"] >= 0.8 * sum(found.values()) and found["faster"] == 0
+
+
 def test_a_planted_slowdown_below_the_spread_is_not_guessed():
     """As measured, beside all that load, 3% cannot be seen; nothing is claimed, least of all that it is faster."""
     run = real("two-threads", "torchaudio")
@@ -188,7 +199,7 @@ def test_intervals_are_wider_the_more_of_them_there_are():
 
 
 def ratio(value=1.5, low=1.4, high=1.6, baseline=(1.0, 1.0, 1.0, 1.0), new=(1.5, 1.5, 1.5, 1.5), error=0.01):
-    return Ratio(value, low, high, 2, baseline, new, error)
+    return Ratio(value, low, high, 2, baseline, new, error, len(new) - 1)
 
 
 def test_two_rounds_are_never_enough():

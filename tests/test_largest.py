@@ -364,6 +364,8 @@ def test_a_finished_search(tmp_path):
     assert found["limit_bytes"] == 2**30 and found["limit_kind"] == "address space"
     assert found["utterances_per_second_rounds"] == pytest.approx({"1": 1300, "2": 650})
     assert found["utterances_per_second"] == pytest.approx(975) and found["frames_per_second"] == pytest.approx(9750)
+    low, high = found["frames_per_second_interval"]  # over two rounds
+    assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == found["frames_per_second"]
     assert row.step_ms["median"] == 15 and row.rounds == 2
     text = render([row], "table")
     assert "13" in text and "memory" in text and "1.000 GiB" in text and "975.0" in text and "13 x 10 x 10" in text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import random
 from pathlib import Path
@@ -12,7 +12,7 @@ import pytest
 from common.analysis import change_verdicts
 from common.core import ratios
 from common.core.ratios import Padding
-from common.core.statistics import student_t
+from common.core.statistics import median, student_t
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,10 +96,35 @@ def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch()
 @pytest.fixture(scope="module")
 def simulation():
     pytest.importorskip("torch")  # shape_info.pt
-    spec = importlib.util.spec_from_file_location("interval_coverage", ROOT / "benchmarks" / "interval_coverage.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("benchmarks.interval_coverage")
+
+
+@pytest.fixture(scope="module")
+def planted(simulation):
+    return importlib.import_module("benchmarks.compare_power")
+
+
+def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, planted):
+    """Two runs of one loss; --rev of nine; and no false alarm."""
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    two, *_, revisions = planted.designs()
+    assert (two.losses, revisions.losses, revisions.paired) == (1, 9, True)
+    assert planted.power(two, 0.1, x, runs=150, seed=3) >= 0.75
+    assert planted.power(revisions, 0.1, x, runs=150, seed=3) >= 0.9
+    assert planted.power(two, 0.0, x, runs=150, seed=3) <= 0.02
+
+
+def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, planted):
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    design, truth = planted.designs()[0], 0.0 * x
+    rng = simulation.np.random.default_rng(5)
+    found = []
+    for _ in range(100):
+        run = simulation.simulate(planted.WORLD, x, truth, design.rounds, design.batches, True, rng)
+        *both, of_batch = simulation.sides(run)
+        ratio = ratios.own_batches_ratio(*both, 0.975, ratios.Padding(of_batch, x.mean()))
+        found.append(ratios.detectable(ratio, 0.02, 0.975))
+    assert 0.65 <= planted.power(design, median(found), x, runs=200, seed=6) <= 0.95
 
 
 @pytest.mark.parametrize("world", ["as measured", "one process in ten is an outlier", "an effect common to a run"])

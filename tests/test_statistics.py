@@ -32,8 +32,12 @@ def test_quantile_refuses_what_has_no_answer(values, fraction):
 
 
 def test_describe():
-    assert describe([1, 2, 3, 4, 5, 6]) == {"median": 3.5, "p20": 2.0, "p80": 5.0, "n": 6}
-    assert describe([]) is None
+    """A batch ten times as long is no spread, and one with a single sample tells of none."""
+    samples = {0: [1, 2, 3, 4, 5, 6], 1: [10, 20, 30, 40, 50, 60]}
+    assert describe(samples) == pytest.approx({"median": 19.25, "p20": 11, "p80": 27.5, "n": 12})
+    assert describe({0: [1, 2, 3], 1: [16]}) == pytest.approx({"median": 9, "p20": 6.3, "p80": 11.7, "n": 4})
+    assert describe({0: [2], 1: [4]}) == {"median": 3, "p20": None, "p80": None, "n": 2}
+    assert describe({}) is None
 
 
 def test_geometric_mean():
@@ -90,8 +94,8 @@ def test_interval_needs_two_rounds():
 
 
 def test_interval_is_over_rounds_not_over_samples():
-    rounds = {1: [1.0] * 1000, 2: [math.e**2] * 1000, 3: []}
-    assert interval_of_rounds(rounds) == interval([1.0, math.e**2])
+    rounds = {1: {0: [1.0] * 1000}, 2: {0: [math.e**2 - 1] * 1000, 1: [math.e**2 + 1]}}
+    assert interval_of_rounds(rounds) == pytest.approx(interval([1.0, math.e**2]))
 
 
 def test_paired_ratio_by_hand():

@@ -56,11 +56,11 @@ def test_a_sweep_is_finished_before_a_cap_ends_sampling():
     assert enough({0: [], 1: []}, max_samples=1) == (False, "")
 
 
-def test_spread_needs_three_whole_sweeps():
-    assert enough({0: [MS, MS], 1: [MS, MS]}) == (False, "")
-    assert enough({0: [MS, MS, MS], 1: [MS, MS]}) == (False, "")
-    assert enough({0: [MS, MS, MS], 1: [MS, MS, MS]}) == (True, "spread")
-    assert enough({0: [MS, 2 * MS, 3 * MS], 1: [MS, MS, MS]}) == (False, "")
+def test_spread_needs_five_whole_sweeps():
+    assert enough({0: [MS] * 4, 1: [MS] * 4}) == (False, "")
+    assert enough({0: [MS] * 5, 1: [MS] * 4}) == (False, "")
+    assert enough({0: [MS] * 5, 1: [MS] * 5}) == (True, "spread")
+    assert enough({0: [MS, 2 * MS, 3 * MS, MS, MS], 1: [MS] * 5}) == (False, "")
 
 
 def taken(durations, **limits):
@@ -83,4 +83,24 @@ def test_a_sweep_warms_up_on_the_first_batch_then_takes_all_in_turn():
     measured = [(7, 0, False), (3, 0, False), (7, 1, False), (3, 1, False)]
     assert taken([MS] * 6) == warm + measured
     assert taken([MS] * 4, warm_up=False) == measured
-    assert taken([MS] * 8, max_samples=100)[2:] == [*measured, (7, 2, False), (3, 2, False)]
+    sweeps = [(batch, repeat, False) for repeat in range(5) for batch in (7, 3)]
+    assert taken([MS] * 12, max_samples=100)[2:] == sweeps
+
+
+def test_a_sweep_may_warm_up_on_each_batch():
+    assert taken([MS] * 7, each=True)[:4] == [(7, 0, True), (7, 1, True), (3, 0, True), (7, 0, False)]
+    assert taken([MS] * 4, each=True, warm_up=False)[0] == (7, 0, False)
+
+
+@pytest.mark.parametrize(
+    "limits, why",
+    [({"max_samples": 2}, "sample cap"), ({"max_seconds": 0.001}, "time cap"), ({"max_samples": 99}, "spread")],
+)
+def test_a_sweep_says_why_it_ended(limits, why):
+    how = {"spread": 0.02, "max_samples": 99, "max_seconds": 10, "warm_up": False, **limits}
+    ended = []
+
+    def whole():
+        ended.append((yield from sampling.sweep(lambda *_: {"total_wall_ns": MS}, [7, 3], **how)))
+
+    assert len(list(whole())) == (10 if why == "spread" else 2) and ended == [why]

@@ -27,8 +27,8 @@ from fixtures_traces import memory as allocation
 def test_timing_memory_errors_and_cells_of_a_run(tmp_path):
     row = one_row(write_run(tmp_path / "torchaudio-30"))
     assert (row["name"], row["status"], row["reason"], row["exact"]) == ("torchaudio", "ok", "", True)
-    assert row["step_ms"] == pytest.approx({"median": 25, "p20": 16, "p80": 34, "n": 4})
-    assert row["loss_ms"] == pytest.approx({"median": 2.5, "p20": 1.6, "p80": 3.4, "n": 4})
+    assert row["step_ms"] == pytest.approx({"median": 25, "p20": 15, "p80": 35, "n": 4})
+    assert row["loss_ms"] == pytest.approx({"median": 2.5, "p20": 1.5, "p80": 3.5, "n": 4})
     assert row["step_forward_ms"]["median"] == pytest.approx(10)
     assert row["stages"]["step"] == pytest.approx({"joiner": 2.5, "backward": 15})
     low, high = row["step_ms_interval"]  # of the rounds' medians 15 and 35: two logs, t(1) = 12.7062
@@ -46,6 +46,28 @@ def test_timing_memory_errors_and_cells_of_a_run(tmp_path):
     assert (row["device"], row["torch_version"], row["implementation_version"]) == ("cpu", "2.11.0+cpu", "1.4")
     assert row["configuration"]["batch_size"] == 30 and row["configuration"]["max_frames"] is None
     assert row["configuration"]["threads"] == 2 and row["configuration"]["shape_file_sha256"] == "abc"
+
+
+def test_headline_of_a_light_and_a_heavy_batch(tmp_path):
+    """The mean of what each batch takes, whatever the number of its samples; utterances and frames over their sum."""
+    job = timing("timing-1", [10, 90, 11, 100, 12], [1])
+    batches = [{**batch, "frames": 15} for batch in environment("timing-1")["batches"]]
+    job[0] = environment("timing-1", batches=batches)
+    row = one_row(write_run(tmp_path / "a", jobs=[job], passes=["timing"], rounds=1))
+    assert row["step_ms"]["median"] == pytest.approx((11 + 95) / 2) and row["step_ms"]["p80"] < 1.1 * 53
+    assert row["utterances_per_second"] == pytest.approx(4 / 0.106)
+    assert row["frames_per_second"] == pytest.approx(30 / 0.106)
+    assert row["stages"]["step"]["joiner"] == pytest.approx(5.3)
+
+
+def test_why_sampling_ended(tmp_path):
+    whys = {"timing-1": "time cap", "timing-2": "spread"}
+    stops = {job: {"record": "stop", "job": job, "scope": "step", "round": 1, "why": why} for job, why in whys.items()}
+    rounds = [[*lines[:-1], stops[lines[-1]["job"]], lines[-1]] for lines in map(timing, whys, [[10]] * 2, [[1]] * 2)]
+    row = one_row(write_run(tmp_path / "a", jobs=rounds, passes=["timing"]))
+    assert row["stopped"] == {"step": {"time cap": 1, "spread": 1}}
+    assert "torchaudio step in 1 of 2 rounds" in summarize(tmp_path / "a")
+    assert "--max-seconds" not in summarize(write_run(tmp_path / "b"))
 
 
 def test_flagged_samples_are_kept_and_counted(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Optional, Sequence, Tuple
 
-from common.core import statistics
+from common.core import ratios, statistics
 from common.core.ratios import Ratio
 from common.records.schema import Correctness
 
@@ -51,6 +51,15 @@ def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
             "differ: repeat with more rounds, or measure both in alternation (--rev)"
         )
     return ""
+
+
+def detectable(
+    ratio: Ratio, paired: bool, tolerance: float, confidence: float, busy: Sequence[float]
+) -> Optional[float]:
+    """The slowdown that would have shown (see ratios.detectable); None where none would."""
+    if min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS or (not paired and max(busy) > BUSY_LIMIT):
+        return None
+    return ratios.detectable(ratio, tolerance, confidence)
 
 
 def load(busy: Sequence[float]) -> str:
@@ -102,8 +111,8 @@ def _span(low: float, high: float) -> str:
     return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
 
 
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.3g}%"
+def percent(fraction: float, digits: int = 3) -> str:
+    return f"{100 * fraction:.{digits}g}%"
 
 
 def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> str:

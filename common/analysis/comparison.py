@@ -16,6 +16,7 @@ from common.analysis.pairs import Pair, Sides
 from common.analysis.row import PEAKS, SCOPES, Row
 from common.core import ratios, statistics
 from common.core.statistics import TOLERANCE
+from common.core.text import gathered
 
 
 @dataclass
@@ -40,7 +41,9 @@ class Side:
 @dataclass
 class TimeChange:
     """ratio: new / baseline, with its interval (low, high), None where there is none; doubt: why a difference is not to
-    be believed, else ""; busy: share of the samples that ran beside other load."""
+    be believed, else ""; detectable: the slowdown (0.12 for 12%) that these samples would have shown four times in
+    five; baseline_ms, new_ms: the mean of the medians of the batches that both have; busy: share of the samples that
+    ran beside other load."""
 
     verdict: str
     reason: str
@@ -51,6 +54,7 @@ class TimeChange:
     high: Optional[float] = None
     baseline_ms: Optional[float] = None
     new_ms: Optional[float] = None
+    detectable: Optional[float] = None
     batches: int = 0
     baseline_rounds: int = 0
     new_rounds: int = 0
@@ -223,9 +227,10 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
+        detectable=change_verdicts.detectable(ratio, paired, tolerance, confidence, busy),
         batches=ratio.batches,
-        baseline_ms=statistics.geometric_mean(ratio.baseline),
-        new_ms=statistics.geometric_mean(ratio.new),
+        baseline_ms=_ms(before, after),
+        new_ms=_ms(after, before),
         baseline_rounds=len(ratio.baseline),
         new_rounds=len(ratio.new),
     )
@@ -240,6 +245,13 @@ def _of_two_torches(pair: Pair) -> str:
         f"they ran under torch {one.torch} and {other.torch}: measure one of them under the other's too "
         f"({one.loss}@ENVIRONMENT), and compare these two"
     )
+
+
+def _ms(rounds: Rounds, others: Rounds) -> float:
+    """The mean of the medians of the batches that both have."""
+    common = {batch for batches in others.values() for batch in batches}
+    found = gathered((batch, value) for of in rounds.values() for batch in of for value in of[batch] if batch in common)
+    return statistics.mean([statistics.median(values) for values in found.values()])
 
 
 def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str:

@@ -8,9 +8,20 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import roofline
 from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
 from common.core import statistics, workloads
+from common.core.text import gathered
 from common.core.units import MB
 from common.records import schema, store
-from common.records.schema import FILE_NAME, Correctness, Environment, Header, JobLine, Limits, Line, Memory, Trace
+from common.records.schema import (
+    FILE_NAME,
+    Correctness,
+    Environment,
+    Header,
+    JobLine,
+    Limits,
+    Line,
+    Memory,
+    Trace,
+)
 from common.traces.files import perhaps_packed, trace_files
 from common.traces.windows import Profiled, profiled, read_windows
 
@@ -76,6 +87,8 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         **_times(samples, "step"),
         **_times(samples, "loss"),
         stages={scope: stages for scope in SCOPES if (stages := _stages(samples, scope))},
+        **_rates(samples, batches),
+        stopped=_stopped([line for line in well if isinstance(line, schema.Stop)]),
         round_medians_ms={scope: _round_medians(samples, scope) for scope in SCOPES},
         samples=len(samples),
         flagged_samples=flagged,
@@ -193,31 +206,53 @@ def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
 
 def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
     mine = [sample for sample in samples if sample.scope == scope]
-    by_round: Dict[int, List[float]] = {}
+    rounds: Dict[int, Dict[int, List[float]]] = {}
     for sample in mine:
-        by_round.setdefault(sample.round, []).append(sample.ranked_ns / 1e6)
-    interval = statistics.interval_of_rounds(by_round)
-    # On CUDA the host runs ahead of forward, so only the events know when it ended.
-    forward = [sample.forward_wall_ns for sample in mine if sample.forward_wall_ns is not None]
-    forward = forward or [sample.forward_event_ns for sample in mine if sample.forward_event_ns is not None]
-    events = [sample.total_event_ns for sample in mine if sample.total_event_ns is not None]
+        rounds.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ranked_ns / 1e6)
+    interval = statistics.interval_of_rounds(rounds)
+
+    def described(key: str) -> Optional[Dict[str, Any]]:
+        times = ((sample.batch, getattr(sample, key)) for sample in mine)
+        return statistics.describe(gathered((batch, time / 1e6) for batch, time in times if time is not None))
+
+    events = described("total_event_ns")
     return {
-        f"{scope}_ms": statistics.describe([value for values in by_round.values() for value in values]),
+        f"{scope}_ms": described("ranked_ns"),
         f"{scope}_ms_interval": list(interval) if interval else None,
-        f"{scope}_event_ms": statistics.describe([time / 1e6 for time in events]),
-        f"{scope}_wall_ms": statistics.describe([sample.total_wall_ns / 1e6 for sample in mine if events]),
-        f"{scope}_forward_ms": statistics.describe([time / 1e6 for time in forward]),
+        f"{scope}_event_ms": events,
+        f"{scope}_wall_ms": described("total_wall_ns") if events else None,
+        # On CUDA the host runs ahead of forward, so only the events know when it ended.
+        f"{scope}_forward_ms": described("forward_wall_ns") or described("forward_event_ns"),
     }
 
 
 def _stages(samples: Sequence[schema.Sample], scope: str) -> Dict[str, float]:
-    """Median milliseconds of each."""
-    stages: Dict[str, List[float]] = {}
+    """Milliseconds of each: the mean over batches of their medians."""
+    stages: Dict[str, Dict[int, List[float]]] = {}
     for sample in samples:
         if sample.scope == scope:
             for stage, duration in (sample.stages or {}).items():
-                stages.setdefault(stage, []).append(duration / 1e6)
-    return {stage: statistics.median(values) for stage, values in stages.items()}
+                stages.setdefault(stage, {}).setdefault(sample.batch, []).append(duration / 1e6)
+    return {stage: of["median"] for stage, batches in stages.items() if (of := statistics.describe(batches))}
+
+
+def _rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Dict[str, Any]:
+    """Utterances and frames of the measured batches over the sum of the medians of their steps."""
+    times = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == "step")
+    known = [batch for batch in batches if batch.index in times]
+    if not known:
+        return {}
+    seconds = sum(statistics.median(times[batch.index]) for batch in known)
+    frames = [batch.frames for batch in known if batch.frames is not None]
+    return {
+        "utterances_per_second": sum(batch.N for batch in known) / seconds,
+        "frames_per_second": sum(frames) / seconds if len(frames) == len(known) else None,
+    }
+
+
+def _stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
+    found = gathered((one.scope, one.why) for one in ends)
+    return {scope: {why: reasons.count(why) for why in dict.fromkeys(reasons)} for scope, reasons in found.items()}
 
 
 def _round_medians(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Dict[str, float]]:

@@ -51,6 +51,21 @@ def _of(key: str) -> Callable[[Row], Optional[float]]:
     return lambda row: row.largest[key]
 
 
+def _rate(what: str) -> Callable[[Row], Optional[float]]:
+    """Of the step; of --find-largest, of its scope at the largest size."""
+    return lambda row: getattr(row, f"{what}_per_second")
+
+
+def _rate_said(what: str) -> Callable[[Row], str]:
+    """ "12.31", and of --find-largest "12.31 [11.9-12.8]", over rounds."""
+
+    def said(row: Row) -> str:
+        interval = row.largest.get(f"{what}_per_second_interval")
+        return number(_rate(what)(row)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
+
+    return said
+
+
 def _counter(scope: str, counter: str) -> Callable[[Row], Optional[float]]:
     return lambda row: (row.memory.get(scope) or {}).get(f"{counter}_mb")
 
@@ -64,11 +79,12 @@ def _percent(scope: str) -> Callable[[Row], Optional[float]]:
     return lambda row: row.limit_percent.get(scope, {}).get("packed")
 
 
-def _spread(described: Optional[Dict[str, float]]) -> str:
+def _spread(described: Optional[Dict[str, Any]]) -> str:
+    """ "574.1 +-1.2% 40": with half of what is between p20 and p80."""
     if described is None:
         return "-"
-    low, high = (number(described[part], 3) for part in ("p20", "p80"))
-    return f"{number(described['median'])} [{low}-{high}] {described['n']}"
+    half = described["p20"] and 50 * (described["p80"] - described["p20"]) / described["median"]
+    return f"{number(described['median'])} {'-' if half is None else f'+-{half:.2g}%'} {described['n']}"
 
 
 def _spread_of(scope: str) -> Callable[[Row], str]:
@@ -137,7 +153,7 @@ _ALL = (
     Metric("torch", "torch", words=lambda row: _version(row.torch_version), numeric=False),
     Metric("status", "status", words=lambda row: row.status, numeric=False),
     Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
-    *(Metric(f"{scope}_spread", f"{scope} ms median [p20-p80] n", words=_spread_of(scope)) for scope in SCOPES),
+    *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=_spread_of(scope)) for scope in SCOPES),
     *(
         Metric(
             f"{scope}_{part}",
@@ -157,6 +173,17 @@ _ALL = (
     Metric("step_events", "step ms, events", _part("step_event_ms", "median"), unit="ms", better="lower"),
     Metric("loss_wall", "loss ms, wall", _part("loss_wall_ms", "median"), unit="ms", better="lower"),
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
+    *(
+        Metric(
+            f"{what}_per_second",
+            title,
+            _rate(what),
+            _rate_said(what),
+            better="higher",
+            tag=f"throughput/{what}_per_second",
+        )
+        for what, title in (("utterances", "utterances /s"), ("frames", "frames /s (sum of T)"))
+    ),
     Metric("limits", "% of limit step / loss", words=_percents),
     *(
         Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")
@@ -200,20 +227,19 @@ _ALL = (
     Metric("largest_mb", "peak MB", _of("peak_mb"), unit="MB", better="lower"),
     Metric(
         "searched_spread",
-        "ms median [p20-p80] n",
+        "ms +- n",
         lambda row: (row.ms(row.largest["scope"]) or {}).get("median"),
         lambda row: _spread(row.ms(row.largest["scope"])),
     ),
-    Metric("utterances_per_second", "utterances /s", _of("utterances_per_second"), better="higher"),
-    Metric("frames_per_second", "frames /s", _of("frames_per_second"), better="higher"),
 )
 
 METRICS: Dict[str, Metric] = {metric.key: metric for metric in _ALL}
 
 _ERRORS = ("loss_error", "grad_error")
-_SHORT = ("step_spread", "loss_spread", "over_fastest", "limits", "peak_mb")
+_RATES = ("utterances_per_second", "frames_per_second")
+_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_mb")
 _PAGE = (
-    *("step_median", "loss_median", "over_fastest", "step_limit", "loss_limit", "peak_mb", *_ERRORS),
+    *("step_median", "loss_median", "over_fastest", *_RATES, "step_limit", "loss_limit", "peak_mb", *_ERRORS),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
@@ -223,7 +249,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
-        *("searched_spread", "utterances_per_second", "frames_per_second", "version", "torch"),
+        *("searched_spread", *_RATES, "version", "torch"),
     ),
     "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
     "page sweep": ("label", "status", *_PAGE, "gap", "reason"),

@@ -61,20 +61,24 @@ class Exported:
     peak_memory_mb: Optional[float] = None
     profiled_stages_us: Dict[str, float] = field(default_factory=dict)
     profiler_inflation: Optional[float] = None
-    # timing pass; times are {median, p20, p80, n}
-    step_ms: Optional[Dict[str, float]] = None
-    loss_ms: Optional[Dict[str, float]] = None
+    # timing pass; times are {median, p20, p80, n}: the mean over batches of their medians, samples over their own
+    # batch's median times it, number of samples
+    step_ms: Optional[Dict[str, Any]] = None
+    loss_ms: Optional[Dict[str, Any]] = None
     step_ms_interval: Optional[List[float]] = None
     loss_ms_interval: Optional[List[float]] = None
-    step_event_ms: Optional[Dict[str, float]] = None
-    loss_event_ms: Optional[Dict[str, float]] = None
-    step_wall_ms: Optional[Dict[str, float]] = None  # on CUDA, beside the events
-    loss_wall_ms: Optional[Dict[str, float]] = None
+    step_event_ms: Optional[Dict[str, Any]] = None
+    loss_event_ms: Optional[Dict[str, Any]] = None
+    step_wall_ms: Optional[Dict[str, Any]] = None  # on CUDA, beside the events
+    loss_wall_ms: Optional[Dict[str, Any]] = None
     against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
-    step_forward_ms: Optional[Dict[str, float]] = None
-    loss_forward_ms: Optional[Dict[str, float]] = None
-    stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> median ms
+    step_forward_ms: Optional[Dict[str, Any]] = None
+    loss_forward_ms: Optional[Dict[str, Any]] = None
+    stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> ms, as above
     round_medians_ms: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)  # scope -> round -> batch
+    utterances_per_second: Optional[float] = None  # of the step
+    frames_per_second: Optional[float] = None  # T of the encoder outputs, summed
+    stopped: Dict[str, Dict[str, int]] = field(default_factory=dict)  # scope -> why sampling ended -> rounds
     samples: int = 0
     flagged_samples: int = 0
     rounds: int = 0
@@ -183,7 +187,7 @@ class Row(Exported):
         ratio: Optional[float] = (found.get("through_control") or found).get("ratio")
         return ratio
 
-    def ms(self, scope: str) -> Optional[Dict[str, float]]:
+    def ms(self, scope: str) -> Optional[Dict[str, Any]]:
         """The times of a scope: {median, p20, p80, n}."""
         return self.step_ms if scope == "step" else self.loss_ms
 

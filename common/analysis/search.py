@@ -64,6 +64,8 @@ def row(records: Sequence[Line], folder: Path) -> Row:
         **{key: getattr(own, key) for key in HEAVIEST},
         **_throughput(timed),
     }
+    found.utterances_per_second = found.largest["utterances_per_second"]
+    found.frames_per_second = found.largest["frames_per_second"]
     found.configuration.update(
         batch_size=None,
         max_frames=None,
@@ -147,7 +149,8 @@ def _peak_mb(jobs: Jobs, size: Optional[int]) -> Optional[float]:
 
 def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
     """Rates of each round that ended well (utterances and frames of its batches over the sum of their medians), the
-    rounds' median, and what was timed: {utterances, frames} of all batches together, None where nothing was."""
+    rounds' median, their 95% interval, and what was timed: {utterances, frames} of all batches together, None
+    where nothing was."""
     rates: Dict[str, Dict[str, float]] = {"utterances": {}, "frames": {}}
     over: Optional[Dict[str, int]] = None
     for lines in timed:
@@ -165,6 +168,7 @@ def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
                 rates[what][str(end.round)] = count / seconds
     return {
         **{f"{what}_per_second": statistics.median(list(of.values())) if of else None for what, of in rates.items()},
+        **{f"{what}_per_second_interval": statistics.interval(list(of.values())) for what, of in rates.items()},
         "utterances_per_second_rounds": rates["utterances"],
         "timed_over": over,
     }

@@ -47,8 +47,9 @@ class Ratio(NamedTuple):
 
     low, high: the interval, None where the rounds are too few for one.  batches: how many were on both sides.
     baseline, new: each round's time, the geometric mean over batches of its medians, in the unit of the samples.
-    error: standard error of the ratio's logarithm, None like the interval.  of_file: the ratio is that of all batches
-    of the shape file, not of the measured ones alone.  least, most: range of the ratio over the measured batches.
+    error: standard error of the ratio's logarithm, with `freedom` degrees, None like the interval.  of_file: the ratio
+    is that of all batches of the shape file, not of the measured ones alone.  least, most: range of the ratio over the
+    measured batches.
     """
 
     ratio: float
@@ -58,6 +59,7 @@ class Ratio(NamedTuple):
     baseline: Tuple[float, ...]
     new: Tuple[float, ...]
     error: Optional[float]
+    freedom: float
     of_file: bool = False
     least: Optional[float] = None
     most: Optional[float] = None
@@ -195,4 +197,13 @@ def _ratio(center: float, error: Optional[float], freedom: float, confidence: fl
     if error is not None:
         half = student_t(confidence, freedom) * error
         low, high = math.exp(center - half), math.exp(center + half)
-    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error)
+    return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
+
+
+def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
+    """The slowdown (0.12 for 12%) that would have been called slower with the probability `power`, the spread being as
+    it is; None where there is none."""
+    if ratio.error is None:
+        return None
+    reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)
+    return math.expm1(math.log1p(tolerance) + reach * ratio.error)

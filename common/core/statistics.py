@@ -35,11 +35,20 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def describe(values: Sequence[float]) -> Optional[Dict[str, float]]:
-    """{median, p20, p80, n}; None without values."""
-    if not values:
+def describe(batches: Mapping[Any, Sequence[float]]) -> Optional[Dict[str, Any]]:
+    """{median, p20, p80, n} of samples by batch; None without any.
+
+    median: the mean over batches of each one's median.  p20, p80: the median times the 20th and 80th percentile of
+    samples over the median of their own batch, so that batches of different size are no spread; None where no batch has
+    two samples.  n: of samples.
+    """
+    medians = {batch: median(values) for batch, values in batches.items() if values}
+    if not medians:
         return None
-    return {"median": median(values), "p20": quantile(values, 0.2), "p80": quantile(values, 0.8), "n": len(values)}
+    middle, repeated = mean(list(medians.values())), [batch for batch in medians if len(batches[batch]) > 1]
+    shares = [value / medians[batch] for batch in repeated for value in batches[batch] if medians[batch]]
+    low, high = (middle * quantile(shares, part) if shares else None for part in (0.2, 0.8))
+    return {"median": middle, "p20": low, "p80": high, "n": sum(map(len, batches.values()))}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -84,9 +93,9 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tupl
     return math.exp(center - half), math.exp(center + half)
 
 
-def interval_of_rounds(rounds: Mapping[Any, Sequence[float]]) -> Optional[Tuple[float, float]]:
-    """95% interval over rounds from each round's samples: ``interval`` of the rounds' medians."""
-    return interval([median(samples) for samples in rounds.values() if samples])
+def interval_of_rounds(rounds: Mapping[Any, Mapping[Any, Sequence[float]]]) -> Optional[Tuple[float, float]]:
+    """95% interval over rounds from each round's samples by batch: ``interval`` of the rounds' means of medians."""
+    return interval([mean([median(samples) for samples in batches.values()]) for batches in rounds.values()])
 
 
 #: Of all intervals of a table, or of a comparison, together.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Dict, Iterator, List, Optional
 
 import torch
@@ -26,6 +27,8 @@ class Clock:
         self.over: Optional[torch.Tensor] = None
         if cold and self.cuda:
             self.over = torch.empty(2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device)
+        gc.collect()
+        gc.freeze()  # what is loaded stays: the collection before each sample need not look through it
 
     def cool(self) -> None:
         """Write over the L2 cache."""
@@ -50,6 +53,7 @@ class Clock:
 
 def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
     """The timed fields of a ``sample`` record, in nanoseconds, and the pages that the system had to map meanwhile.
+    Python collects its garbage before, and not within.
 
     On CUDA the host runs ahead of the device, so the wall time of forward has no meaning and is None; use its event
     time.
@@ -62,7 +66,11 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         yield
         spans.append((name, begin, clock.mark()))
 
-    with observed_by(observer):
+    gc.collect()
+    gc.disable()
+    with ExitStack() as stack:
+        stack.callback(gc.enable)
+        stack.enter_context(observed_by(observer))
         clock.cool()
         clock.synchronize()
         faults = minor_faults()

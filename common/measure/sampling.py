@@ -5,10 +5,9 @@ No clock is read here: the caller's function takes the samples, and tests pass m
 
 from __future__ import annotations
 
-import itertools
 import math
 from statistics import stdev
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, Iterator, List, Sequence, Tuple
 
 from common.core import statistics
 from common.system.load import ForeignLoad, busy_flags
@@ -53,7 +52,7 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
 
 
 #: So many sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
-MIN_SWEEPS_FOR_SPREAD = 3
+MIN_SWEEPS_FOR_SPREAD = 5
 
 
 def enough(
@@ -102,10 +101,13 @@ def sweep(
     max_samples: int,
     max_seconds: float,
     warm_up: bool = True,
-) -> Iterator[Dict[str, Any]]:
+    each: bool = False,
+) -> Generator[Dict[str, Any], None, str]:
     """Samples with the load beside them: of the first batch until it is warmed up, then of all in turn until `enough`.
+    Returns why they ended.
 
-    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.
+    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.  each: warm up once
+    on each of the other batches too.
     """
     samples = WithLoad()
     durations: List[int] = []
@@ -113,14 +115,19 @@ def sweep(
         warm = sample(batches[0], len(durations), True)
         durations.append(warm["total_wall_ns"])
         yield from samples.add(warm)
+    for batch in batches[1:] if warm_up and each else ():
+        yield from samples.add(sample(batch, 0, True))
     yield from samples.flush()
 
     measured: Dict[int, List[int]] = {batch: [] for batch in batches}
-    for repeat in itertools.count():
+    repeat = 0
+    while True:
         for batch in batches:
-            if enough(measured, len(batches), spread, max_samples, max_seconds)[0]:
+            ended, why = enough(measured, len(batches), spread, max_samples, max_seconds)
+            if ended:
                 yield from samples.flush()
-                return
+                return why
             taken = sample(batch, repeat, False)
             measured[batch].append(taken["total_wall_ns"])
             yield from samples.add(taken)
+        repeat += 1

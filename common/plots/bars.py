@@ -48,7 +48,7 @@ def step_times(rows: Sequence[Row]) -> List[Figure]:
 
 
 def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
-    """Bars of the stages' medians, and the whole's median with 20th and 80th percentile."""
+    """Bars of the stages, and the whole with 20th and 80th percentile."""
     described = [times(row) or {} for row in timed]
     split = [_medians(row) or {"not split": each["median"]} for row, each in zip(timed, described)]
     data = []
@@ -58,20 +58,20 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
     diamond = {"symbol": "diamond", "size": 10, "color": INK}
     medians = [(each["median"], -at) for at, each in enumerate(described)]
     data.append(points("median of the whole", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
-    end = scales.cut([each["p80"] for each in described])
+    end = scales.cut([each["p80"] or each["median"] for each in described])
     beyond = [height for median, height in medians if end and median > end]
     data += [arrows(end, beyond)] if beyond else []
     names, said = [], []
     for row, each in zip(timed, described):
-        names.append(f"{_lane(row, each['median'], 'ms')}  {number(each['p20'], 3)}\u2013{number(each['p80'], 3)}")
-        span = f"from {number(each['p20'])} to {number(each['p80'])}"
-        said.append(f"{row.label} {number(each['median'])} milliseconds, {span}")
+        span = [number(each[part], 3) for part in ("p20", "p80")] if each["p20"] else []
+        names.append(f"{_lane(row, each['median'], 'ms')}  " + "\u2013".join(span))
+        said.append(f"{row.label} {number(each['median'])} milliseconds{', from ' * bool(span)}{' to '.join(span)}")
     return Figure(
         f"step-time{key}",
         f"Step time{whose}",
-        "Bars: the median of each stage. Diamond and whiskers: the median of the whole, its 20th and 80th percentile "
-        "over all batches and rounds. Medians do not add up, so a bar may end a little before or after its diamond."
-        + (f" {GOES_ON}" if beyond else ""),
+        "Diamond: the mean over batches of their medians; whiskers: the 20th and 80th percentile of samples over their "
+        "own batch's median. Bars: likewise of each stage; medians do not add up, so a bar may end a little before or "
+        "after its diamond." + (f" {GOES_ON}" if beyond else ""),
         f"Step time{whose}: {'; '.join(said)}",
         data,
         _layout(names, until(end), barmode="stack"),

@@ -106,11 +106,11 @@ def marker(place: int, size: int) -> Dict[str, Any]:
     return {"symbol": symbol(place), "size": size, "color": color(place)}
 
 
-def whiskers(described: Sequence[Dict[str, float]]) -> Dict[str, List[float]]:
-    """From p20 to p80 about the median."""
+def whiskers(described: Sequence[Dict[str, Any]]) -> Dict[str, List[float]]:
+    """From p20 to p80 about the median; none where they are not known."""
     return {
-        "array": [each["p80"] - each["median"] for each in described],
-        "arrayminus": [each["median"] - each["p20"] for each in described],
+        "array": [(each["p80"] or each["median"]) - each["median"] for each in described],
+        "arrayminus": [each["median"] - (each["p20"] or each["median"]) for each in described],
     }
 
 

@@ -73,11 +73,12 @@ def name_places(
 
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
-    """Median time against peak memory; a line joins those of its losses that no other beats in both."""
+    """Time against peak memory; a line joins those of its losses that no other beats in both."""
     both, found = known(rows)
     if len(both) < 2:
         return None
-    across = scales.span([end for row in both for key, end in (times(row) or {}).items() if key in ("p20", "p80")])
+    ends = [(times(row) or {}).get(key) for row in both for key in ("p20", "median", "p80")]
+    across = scales.span([end for end in ends if end is not None])
     up = scales.span([y for _, y in found])
     of = fronts(both, found)
     places = name_places([shown(row.label) for row in both], found, of, (across, up), PHONE)

@@ -355,6 +355,16 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
         return by_events or self.total_wall_ns
 
 
+class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
+    """Why the samples of a scope ended, in one round."""
+
+    scope: str
+    round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
+    why: Annotated[
+        str, of('"spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds')
+    ]
+
+
 class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     """Peaks of one step or loss above the baseline before it; null where a counter is not of this device."""
 
@@ -466,7 +476,7 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
     names: Annotated[List[str], of("implementations")] = []
 
 
-Kind = Union[Header, Environment, Correctness, Sample, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
+Kind = Union[Header, Environment, Correctness, Sample, Stop, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
 KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
 PARTS = (
     Machine,

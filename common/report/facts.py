@@ -22,9 +22,11 @@ def load(entries: Sequence[Row]) -> Optional[Table]:
         shares = [100 * sample.foreign_cpu for sample in entry.timed if sample.foreign_cpu is not None]
         if shares:
             values = {"others' CPU, median %": statistics.median(shares), "highest %": max(shares)}
+            ends = [f"{scope}: {why} {rounds}" for scope, whys in entry.stopped.items() for why, rounds in whys.items()]
             counts = {"samples flagged": sum(sample.flagged for sample in entry.timed), "of": len(entry.timed)}
             cells = {title: Cell(f"{value:.1f}", value, entry.results) for title, value in values.items()}
             cells.update({title: measured(count, entry.results) for title, count in counts.items()})
+            cells["rounds by why they ended"] = Cell("; ".join(ends) or "-", mark="long")
             rows.append({"implementation": Cell(entry.label, mark="name"), **cells})
     return tabulated("load", "Load of the machine by others while timing", rows) if rows else None
 

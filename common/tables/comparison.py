@@ -43,7 +43,7 @@ def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table"
         others = dict.fromkeys(row.name for row in rows if not _measured(row))
         remarks = [*remarks, f"measured on neither side: {', '.join(others)}"]
     below = [sentence for row in shown for sentence in _sentences(row.name, _lines(row))]
-    below += [*_notes(shown), *remarks]
+    below += [*_power(shown), *_notes(shown), *remarks]
     if format == "markdown":
         blocks = [*map(escaped, _head(rows)), markdown(table(shown))]
     else:
@@ -123,6 +123,23 @@ def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
             yield f"{name}, {line.what}: {line.verdict}: {line.reason}"
     if plainly_same:
         yield f"{name}: {', '.join(plainly_same)}: same"
+
+
+def _power(rows: Sequence[Change]) -> Iterator[str]:
+    """How many times changed, and what slowdown could have been seen at all."""
+    times = [time for row in rows for time in row.time.values() if time.ratio is not None]
+    if not times:
+        return
+    verdicts = [time.verdict for time in times]
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("faster", "slower", "same", "unclear"))
+    found = sorted(time.detectable for time in times if time.detectable is not None)
+    if not found:
+        said = "no slowdown would have shown"
+    else:
+        said = f"with these samples a slowdown of {percent(found[-1], 2)} or more would have shown"
+        said += f" in {'each' if len(found) == len(times) else f'{len(found)} of them'}"
+        said += f", one of {percent(found[0], 2)} in the surest" if len(found) > 1 else ""
+    yield f"times: {counts}; {said} (four times in five)"
 
 
 def _sides(change: Any, metric: Metric) -> List[str]:

@@ -13,7 +13,7 @@ Lines = List[str]
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Blocks of lines of the "table" or "markdown" format."""
-    parts = (_reasons, _ratios, _at_size, _limits, _stages, _options, _notes)
+    parts = (_reasons, _ratios, _stopped, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
@@ -65,6 +65,17 @@ def _interval(found: Dict[str, Any]) -> str:
         if found["of_file"]:
             said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
     return f"{number(found['ratio'], 3)}x over {batches}; {said}"
+
+
+def _stopped(rows: Sequence[Row]) -> Lines:
+    """Where time ran out before the wanted spread was reached."""
+    cut = [
+        f"{row.name} {scope} in {whys['time cap']} of {count(sum(whys.values()), 'round')}"
+        for row in rows
+        for scope, whys in row.stopped.items()
+        if "time cap" in whys
+    ]
+    return [f"sampling ended at the time limit (--max-seconds), not at the wanted spread: {', '.join(cut)}"] * bool(cut)
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:

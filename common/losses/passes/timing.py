@@ -2,8 +2,9 @@
 
 Leaves are made anew for every sample, untimed; on a CPU their numbers too.  On CUDA the inputs of each batch are on the
 device before the first sample: were they made on the host in between, the device would idle and lower its clocks.  CPU:
-perf_counter_ns at both ends.  CUDA: events and wall time, the device synchronised at both ends.  Every sample is kept,
-warm-up samples too (marked), with the load of other processes beside it.
+perf_counter_ns at both ends.  CUDA: events and wall time, the device synchronised at both ends, and a warm-up on each
+batch: its kernels, its sizes in the allocator.  Every sample is kept, warm-up samples too (marked), with the load of
+other processes beside it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from common.measure.clock import Clock, time_step
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
-    """``sample`` records of every scope; the scopes change order from round to round.  `context`:
-    common.losses.context.Context.
+    """``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to round.
+    `context`: common.losses.context.Context.
 
     Loops in Python compile nothing and take seconds, so they are not warmed up, and one batch a round is enough.
     """
@@ -30,14 +31,16 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
             timed = time_step(context.step(scope, batch, repeat), clock)
-            return {"record": "sample", "scope": scope, "batch": batch, "repeat": repeat, "warmup": warmup, **timed}
+            place = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
+            return {"record": "sample", **place, "warmup": warmup, **timed}
 
-        for record in sampling.sweep(
+        why = yield from sampling.sweep(
             sample,
             context.batches[:1] if context.loops_in_python else context.batches,
             spread=settings.spread,
             max_samples=settings.max_samples,
             max_seconds=settings.max_seconds,
             warm_up=not context.loops_in_python,
-        ):
-            yield {**record, "round": round_number}
+            each=clock.cuda,
+        )
+        yield {"record": "stop", "scope": scope, "round": round_number, "why": why}

@@ -1,0 +1,88 @@
+"""How large must a slowdown be for compare.py to see it?  Simulated pairs of runs; a Markdown table on stdout.
+
+    .venv/main/bin/python benchmarks/compare_power.py --runs 2000
+
+Each simulated pair is one loss measured twice, the second time slower by a planted share.  Batches, processes and
+samples vary as in benchmarks/interval_coverage.py ("as measured": processes by 2%, samples by 3%); the batches are the
+same on both sides, as those of one seed are.  Each cell is the share of pairs whose verdict is "slower", with the
+intervals of all rows of a comparison holding together: two (step and loss) for each implementation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import NamedTuple, Optional, Sequence
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import compare
+from benchmarks.interval_coverage import WORLDS, padding, sides, simulate
+from common.analysis import change_verdicts
+from common.core import ratios, settings, statistics
+
+SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)
+WORLD = WORLDS["as measured"]._replace(slope=0.0, deviation=0.0)
+
+
+class Design(NamedTuple):
+    """A comparison.  losses: how many implementations."""
+
+    title: str
+    rounds: int
+    batches: int
+    losses: int
+    paired: bool
+
+
+def designs() -> Sequence[Design]:
+    cpu = settings.resolve({"preset": "cpu"}, "cpu")
+    two = f"two runs, {cpu.rounds} rounds of {cpu.num_batches} batches (the CPU preset)"
+    revisions = f"`--rev`, {compare.REVISION_ROUNDS} rounds of {cpu.num_batches} batches (its default)"
+    return [
+        Design(f"{title}, {losses} implementation{'s' * (losses > 1)}", rounds, cpu.num_batches, losses, paired)
+        for title, rounds, paired in (
+            (two, cpu.rounds, False),
+            ("two runs, `--rounds 10`", 10, False),
+            (revisions, compare.REVISION_ROUNDS, True),
+        )
+        for losses in (1, 9)
+    ]
+
+
+def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int) -> float:
+    """The share of pairs that are called slower."""
+    rng = np.random.default_rng(seed)
+    truth, x_mean = np.full(len(x), math.log1p(slower)), float(x.mean())
+    confidence, found = statistics.confidence_of_each(2 * design.losses), 0
+    for _ in range(runs):
+        run = simulate(WORLD, x, truth, design.rounds, design.batches, True, rng)
+        baseline, new, of_batch = sides(run)
+        ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
+        assert ratio is not None
+        doubt = change_verdicts.time_doubt(ratio, paired, (0.0, 0.0))
+        verdict, _ = change_verdicts.time(ratio, paired, statistics.TOLERANCE, confidence, doubt)
+        found += verdict == "slower"
+    return found / runs
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2000, help="simulated pairs of each cell. Default: 2000")
+    parser.add_argument("--seed", type=int, default=1, help="Default: 1")
+    arguments = parser.parse_args(argv)
+    x = padding(2, Path(__file__).resolve().parents[1] / "shape_info.pt")
+    print("| comparison | " + " | ".join(f"{slower:.0%} slower" for slower in SLOWER) + " |")
+    print("| --- |" + " ---: |" * len(SLOWER))
+    for design in designs():
+        cells = (power(design, slower, x, arguments.runs, arguments.seed) for slower in SLOWER)
+        print(f"| {design.title} | " + " | ".join(f"{100 * cell:.1f}%" for cell in cells) + " |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
