@@ -20,7 +20,7 @@ DESCRIPTION = """\
 One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
 traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
 
-  step ms, loss ms   median of the unprofiled samples, 20th and 80th percentile, number of samples (n)
+  step ms, loss ms   mean over batches of their medians, spread within a batch, number of samples (n), unprofiled
   peak memory MB     highest peak of a step above its baseline, from the memory pass (MB = 2^20 bytes)
   profiled step us   mean of the ProfilerStep# spans of the active windows: the profiler's own cost is in it
   profiled peak MB   highest Total Allocated of the [memory] events

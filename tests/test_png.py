@@ -17,9 +17,37 @@ from common.plots.machines import relative_times
 
 pytest.importorskip("matplotlib")
 
+OF_BATCHES = {"ratio-useful", "ratio-cells", "time-cells"}
+
 
 def rows_of(folder):
     return logs.read([folder]).groups[0].rows
+
+
+def on_batches(folder, **ms_of):
+    """Runs of one round over six batches of growing size and padding, whose steps take ms_of[name](cells, useful)."""
+    batches = [{"index": at, "N": 2, "T_max": 10 * (at + 1), "U_max": 9, "padded_cells": 100} for at in range(6)]
+    for batch in batches:
+        batch["useful_cells"] = 100 - 10 * batch["index"]
+    for name, ms in ms_of.items():
+        lines = [sample("timing-1", "step", of["index"], ms(of["T_max"] * 10, of["useful_cells"])) for of in batches]
+        job = [environment("timing-1", batches=batches), *lines, status("timing-1")]
+        write_run(folder / name, name, [job], passes=["timing"], rounds=1, run_id="one run")
+
+
+def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
+    """One that pays for padding, and one that does not."""
+    on_batches(tmp_path, packed=lambda cells, useful: cells * useful / 100, padded=lambda cells, useful: cells)
+    figures = {figure.key: figure for figure in runs.figures(rows_of(tmp_path))}
+    traces = {trace["name"]: trace for trace in figures["ratio-useful"].data}
+    assert traces["padded"]["x"] == [50, 60, 70, 80, 90, 100]
+    assert traces["padded"]["y"] == pytest.approx([100 / useful for useful in traces["padded"]["x"]])
+    assert traces["packed"]["y"] == [1] * 6
+    (padded,) = [trace for trace in figures["ratio-cells"].data if trace["name"] == "padded"]
+    assert padded["x"] == [100, 200, 300, 400, 500, 600] and padded["y"] == sorted(padded["y"])
+    (padded,) = [trace for trace in figures["time-cells"].data if trace["name"] == "padded"]
+    assert padded["y"] == padded["x"] and "lines" in padded["mode"]
+    assert len(figures["ratio-useful"].table.rows) == 12
 
 
 def figures_of(folder):
@@ -27,6 +55,8 @@ def figures_of(folder):
     for name, ms, kind in (("a<b>$x$", [10, 11], "exact"), ("far", [900, 950], "exact"), ("p", [5, 6], "pruned")):
         timed(folder / "runs", name, ms, kind=kind)
     found = runs.figures(rows_of(folder / "runs"))
+    on_batches(folder / "batches", a=lambda cells, useful: cells, b=lambda cells, useful: 2 * cells + useful)
+    found += [figure for figure in runs.figures(rows_of(folder / "batches")) if figure.key in OF_BATCHES]
     found += shapes.distributions(next(row for row in rows_of(folder / "runs") if row.distribution))
     grid = {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}
     jobs = lambda name, values: measured(values["vocab_size"], values["vocab_size"])  # noqa: E731
@@ -64,6 +94,7 @@ def test_every_plot_can_be_drawn_with_all_that_is_in_it(tmp_path):
         "shape-t",
         "shape-u",
         "shape-padding",
+        *OF_BATCHES,
     }
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import List, Sequence
 
 from common.analysis.row import Row
-from common.plots import bars, over_time, trade_off
+from common.plots import bars, batches, over_time, trade_off
 from common.plots.style import Figure
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:
     """Those there is data for, in the order of the page."""
     found = [*bars.step_times(rows), *bars.peak_memories(rows), trade_off.time_and_memory(rows)]
-    found += [*over_time.memory_within(rows), over_time.drift(rows)]
+    found += [*batches.over_batches(rows), *over_time.memory_within(rows), over_time.drift(rows)]
     return [figure for figure in found if figure is not None]

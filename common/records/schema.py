@@ -358,7 +358,7 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
 class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
     """Why the samples of a scope ended, in one round."""
 
-    scope: str
+    scope: Annotated[str, of('"loss" or "step"')]
     round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
     why: Annotated[
         str, of('"spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds')
