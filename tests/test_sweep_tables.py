@@ -8,7 +8,7 @@ import json
 
 import pytest
 from commands import run
-from fixtures_runs import correctness, one_row, records_of, status, summarize, write_run
+from fixtures_runs import correctness, memory, one_row, records_of, status, summarize, timing, write_run
 from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs
@@ -71,6 +71,25 @@ def test_exponents_are_of_three_points_or_more(sweep, tmp_path):
     assert exponents(read(path))[0].slope == pytest.approx(1.7)
 
 
+def test_no_exponent_across_the_border_of_the_allocator(tmp_path):
+    """From 8000 on each step maps its memory anew, and takes half as much time more."""
+    grid = {"vocab_size": [500, 1000, 2000, 4000, 8000, 16000]}
+
+    def jobs(name, values, faults=lambda size: 3 if size < 8000 else size):
+        size = values["vocab_size"]
+        samples = [size * (1.5 if size >= 8000 else 1)] * 2
+        return [correctness(), timing("timing-1", samples, samples, minor_faults=faults(size)), memory(8)]
+
+    path = write_sweep(tmp_path / "s", grid, ["a"], jobs)
+    step, loss = exponents(read(path))
+    assert step.slope == pytest.approx(1) and (step.low, step.high, step.points) == (500, 4000, 4)
+    text = render([read(path)], "table")
+    assert "a step: no power across vocab-size 4000 and 8000" in text and "(500.0 to 4000)" in text
+    path = write_sweep(tmp_path / "mapped", grid, ["a"], lambda name, values: jobs(name, values, lambda size: 9 * size))
+    assert [one.points for one in exponents(read(path))] == [6, 6]
+    assert "no power across" not in render([read(path)], "table")
+
+
 def test_one_that_was_stopped_says_what_is_left(tmp_path):
     def until_1000(name, values):
         return measured(10) if values["vocab_size"] < 1000 else [correctness()] if values["vocab_size"] == 1000 else []
@@ -128,7 +147,7 @@ def test_the_table_of_a_sweep(sweep):
     title, *lines = text.splitlines()
     assert " V " not in title and "joiner 512" in title  # what varies is told once
     (row,) = [line for line in lines if line.split()[:3] == ["4000", "float32", "linear"]]
-    assert "40.00 [" in row and " 80.00 " in row and " ok " in row
+    assert "40.00 +-6% 3" in row and " 80.00 " in row and " ok " in row
     assert "square at dtype bfloat16: unsupported: takes float32 only" in lines
     assert "square at vocab-size 4000 and dtype float32: oom: timing-1: no memory" in lines
     assert "step time grows as vocab-size to the power of (at dtype float32): linear 1.00" in lines

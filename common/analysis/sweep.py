@@ -16,12 +16,13 @@ from common.analysis.groups import rank, short_label
 from common.analysis.row import SCOPES, Row
 from common.core import grid
 from common.core.errors import UserError
-from common.core.statistics import mean
+from common.core.statistics import mean, median
 from common.core.text import number, plain
 from common.records import schema, store
-from common.records.schema import SweepHeader
+from common.records.schema import Sample, SweepHeader
 
 FEWEST_POINTS = 3  # of a scaling exponent: two points say nothing of whether it is one
+FAULTS_JUMP, FEW_FAULTS = 10.0, 64.0  # see _stretches; so many more or fewer are no other way to take memory
 
 
 class SweptRun(NamedTuple):
@@ -66,7 +67,7 @@ class Sweep:
 
 class Exponent(NamedTuple):
     """Time grows as the swept setting to the power `slope`, between its values `low` and `high`, by least squares over
-    the logarithms of `points` medians."""
+    the logarithms of `points` medians, all with the same way to take memory."""
 
     name: str
     key: str
@@ -150,22 +151,62 @@ def exponents(sweep: Sweep) -> List[Exponent]:
     for key, values in sweep.grid.items():
         if not is_numeric(values) or min(values) <= 0:
             continue
-        points: Dict[Tuple[str, str], List[Tuple[float, float]]] = {}
-        for scope in SCOPES:
-            for run in along(sweep, key):
-                median = (run.row.ms(scope) or {}).get("median", 0)
-                if run.row.status == "ok" and median > 0:
-                    points.setdefault((run.row.name, scope), []).append((run.values[key], median))
-        for (name, scope), pairs in points.items():
-            if len(pairs) >= FEWEST_POINTS:
-                ends = [x for x, _ in pairs]
-                found.append(Exponent(name, key, scope, _slope(pairs), min(ends), max(ends), len(pairs)))
+        for (name, scope), points in _points(sweep, key).items():
+            for same in _stretches(points):
+                if len(same) >= FEWEST_POINTS:
+                    slope, low, high = _slope(same), same[0].value, same[-1].value
+                    found.append(Exponent(name, key, scope, slope, low, high, len(same)))
     return found
 
 
-def _slope(pairs: Sequence[Tuple[float, float]]) -> float:
+class _Point(NamedTuple):
+    """faults: pages that the system mapped within a step, the median; None where it was not recorded."""
+
+    value: float
+    ms: float
+    faults: Optional[float]
+
+
+def _points(sweep: Sweep, key: str) -> Dict[Tuple[str, str], List[_Point]]:
+    """Of each implementation and scope, by value."""
+    found: Dict[Tuple[str, str], List[_Point]] = {}
+    for scope in SCOPES:
+        for run in sorted(along(sweep, key), key=lambda run: float(run.values[key])):
+            ms = (run.row.ms(scope) or {}).get("median", 0)
+            if run.row.status == "ok" and ms > 0:
+                faults = _faults(run.row, scope)
+                found.setdefault((run.row.name, scope), []).append(_Point(run.values[key], ms, faults))
+    return found
+
+
+def _faults(row: Row, scope: str) -> Optional[float]:
+    lines = [line for of_job in row.jobs.values() for line in of_job if isinstance(line, Sample) and not line.warmup]
+    found = [line.minor_faults for line in lines if line.scope == scope and line.minor_faults is not None]
+    return median(found) if found else None
+
+
+def _stretches(points: Sequence[_Point]) -> List[List[_Point]]:
+    """Parted where the allocator begins or ends to map memory anew in each step, which takes time of its own: there the
+    faults change FAULTS_JUMP times as much as the time."""
+    found: List[List[_Point]] = []
+    for point in points:
+        before = found[-1][-1] if found else None
+        if before is None or _other_regime(before, point):
+            found.append([])
+        found[-1].append(point)
+    return found
+
+
+def _other_regime(one: _Point, other: _Point) -> bool:
+    if one.faults is None or other.faults is None:
+        return False
+    ratio = (other.faults + FEW_FAULTS) / (one.faults + FEW_FAULTS)
+    return not 1 / FAULTS_JUMP < ratio * one.ms / other.ms < FAULTS_JUMP
+
+
+def _slope(points: Sequence[_Point]) -> float:
     """Of the least squares line through the logarithms."""
-    pairs = [(math.log(x), math.log(y)) for x, y in pairs]
+    pairs = [(math.log(point.value), math.log(point.ms)) for point in points]
     x_mean, y_mean = mean([x for x, _ in pairs]), mean([y for _, y in pairs])
     return sum((x - x_mean) * (y - y_mean) for x, y in pairs) / sum((x - x_mean) ** 2 for x, _ in pairs)
 
@@ -182,7 +223,22 @@ def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
         where = f" (at {grid.words(others)})" if others else ""
         slopes = ", ".join(f"{one.name} {one.slope:.2f}{_where_less(one, sweep)}" for one in found)
         lines.append(f"{scope} time grows as {grid.flag(key)} to the power of{where}: {slopes}")
-    return lines
+    return lines + _borders(sweep, of_key)
+
+
+def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
+    """Where no power is told, since memory is taken in another way on the other side."""
+    found = []
+    for key in (key for key, values in sweep.grid.items() if is_numeric(values) and of_key in (None, key)):
+        for (name, scope), points in _points(sweep, key).items():
+            for one, other in zip(points, points[1:]):
+                if _other_regime(one, other):
+                    between = f"{grid.flag(key)} {number(one.value)} and {number(other.value)}"
+                    faults = f"{number(one.faults)} and {number(other.faults)} page faults a step"
+                    found.append(
+                        f"{name} {scope}: no power across {between}: memory is taken in another way ({faults})"
+                    )
+    return found
 
 
 def _where_less(one: Exponent, sweep: Sweep) -> str:
