@@ -200,8 +200,9 @@ def _stretches(points: Sequence[_Point]) -> List[List[_Point]]:
 def _other_regime(one: _Point, other: _Point) -> bool:
     if one.faults is None or other.faults is None:
         return False
-    ratio = (other.faults + FEW_FAULTS) / (one.faults + FEW_FAULTS)
-    return not 1 / FAULTS_JUMP < ratio * one.ms / other.ms < FAULTS_JUMP
+    few, many = sorted((one, other), key=lambda point: point.faults or 0.0)
+    jump = ((many.faults or 0.0) + FEW_FAULTS) / ((few.faults or 0.0) + FEW_FAULTS)
+    return jump > FAULTS_JUMP * max(many.ms / few.ms, 1.0)
 
 
 def _slope(points: Sequence[_Point]) -> float:
