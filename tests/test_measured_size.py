@@ -82,13 +82,156 @@ def test_what_is_wrong_at_size_only_is_found(wrong, monkeypatch):
     assert "on a measured batch (N 9, T 70, U 34)" in correctness.in_words(record)
 
 
+# Gradients that are wrong where they are small, from V = 100 and T = 60 on.
+
+
+class Broken(torch.autograd.Function):
+    """A right loss of padded logits; `breaks`(gradient, logits, given) is its gradient at size."""
+
+    @staticmethod
+    def forward(ctx, logits, right, breaks, given):
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            loss = right(leaf, given)
+            (gradient,) = torch.autograd.grad(loss, leaf)
+        at_size = logits.size(-1) >= 100 and logits.size(1) >= 60
+        ctx.save_for_backward(breaks(gradient, logits.detach(), given) if at_size else gradient)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream * ctx.saved_tensors[0], None, None, None
+
+
+def non_target(logits, given):
+    """1 for the entries that are neither the blank's nor the next target's, else 0."""
+    found = torch.ones_like(logits)
+    found[..., 0] = 0
+    targets = given.targets.long()[:, None, :, None].expand(-1, logits.size(1), -1, 1)
+    found[:, :, :-1].scatter_(3, targets, 0.0)
+    return found
+
+
+def with_softmax(replaced):
+    """The gradient with other probabilities, which `replaced` makes of the logits."""
+
+    def breaks(gradient, logits, given):
+        right, others = logits.softmax(-1), non_target(logits, given)
+        posterior = (gradient * others).sum(-1, keepdim=True) / (right * others).sum(-1, keepdim=True)
+        return gradient + posterior * (replaced(logits) - right)
+
+    return breaks
+
+
+def only_targets(gradient, logits, given):
+    return gradient * (1 - non_target(logits, given))
+
+
+def only_targets_at_the_end(gradient, logits, given):
+    late = torch.arange(logits.size(1)) >= (given.logit_lengths * 9 // 10).view(-1, 1)
+    return torch.where(late[:, :, None, None], only_targets(gradient, logits, given), gradient)
+
+
+def three_quarters(logits):
+    kept = logits.size(-1) * 3 // 4
+    return torch.nn.functional.pad(logits[..., :kept].softmax(-1), (0, logits.size(-1) - kept))
+
+
+def without_small_ones(gradient, logits, given):
+    return gradient.masked_fill(gradient.abs() < 1.4e-3, 0)
+
+
+def with_small_ones_flipped(gradient, logits, given):
+    return torch.where(gradient.abs() < 7e-4, -gradient, gradient)
+
+
+@pytest.mark.parametrize(
+    "V, breaks, word",
+    [
+        (4096, only_targets, "symbol"),
+        (4096, with_softmax(three_quarters), "symbol"),
+        (4096, with_softmax(lambda logits: torch.full_like(logits, 1 / logits.size(-1))), "symbol"),
+        (4096, only_targets_at_the_end, "frame"),
+        (500, without_small_ones, "frame"),
+        (500, with_small_ones_flipped, "frame"),
+    ],
+    ids=["no non-target part", "a quarter dropped", "mean softmax", "end of an utterance", "small zeroed", "flipped"],
+)
+def test_what_is_wrong_where_it_is_small_is_refused(V, breaks, word, monkeypatch):
+    adapter = adapter_of(find("reference"), "cpu", vocab_size=V)
+    right = adapter.loss
+    context = context_of(adapter, [(62, 6), (60, 4)])
+    assert at_size.check(context, 1e-4)["ok"]
+    monkeypatch.setattr(adapter, "loss", lambda logits, given: Broken.apply(logits, right, breaks, given))
+    (record,) = correctness.run(context)
+    assert max(record["loss_error"], record["grad_error"]) <= record["tolerance"]  # the small batches are right
+    found = record["at_size"]
+    assert not record["ok"] and found["loss_error"] < 1e-6
+    assert found["sum_errors"][word] > 0.1 > 10 * found["sum_tolerance"]
+    assert f"{word} in sum off by" in correctness.in_words(record)
+
+
+def test_a_joiner_weight_without_gradient_at_size_is_refused(monkeypatch):
+    class Linear(torch.nn.Linear):
+        def forward(self, joined):
+            weight = self.weight.detach() if joined[..., 0].numel() > 300 else self.weight
+            return torch.nn.functional.linear(joined, weight + 0 * self.weight, self.bias)
+
+    adapter = adapter_of(find("reference"), "cpu", vocab_size=500)
+    context = context_of(adapter, [(62, 6), (60, 4)])
+    broken = Linear(*context.model.output.weight.T.shape)
+    broken.load_state_dict(context.model.output.state_dict())
+    context.model.output = broken
+    (record,) = correctness.run(context)
+    assert not record["ok"] and record["at_size"]["grad_errors"]["given"] < 1e-3
+    assert record["at_size"]["grad_errors"]["output.weight"] == pytest.approx(1)
+    assert "gradient of output.weight off by" in correctness.in_words(record)
+
+
+# Rounding.
+
+
+class Rounded(torch.autograd.Function):
+    """A right loss that is off by `by`, as the rounding of its sums would make it."""
+
+    @staticmethod
+    def forward(ctx, loss, by):
+        return loss + by
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream, None
+
+
+@pytest.mark.parametrize("by, outcome", [(1e-7, "right"), (3e-4, "imprecise"), (0.3, "wrong")])
+def test_a_small_loss_of_large_scores_may_be_imprecise(by, outcome, monkeypatch):
+    """Scores of up to 30 along 100 steps cancel to a loss of 0.02."""
+    adapter = adapter_of(find("reference"), "cpu", vocab_size=20, logits="peaky", margin=8.0, encoder_dim=64)
+    right = adapter.loss
+    monkeypatch.setattr(
+        adapter, "loss", lambda logits, given: Rounded.apply(right(logits, given), by if logits.size(1) > 60 else 0.0)
+    )
+    (record,) = correctness.run(context_of(adapter, [(70, 30)]))
+    imprecise = record["at_size"]["imprecise"]
+    assert record["ok"] is (outcome != "wrong") and (imprecise is not None) is (outcome == "imprecise")
+    if imprecise:
+        assert imprecise == record["at_size"]["loss_error"] > record["tolerance"]
+
+
+@pytest.mark.parametrize("margin", [12.0, 20.0])
+def test_posteriors_that_cancel_are_imprecise(margin):
+    adapter = adapter_of(find("reference"), "cpu", vocab_size=20, logits="peaky", margin=margin, encoder_dim=64)
+    found = at_size.check(context_of(adapter, [(70, 30)]), 1e-4)
+    assert found["ok"] and found["imprecise"] > 1e-4 and found["sum_errors"]["frame"] < 1e-5
+
+
 def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
     adapter = reference()
     right = adapter.loss
     monkeypatch.setattr(adapter, "loss", lambda logits, given: right(logits, given) * float("nan"))
     (record,) = correctness.run(context_of(adapter))
     assert not record["ok"] and record["at_size"] is None
-    assert correctness.in_words(record) == "loss not finite, gradient not finite; 1e-04 is allowed"
+    assert "loss not finite" in correctness.in_words(record)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])

@@ -156,15 +156,33 @@ class Distribution(Struct, kw_only=True, frozen=True):
 
 
 class AtSize(Struct, kw_only=True, frozen=True):
-    """Errors on a measured batch."""
+    """Errors on a measured batch, of both scopes."""
 
     batch: Annotated[int, of("index")]
     N: Annotated[int, of("utterances that were taken of it")]
     T_max: Annotated[int, of("frames of the longest of them")]
     U_max: Annotated[int, of("tokens of the longest target of them")]
     loss_error: Annotated[float, of("relative, against the float64 oracle")]
-    grad_error: Annotated[float, of("of the gradient of the logits, relative to its largest element")]
+    loss_tolerance: Annotated[Optional[float], of("more than `tolerance` by the rounding of what is summed")] = None
+    grad_error: Annotated[float, of("the largest of `grad_errors`")]
     grad_tolerance: Annotated[float, of("grows with the length of the sums")]
+    grad_errors: Annotated[
+        Dict[str, float],
+        of('largest difference over largest magnitude, by tensor: "given" to the loss, "encoder_out", "output.weight"'),
+    ] = {}
+    sum_errors: Annotated[
+        Dict[str, float],
+        of(
+            'largest sum of |difference| over what belongs there: of one "frame", one "u", one "symbol", one row of '
+            'a tensor; "cell": of the gradient\'s sum over V, which must be 0'
+        ),
+    ] = {}
+    sum_tolerance: Annotated[Optional[float], of("of `sum_errors`; grows with the length of the sums")] = None
+    row_tolerance: Annotated[Optional[float], of("of the rows among them; grows too where posteriors cancel")] = None
+    imprecise: Annotated[
+        Optional[float],
+        of("the largest error that only the rounding of sums explains which cancel to almost 0; null where none is"),
+    ] = None
     useful_cells: Annotated[Optional[Positive], of("of the utterances that were judged")] = None
     needed_cells: Annotated[
         Optional[Count], of("of these, those whose posterior a gradient's sums in the dtype can tell from 0")

@@ -14,7 +14,7 @@ import torch
 from common.losses import inputs
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
-from common.losses.layouts.cells import Cells
+from common.losses.layouts.cells import Cells, StepCells
 from common.losses.layouts.rows import Rows, split
 from common.measure.stages import stage
 
@@ -38,6 +38,8 @@ def sums(am: torch.Tensor, lm: torch.Tensor) -> torch.Tensor:
 class AdditiveCells(Cells):
     """The gradient of lm is a sum over frames, so it is compared after the last one."""
 
+    by_cell = False
+
     def __init__(self, batch: Batch, *others: Any):
         super().__init__(batch, *others)
         self.am, self.lm = split(self.given, *batch.targets.shape)[:2]
@@ -50,13 +52,25 @@ class AdditiveCells(Cells):
 
     def compare(self, n, begin, end, right):
         self.lm_right[n, : right.size(1)] += right.sum(0)
-        yield "given", self.am_gradient[n, begin:end], right.sum(1)
+        yield "am", self.am_gradient[n, begin:end], right.sum(1)
 
     def compare_rest(self, n):
-        yield "given", self.lm_gradient[n], self.lm_right[n]
+        yield "lm", self.lm_gradient[n], self.lm_right[n]
 
     def padding(self, n):
-        yield "given", self.am_gradient[n, self.batch.shapes[n][0] :]
+        yield "am", self.am_gradient[n, self.batch.shapes[n][0] :]
+
+
+class AdditiveStepCells(StepCells):
+    def scores(self, n, begin, end):
+        am, lm = (
+            torch.nn.functional.linear(values, self.leaves[f"extra.{name}.weight"], self.leaves[f"extra.{name}.bias"])
+            for name, values in (
+                ("am", self.leaves["encoder_out"][n, begin:end, None]),
+                ("lm", self.decoder_out(n, begin, end)),
+            )
+        )
+        return am + lm
 
 
 class Additive(Rows):
@@ -64,6 +78,7 @@ class Additive(Rows):
 
     tensors = ("am", "lm")
     cells = AdditiveCells
+    step_cells = AdditiveStepCells
     never_large = "it takes am and lm, which are never that large"
 
     def projections(self, device, dtype):

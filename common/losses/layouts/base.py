@@ -15,7 +15,7 @@ from common.losses import inputs, oracle
 from common.losses.adapter import Adapter
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
-from common.losses.layouts.cells import Cells
+from common.losses.layouts.cells import Cells, StepCells
 from common.measure.stages import stage
 
 Shapes = Sequence[Tuple[int, int]]
@@ -24,12 +24,13 @@ Region = Tuple[Any, ...]
 
 
 class Layout:
-    """scopes: those it has; cells: how it is judged at size; approximate: by design, with a `gap` to the exact loss;
-    tensors: names of what the package's function takes first; never_large: why it is not asked for more than 2^31
-    elements, or ""."""
+    """scopes: those it has; cells, step_cells: how each is judged at size; approximate: by design, with a `gap` to the
+    exact loss; tensors: names of what the package's function takes first; never_large: why it is not asked for more
+    than 2^31 elements, or ""."""
 
     scopes: Tuple[str, ...] = SCOPES
     cells: Type[Cells] = Cells
+    step_cells: Type[StepCells] = StepCells
     approximate = False
     tensors: Tuple[str, ...] = ("logits",)
     never_large = ""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Tuple
+from typing import Any, Iterator, Mapping, Optional, Tuple
 
 import torch
 
 from common.losses.inputs import Batch
 
 #: (name of a leaf, gradient of a part of it that a loss found, the right one).
-Compared = Tuple[str, torch.Tensor, torch.Tensor]
+Compared = Tuple[str, Optional[torch.Tensor], torch.Tensor]
 Tensors = Mapping[str, torch.Tensor]
 
 
@@ -17,8 +17,10 @@ class Cells:
     """Of padded logits; subclasses are of other layouts.
 
     leaves: of a common.losses.step.LossStep; gradients: that the loss found for them, by the same names; U: targets of
-    the padded batch; width: elements of a cell.
+    the padded batch; width: elements of a cell; by_cell: `compare` yields the gradients of the logits of all cells.
     """
+
+    by_cell = True
 
     def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
         self.batch, self.U = batch, batch.targets.shape[1]
@@ -55,6 +57,52 @@ class Cells:
         T, U = self.batch.shapes[n]
         yield "given", self.gradient[n, T:]
         yield "given", self.gradient[n, :T, U + 1 :]
+
+
+class StepCells(Cells):
+    """Of scope "step": autograd makes the gradients of outputs and weights from those of the logits, in float64.  They
+    are sums over cells, so they are compared after the last utterance, padding included."""
+
+    by_cell = False
+
+    def __init__(self, batch: Batch, prepared: Any, leaves: Tensors, gradients: Tensors):
+        self.batch, self.prepared, self.U = batch, prepared, batch.targets.shape[1]
+        self.leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in leaves.items()}
+        self.gradients = gradients
+        self.width = max(self.leaves["output.weight"].shape)
+        self.score = 0.0
+
+    def decoder_out(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """(frames or 1, cells of a frame, D)."""
+        return self.leaves["decoder_out"][n, None, : self.batch.shapes[n][1] + 1]
+
+    def scores(self, n: int, begin: int, end: int) -> torch.Tensor:
+        """Differentiable `logits`."""
+        joined = torch.tanh(self.leaves["encoder_out"][n, begin:end, None] + self.decoder_out(n, begin, end))
+        return torch.nn.functional.linear(joined, self.leaves["output.weight"], self.leaves["output.bias"])
+
+    def logits(self, n, begin, end):
+        with torch.enable_grad():
+            self.last = self.scores(n, begin, end)
+        found = self.last.detach()
+        self.score = max(self.score, largest(found))
+        return found
+
+    def largest_score(self):
+        return self.score
+
+    def compare(self, n, begin, end, right):
+        self.last.backward(right)
+        return iter(())
+
+    def compare_rest(self, n):
+        if n == len(self.batch.shapes) - 1:
+            for name, leaf in self.leaves.items():
+                if leaf.grad is not None:  # an additive loss does not use the joiner
+                    yield name, self.gradients[name], leaf.grad
+
+    def padding(self, n):
+        return iter(())
 
 
 def largest(values: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import additive
 from common.losses.layouts.base import Layout
-from common.losses.layouts.cells import Cells
+from common.losses.layouts.cells import Cells, StepCells
 from common.measure.stages import stage
 
 SIMPLE_LOSS_SCALE = 0.5
@@ -41,12 +41,27 @@ class PrunedCells(Cells):
         yield "given", self.gradient[n, self.batch.shapes[n][0] :]
 
 
+class PrunedStepCells(StepCells):
+    """Where a simple loss is trained beside, only the joiner's weights: the others' gradients are of both losses."""
+
+    def symbols(self, n, begin, end):
+        return self.prepared.ranges[n, begin:end].long()
+
+    def decoder_out(self, n, begin, end):
+        return self.leaves["decoder_out"][n][self.symbols(n, begin, end)]
+
+    def compare_rest(self, n):
+        both = any(name.startswith("extra.") for name in self.leaves)
+        return (one for one in super().compare_rest(n) if not both or one[0].startswith("output."))
+
+
 class Pruned(Layout):
     """`given` is (N, T, S, V), the S symbols that `prepared.ranges` (N, T, S) names.  The adapter is a
     common.losses.k2_package.PrunedLoss, or has its methods."""
 
     approximate = True
     cells = PrunedCells
+    step_cells = PrunedStepCells
     adapter: Any
 
     @property

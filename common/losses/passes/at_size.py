@@ -1,21 +1,27 @@
-"""Loss and gradient of a measured batch, at the run's own N, T, U and V, against the float64 oracle.
+"""Loss and gradients of a measured batch, at the run's own N, T, U and V, against the float64 oracle.
 
 The correctness pass judges small batches cell by cell.  This finds errors that only a large batch shows: an index that
 overflows, a block that is left out, sums that lose their digits.  The oracle makes log-probabilities of some frames
 at a time, keeps those of the arcs, walks the lattice in plain loops, and makes the gradient of some frames at a time,
-so it needs no second tensor of the size of the logits.  A pruned loss is judged on the cells in its own ranges.  Scope
-"loss"; of a layout that has none, scope "step" with the gradients of outputs and weights.
+so it needs no second tensor of the size of the logits.  A pruned loss is judged on the cells in its own ranges.
+
+Both scopes: the gradient of what the loss is given, and the step's gradients of outputs and weights; of a pruned loss
+that is trained with a simple loss only those of the joiner's weights, which the simple loss has no part in.
+
+An entry of a symbol that is not the target is a posterior over V, far below the largest entry.  So differences are not
+only compared with the largest magnitude: they are also summed over each frame, each u and each symbol, and over each
+row of other tensors, and compared with what belongs there.  And the gradient of a cell sums to 0 over V.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
-from common.core.units import finite
+from common.core.units import UNBOUNDED, finite
 from common.losses import oracle
 from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
@@ -24,21 +30,70 @@ from common.losses.layouts.cells import Cells, largest
 CHUNK = 1 << 23
 #: Units in the last place that sums as large as the loss may lose.
 LOST_PLACES = 4
+#: Largest share of what belongs to a frame, a symbol, ... that its differences may sum to, in short sums.
+SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
+#: What belongs to a frame, a symbol, ... counts as at least this share of the mean one: rounding may exceed a smaller.
+FLOOR = 0.1
+
+#: Of one utterance: the log-likelihood, and the derivatives (T, U+2) for blank and for the next target at each cell.
+Lattice = Tuple[float, torch.Tensor, torch.Tensor]
 
 
 class Errors:
-    """Of gradients, tensor by tensor: the largest error over the largest magnitude that is right."""
+    """Of gradients.  entries: tensor by tensor, the largest error over the largest magnitude that is right; sums: by
+    what the differences are summed over ("frame", "u", "symbol"; "cell": the sum over V; or the tensor whose rows they
+    are), the largest share of what belongs there."""
 
     def __init__(self) -> None:
         self.worst: Dict[str, float] = defaultdict(float)
         self.largest: Dict[str, float] = defaultdict(float)
+        self.sums: Dict[str, float] = defaultdict(float)
 
-    def note(self, name: str, error: float, right: float = 0.0) -> None:
-        self.worst[name] = max(self.worst[name], error)
-        self.largest[name] = max(self.largest[name], right)
+    def note(self, name: str, found: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
+        """|found - right|, float64; a gradient that is missing is infinitely wrong."""
+        difference = torch.full_like(right, math.inf) if found is None else (found.double() - right).abs_()
+        self.worst[name] = max(self.worst[name], largest(difference))
+        self.largest[name] = max(self.largest[name], largest(right))
+        return difference
 
-    def relative(self) -> float:
-        return max(worst / max(self.largest[name], 1e-30) for name, worst in self.worst.items())
+    def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
+        """errors, sizes: of the same shape; sizes: what belongs to each."""
+        least = max(FLOOR * sizes.mean().item(), 1e-30)
+        self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
+
+    @property
+    def entries(self) -> Dict[str, float]:
+        return {name: worst / max(self.largest[name], 1e-30) for name, worst in self.worst.items()}
+
+
+class Marginals:
+    """|difference| of the logits' gradient, and what belongs to it, summed over each frame and u of an utterance and
+    each symbol of the batch.  To a cell belongs its posterior; to a symbol what is added up before it cancels."""
+
+    def __init__(self, cells: Cells, blank: int):
+        where = cells.batch.targets.device
+        self.blank, self.symbols = blank, torch.zeros(2, cells.width, dtype=torch.float64, device=where)
+        self.frames: List[torch.Tensor] = []
+        self.cells: List[torch.Tensor] = []
+        self.targets = torch.zeros(2, cells.U + 2, dtype=torch.float64, device=where)
+
+    def add(self, found, right, difference, of_blank, of_label, index, where) -> None:
+        """Of some frames: gradients (frames, cells, V); what their arcs have, their next target and their u."""
+        both = torch.stack([difference.sum(2), of_blank + of_label])
+        self.frames.append(both.sum(2))
+        self.cells.append(torch.stack([found.double().sum(2).abs(), both[1]]).flatten(1))
+        self.targets.index_add_(1, where.flatten(), both.flatten(1))
+        self.symbols += torch.stack([difference.sum((0, 1)), right.sum((0, 1))])
+        self.symbols[1, self.blank] += 2 * of_blank.sum()
+        self.symbols[1].index_add_(0, index.flatten(), 2 * of_label.flatten())
+
+    def end(self, errors: Errors, U: int) -> None:
+        """Of an utterance of U targets."""
+        errors.note_sums("frame", *torch.cat(self.frames, 1))
+        errors.note_sums("cell", *torch.cat(self.cells, 1))
+        errors.note_sums("u", *self.targets[:, : U + 1])
+        self.frames, self.cells = [], []
+        self.targets.zero_()
 
 
 def spans(cells: Cells, n: int) -> Iterator[Tuple[int, int]]:
@@ -69,32 +124,44 @@ def _frames(cells: Cells, n: int, begin: int, end: int) -> Tuple[torch.Tensor, t
     return log_probs, symbols, targets[symbols.clamp(max=cells.U)]
 
 
-def judge(cells: Cells, topology: str, blank: int) -> Tuple[float, float, float, int]:
-    """(summed loss that is right, relative error of the gradient, size of the longest sums along a path: see `check`,
-    cells that a gradient needs)."""
-    total, errors, likelihoods, needed = 0.0, Errors(), [], 0
+def lattices(cells: Cells, topology: str, blank: int) -> List[Lattice]:
+    """Of each utterance; two columns more than targets: of the target after the last one, and of the cells of a range
+    beyond the last target."""
+    found: List[Lattice] = []
     for n, (T, U) in enumerate(cells.batch.shapes):
         blanks, labels = arcs(cells, n, blank)
         likelihood, *derivatives = oracle.lattice(blanks.tolist(), labels.tolist(), T, U, topology)
-        total -= likelihood
-        likelihoods.append(likelihood)
-        # two columns more: of the target after the last one, and of the cells of a range beyond the last target
-        d_blank, d_label = (_widened(values, T, U + 2).to(cells.batch.targets.device) for values in derivatives)
-        needed += oracle.needed_cells(d_blank, d_label, cells.batch.encoder_out.dtype)
+        of_blank, of_label = (_widened(values, T, U + 2).to(cells.batch.targets.device) for values in derivatives)
+        found.append((likelihood, of_blank, of_label))
+    return found
+
+
+def compare(cells: Cells, found_lattices: Sequence[Lattice], blank: int, errors: Errors) -> None:
+    """Note the errors of all gradients that `cells` has."""
+    marginals = Marginals(cells, blank)
+    for n, (_, U) in enumerate(cells.batch.shapes):
+        _, d_blank, d_label = found_lattices[n]
         for begin, end in spans(cells, n):
             log_probs, symbols, index = _frames(cells, n, begin, end)
             where = symbols.clamp(max=U + 1)
             of_blank, of_label = (values[begin:end].gather(1, where) for values in (d_blank, d_label))
             right = oracle.cell_gradient(log_probs, of_blank, of_label, index, blank)
             for name, found, expected in cells.compare(n, begin, end, right):
-                errors.note(name, largest(found.double() - expected), largest(expected))
+                difference = errors.note(name, found, expected)
+                if cells.by_cell:
+                    marginals.add(found, expected, difference, of_blank, of_label, index, where)
+                else:
+                    errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
+        if cells.by_cell:
+            marginals.end(errors, U)
         for name, found, expected in cells.compare_rest(n):
-            errors.note(name, largest(found.double() - expected), largest(expected))
+            difference = errors.note(name, found, expected)
+            if expected.dim() > 1:
+                errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
         for name, found in cells.padding(n):
-            errors.note(name, largest(found))
-    score = cells.largest_score()
-    sums = [(T + U) * score - LOST_PLACES * one for (T, U), one in zip(cells.batch.shapes, likelihoods)]
-    return total, errors.relative(), max(sums), needed
+            errors.worst[name] = max(errors.worst[name], largest(found))
+    if cells.by_cell:
+        errors.note_sums("symbol", *marginals.symbols)
 
 
 def _widened(values: List[List[float]], T: int, columns: int) -> torch.Tensor:
@@ -111,27 +178,80 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     along a path, so an error of the sum is a relative error of the gradient: on top of the tolerance it may be as large
     as the rounding of the longest sums (LOST_PLACES of the loss's own size, and one of a score for each of the T + U
     steps).  float16 and bfloat16 are to be summed in float32.
+
+    Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
+    and of a posterior.  What only this explains is not wrong, but ``imprecise``.
     """
     adapter, batches = context.adapter, context.all_batches
     layout, index = table.of(adapter), max(context.batches, key=lambda batch: batches.cells(batch)[1])
-    scope = layout.scopes[0]
+    errors, (first, *others) = Errors(), layout.scopes
+    loss, cells = _answer(context, layout, first, index, utterances)
+    known = lattices(cells, adapter.topology, adapter.blank)
+    compare(cells, known, adapter.blank, errors)
+    shapes, score = cells.batch.shapes, cells.largest_score()
+    right, left = -sum(likelihood for likelihood, _, _ in known), max(errors.largest.values())
+    for scope in others:
+        del cells  # before the other scope takes as much
+        _, cells = _answer(context, layout, scope, index, utterances)
+        if layout.approximate:  # equal arcs may give other ranges on a GPU
+            known = lattices(cells, adapter.topology, adapter.blank)
+        compare(cells, known, adapter.blank, errors)
+    magnitude = max(abs(right), 1e-30)
+    eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
+    scores = [(T + U) * score for T, U in shapes]
+    short = tolerance + eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _, _) in zip(scores, known))
+    sums = SUM_TOLERANCE[context.settings.dtype] + 2 * (short - tolerance)
+    lost = LOST_PLACES * eps / min(max(left, 1e-30), 1.0)  # what is left of posteriors of up to 1 where they cancel
+    found: Dict[str, Any] = {
+        "loss_error": finite(abs(loss - right) / magnitude),
+        "loss_tolerance": finite(tolerance + eps * sum(scores) / magnitude),
+        "grad_error": finite(max(errors.entries.values())),
+        "grad_tolerance": short + lost,
+        "grad_errors": {name: finite(error) for name, error in errors.entries.items()},
+        "sum_errors": {name: finite(error) for name, error in errors.sums.items()},
+        "sum_tolerance": sums,
+        "row_tolerance": sums + 10 * lost / FLOOR,  # a row adds up several
+    }
+    rows = max((error for name, error in found["sum_errors"].items() if name not in SUMMED), default=0.0)
+    over = [found["loss_error"] > tolerance, found["grad_error"] > short, rows > sums]
+    imprecise = [error for error, is_over in zip((found["loss_error"], found["grad_error"], rows), over) if is_over]
+    ok = not wrong(found)
+    sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
+    needed = sum(oracle.needed_cells(of_blank, of_label, context.dtype) for _, of_blank, of_label in known)
+    sizes.update({"useful_cells": sum(T * (U + 1) for T, U in shapes), "needed_cells": needed})
+    return {"batch": index, **sizes, **found, "imprecise": max(imprecise) if ok and imprecise else None, "ok": ok}
+
+
+def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells]:
+    """The loss of one step, and its gradients beside what it was given."""
     step = context.step(scope, index, utterances=utterances)
     actual, gradients = float(step.run()), step.gradients()
+    if scope == "step":
+        return actual, layout.step_cells(step.batch, step.prepared, step.leaves, gradients)
     step = context.step(scope, index, utterances=utterances)  # the loss may have overwritten its logits
-    cells = layout.cells(step.batch, step.prepared, step.leaves, gradients)
-    expected, grad_error, sums, needed = judge(cells, adapter.topology, adapter.blank)
-    loss_error = abs(actual - expected) / max(abs(expected), 1e-30)
-    summed_in = torch.float64 if context.dtype == torch.float64 else torch.float32
-    allowed = tolerance + torch.finfo(summed_in).eps * sums
-    return {
-        "batch": index,
-        "N": len(step.batch.shapes),
-        "T_max": max(T for T, _ in step.batch.shapes),
-        "U_max": max(U for _, U in step.batch.shapes),
-        "loss_error": finite(loss_error),
-        "grad_error": finite(grad_error),
-        "grad_tolerance": allowed,
-        "useful_cells": sum(T * (U + 1) for T, U in step.batch.shapes),
-        "needed_cells": needed,
-        "ok": loss_error <= tolerance and grad_error <= allowed,
-    }
+    return actual, layout.cells(step.batch, step.prepared, step.leaves, gradients)
+
+
+#: What is wrong, by what differences are summed over; others are names of tensors.
+SUMMED = {
+    "frame": "the gradient of a frame",
+    "u": "the gradient of a target's position (u)",
+    "symbol": "the gradient of a symbol",
+    "cell": "the sum over V of a cell's gradient, to be 0,",
+}
+
+
+def wrong(found: Dict[str, Any]) -> List[str]:
+    """What is wrong, in words, from the ``at_size`` of a record."""
+    errors = [("loss", found["loss_error"], found["loss_tolerance"])]
+    for name, error in found["grad_errors"].items():
+        errors.append(("gradient" if name == "given" else f"gradient of {name}", error, found["grad_tolerance"]))
+    for name, error in found["sum_errors"].items():
+        what = SUMMED.get(name, f"a row of the gradient of {name}")
+        most = found["sum_tolerance" if name in SUMMED else "row_tolerance"]
+        errors.append((f"{what} in sum", error, most))
+    return [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, most in errors if not error <= most]
+
+
+def size(error: float) -> str:
+    return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"

@@ -25,7 +25,7 @@ from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE, relative_error
-from common.losses.passes.at_size import check as check_at_size
+from common.losses.passes import at_size
 from common.losses.step import leaves_of, prepare
 
 #: (T, U): ragged in both, T = 1 and U = 0 among them.
@@ -131,32 +131,29 @@ def run(context) -> Iterator[Dict[str, Any]]:
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
     gaps = approximation_gaps(context) if layout.approximate else None
-    ok, at_size = loss_error <= tolerance and grad_error <= tolerance, None
+    ok, found = loss_error <= tolerance and grad_error <= tolerance, None
     if ok and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
-        at_size = check_at_size(context, tolerance, few)
+        found = at_size.check(context, tolerance, few)
+    ok = ok and (found is None or found["ok"])
     yield {
         "record": "correctness",
         "loss_error": finite(loss_error),
         "grad_error": finite(grad_error),
         "tolerance": tolerance,
-        "ok": ok and (at_size is None or at_size["ok"]),
+        "ok": ok,
         "approximation_gap": gaps and gaps[context.settings.logits],
         "approximation_gaps": gaps,
-        "at_size": at_size,
+        "at_size": found,
         "note": "approximate; judged with its range widened to all of U" if layout.approximate else "",
     }
 
 
 def in_words(record: Dict[str, Any]) -> str:
     """How wrong a loss is, from a ``correctness`` record that is not ok."""
-    at_size = record["at_size"]
-    wrong, allowed = (at_size or record), (at_size or {}).get("grad_tolerance", record["tolerance"])
-    size = f" on a measured batch (N {wrong['N']}, T {wrong['T_max']}, U {wrong['U_max']})" if at_size else ""
-    sizes = [_size(wrong[f"{what}_error"]) for what in ("loss", "grad")]
-    limits = f"{record['tolerance']:.0e}" + (f" and {allowed:.0e} are" if at_size else " is")
-    return f"loss {sizes[0]}, gradient {sizes[1]}{size}; {limits} allowed"
-
-
-def _size(error: float) -> str:
-    return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"
+    found = record["at_size"]
+    if found:
+        where = f"on a measured batch (N {found['N']}, T {found['T_max']}, U {found['U_max']})"
+        return f"{where}: {'; '.join(at_size.wrong(found))}"
+    sizes = [at_size.size(record[f"{what}_error"]) for what in ("loss", "grad")]
+    return f"loss {sizes[0]}, gradient {sizes[1]}; {record['tolerance']:.0e} is allowed"
