@@ -168,6 +168,17 @@ def test_pruned_is_marked_approximate_with_its_gap(tmp_path):
     assert "k2-pruned (approx.)" in text and "1.2e-02 off the exact one" in text
 
 
+def test_an_imprecise_row_is_called_so_and_is_no_error(tmp_path):
+    sizes = {"batch": 0, "N": 2, "T_max": 9, "U_max": 4}
+    found = {"loss_error": 5e-4, "grad_error": 1e-6, "grad_tolerance": 1e-4, "imprecise": 5e-4, "ok": True}
+    folder = write_run(tmp_path / "a", jobs=[correctness(at_size={**sizes, **found})], passes=["correctness"])
+    row = one_row(folder)
+    assert row["imprecise"] == 5e-4 and row["status"] == "ok"
+    text = summarize(folder)
+    assert " imprecise " in text and "imprecise: on a measured batch it is off by 5.0e-04" in text
+    assert ",0.0005," in summarize(folder, "--format", "csv")
+
+
 # Profiled numbers.
 
 

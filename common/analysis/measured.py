@@ -13,6 +13,7 @@ from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import (
     FILE_NAME,
+    AtSize,
     Correctness,
     Environment,
     Header,
@@ -304,14 +305,14 @@ def _errors(line: Optional[Correctness]) -> Dict[str, Any]:
     if line is None:
         return {}
     at_size = line.at_size and {
-        key: getattr(line.at_size, key)
-        for key in ("batch", "N", "T_max", "U_max", "loss_error", "grad_error", "grad_tolerance")
+        key: getattr(line.at_size, key) for key in AtSize.__struct_fields__ if key not in ("ok", "imprecise")
     }
     return {
         "loss_error": line.loss_error,
         "grad_error": line.grad_error,
         "approximation_gap": line.approximation_gap,
         "at_size": at_size,
+        "imprecise": line.at_size and line.at_size.imprecise,
         "approximation_gaps": _gaps(line),
     }
 
@@ -321,9 +322,13 @@ def _gaps(line: Correctness) -> Dict[str, float]:
 
 
 def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
-    if line is None or header.kind != "pruned":
-        return []
-    return ["approximate by design: its errors are those with the range widened to all of U" + _gaps_in_words(line)]
+    notes = []
+    if line and line.at_size and line.at_size.imprecise:
+        notes.append(f"imprecise: on a measured batch it is off by {line.at_size.imprecise:.1e}, by rounding alone")
+    if line and header.kind == "pruned":
+        said = "approximate by design: its errors are those with the range widened to all of U"
+        notes.append(said + _gaps_in_words(line))
+    return notes
 
 
 def _gaps_in_words(line: Correctness) -> str:

@@ -113,6 +113,10 @@ def _gap(row: Row) -> Optional[float]:
     return None if row.approximation_gap is None else abs(row.approximation_gap)
 
 
+def _status(row: Row) -> str:
+    return "imprecise" if row.status == "ok" and row.imprecise else row.status
+
+
 def _version(value: Optional[str]) -> str:
     return (value or "-").split("+")[0]
 
@@ -151,7 +155,7 @@ _ALL = (
     Metric("label", "implementation", words=lambda row: row.marked, numeric=False),
     Metric("version", "version", words=lambda row: _version(row.implementation_version), numeric=False),
     Metric("torch", "torch", words=lambda row: _version(row.torch_version), numeric=False),
-    Metric("status", "status", words=lambda row: row.status, numeric=False),
+    Metric("status", "status", words=_status, numeric=False),
     Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
     *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=_spread_of(scope)) for scope in SCOPES),
     *(

@@ -86,6 +86,7 @@ class Exported:
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
     at_size: Optional[Dict[str, Any]] = None
+    imprecise: Optional[float] = None
     approximation_gap: Optional[float] = None
     approximation_gaps: Dict[str, float] = field(default_factory=dict)
     memory: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> counter -> highest peak
