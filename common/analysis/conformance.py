@@ -83,8 +83,8 @@ def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding
 #: Version of the document's fields; 2 has the words `wrong` and `refusal` of each case.
 FORMAT = 2
 LEGEND = {
-    PASS: "as asked",
-    DIFFERS: "a wrong answer without an error; the number is the larger relative error of loss and gradient",
+    PASS: "as asked; the number is the larger relative error of loss and gradient",
+    DIFFERS: "a wrong answer without an error, and its error",
     REFUSES: "an error instead of an answer",
     CRASHES: "its process died, or its CUDA context, which only a new process gets back",
     TIMEOUT: "no answer in time",
@@ -132,11 +132,12 @@ def document(
 
 
 def cell(outcome: Outcome) -> str:
-    """A few words: "pass", "differs 2e-01", "refuses"."""
+    """A few words: "pass 2e-07", "differs 2e-01", "refuses"."""
     errors = [error for error in (outcome.loss_error, outcome.grad_error) if error is not None]
-    if outcome.result != DIFFERS or not errors:
+    if outcome.result not in (PASS, DIFFERS) or not errors:
         return outcome.result
-    return f"{DIFFERS} {'nan' if max(errors) >= INFINITE else f'{max(errors):.0e}'}"
+    worst = max(errors)
+    return f"{outcome.result} {'nan' if worst >= INFINITE else f'{worst:.0e}' if worst else '0'}"
 
 
 def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:

@@ -43,7 +43,7 @@ def compare(
         return Outcome(DIFFERS, f"a loss of shape {tuple(loss.shape)} instead of {tuple(right.shape)}")
     loss = loss.reshape(right.shape)
     if not torch.isfinite(right).all():
-        return _without_path(loss, right)
+        return _without_path(loss, right, gradient)
     loss_tolerance, grad_tolerance = tolerances(question.leaf.dtype, right, question.batch.shapes)
     wrong, loss_error = [], relative_error(loss, right)
     if not loss_error <= loss_tolerance:
@@ -65,12 +65,16 @@ def compare(
     return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error, grad_error)
 
 
-def _without_path(loss: torch.Tensor, right: torch.Tensor) -> Outcome:
-    """The loss of an utterance without a path must be infinite; its gradient may be anything."""
+def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[torch.Tensor]) -> Outcome:
+    """The loss of an utterance without a path must be infinite; its gradient may be anything, and the message says
+    what."""
     impossible = ~torch.isfinite(right)
-    if torch.isinf(loss[impossible]).all():
-        return Outcome(PASS, "no path through its lattice: an infinite loss")
-    return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
+    if not torch.isinf(loss[impossible]).all():
+        return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
+    kinds = {"nan": torch.isnan, "infinite": torch.isinf, "not 0": lambda values: values != 0}
+    found = [name for name, has in kinds.items() if gradient is not None and has(gradient).any()]
+    said = f", gradient {found[0] if found else 'all 0'}" if gradient is not None else ""
+    return Outcome(PASS, f"no path through its lattice: an infinite loss{said}")
 
 
 def listed(values: torch.Tensor) -> str:

@@ -87,6 +87,13 @@ CASES: Tuple[Case, ...] = (
         check="no_path",
     ),
     Case(
+        "impossible-target",
+        "-inf on a target",
+        "a target is masked with -inf in every cell, so no path is possible: must be infinite or refused",
+        wrong="a target that is masked with -inf everywhere gives no infinite loss",
+        check="impossible_target",
+    ),
+    Case(
         "many-targets",
         "U = 1100 on CUDA",
         "more targets than a CUDA block has threads",
@@ -141,6 +148,13 @@ CASES: Tuple[Case, ...] = (
         wrong="a symbol masked with -inf makes the loss or its gradient wrong",
         check="masked_symbol",
     ),
+    Case(
+        "long",
+        "T = 370, U = 96",
+        "a long utterance, of 1,970 nats: rounding of the sums along a path is a relative error of the gradient",
+        wrong="the gradient of a long utterance is wrong",
+        check="long_utterance",
+    ),
     _agrees("V-2", "V = 2", "blank and one symbol", shapes=[(9, 4), (6, 5), (8, 1)], V=2),
     _agrees("V-5000", "V = 5000", "a large vocabulary", shapes=[(5, 3), (4, 2)], V=5000),
     _agrees("blank-first", "blank = 0", "the first symbol is the blank", blank=0),
@@ -151,6 +165,13 @@ CASES: Tuple[Case, ...] = (
         "repeated labels",
         "every target is the same symbol (no CTC rule applies)",
         check="repeated_labels",
+    ),
+    Case(
+        "blank-target",
+        "a target that is the blank",
+        "one target of the utterance is the blank's symbol: both arcs have the same probability; or refused",
+        wrong="a target that equals the blank makes the gradient wrong, without an error",
+        check="blank_target",
     ),
     _refuses(
         "target-too-large",

@@ -55,6 +55,24 @@ def masked_symbol(exam: Examination) -> Outcome:
     return agrees(exam, minus_inf=6, alter=lambda batch: replace(batch, targets=batch.targets.clamp(max=5)))
 
 
+def blank_target(exam: Examination) -> Outcome:
+    """The second target of the first utterance is the blank, symbol 0.  It may be refused."""
+    try:
+        return agrees(exam, SMALL, alter=_changed("targets", (0, 1), 0))
+    except Refused as refusal:
+        return Outcome(PASS, f"refuses: {refusal}")
+
+
+def impossible_target(exam: Examination) -> Outcome:
+    return agrees(exam, [(4, 2)], minus_inf=3, alter=_changed("targets", (0, 1), 3))
+
+
+def long_utterance(exam: Examination) -> Outcome:
+    if exam.adapter.simulated:
+        raise NotAsked("not in a simulator, which would take hours")
+    return agrees(exam, [(370, 96)], V=40)
+
+
 def on_a_dtype(exam: Examination, dtype: str) -> Outcome:
     return agrees(exam, dtype=getattr(torch, dtype))
 

@@ -7,6 +7,8 @@ readable, not fast: it keeps several copies of the logits.  float16 and bfloat16
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
@@ -25,7 +27,8 @@ def transducer_loss(
 
     logits: (N, T, U+1, V) of any float dtype, unnormalised; targets: (N, U) integers in [0, V) but for `blank`;
     logit_lengths, target_lengths: (N,) integers, T_i >= 1 and U_i >= 0.  Cells outside an utterance's T_i x (U_i+1) may
-    hold anything and get zero gradient.  Raises ValueError for lengths over the tensor and for another reduction.
+    hold anything and get zero gradient.  Where no path is possible the loss is infinite, with zero gradient.  Raises
+    ValueError for lengths over the tensor and for another reduction.
     """
     N, T, U1, _ = logits.shape
     T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
@@ -77,7 +80,8 @@ def _losses(blank_arc, label_arc, outside, T_lengths, U_lengths) -> torch.Tensor
         alpha = torch.stack([waited, emitted]).logsumexp(0)  # logaddexp's second derivative would be inf / inf here
         alphas.append(alpha)
     n, last = torch.arange(N, device=alpha.device), T_lengths - 1 + U_lengths
-    return -(torch.stack(alphas, 1)[n, last, U_lengths] + blank_arc[n, last, U_lengths])
+    losses = -(torch.stack(alphas, 1)[n, last, U_lengths] + blank_arc[n, last, U_lengths])
+    return losses.masked_fill(losses > -LOG_ZERO / 2, math.inf)  # no path
 
 
 def _by_diagonal(arc: torch.Tensor) -> torch.Tensor:
