@@ -212,7 +212,7 @@ def test_every_row_is_given_peaky_logits(implementation):
 
 def gaps(adapter, shapes):
     context = Context(adapter.settings, adapter, CPU, torch.float32, None, [np.array(shapes)], [0])
-    return correctness.approximation_gaps(context)
+    return {kind: found and found["median"] for kind, found in correctness.approximation_gaps(context).items()}
 
 
 @everywhere
@@ -227,6 +227,17 @@ def test_pruning_loses_little_of_a_peaky_loss(implementation):
     assert both["peaky"] < of_default["peaky"] < of_default["random"] == pytest.approx(both["random"])
     assert gaps(adapter_of(implementation, **random, encoder_dim=8), shapes)["peaky"] is None  # no codes
     assert gaps(adapter_of(implementation, margin=40.0), shapes)["peaky"] is None  # no loss
+
+
+@everywhere
+@pytest.mark.parametrize("implementation", [i for i in IMPLEMENTATIONS if i.kind == "pruned"], ids=lambda i: i.name)
+def test_the_gap_is_that_of_all_measured_utterances(implementation):
+    adapter, shapes = adapter_of(implementation, logits="random", margin=None), [[(60, 20), (30, 5)], [(40, 12)]]
+    context = Context(adapter.settings, adapter, CPU, torch.float32, None, list(map(np.array, shapes)), [0, 1])
+    found = correctness.approximation_gaps(context)["random"]
+    alone = [gaps(adapter, [one])["random"] for one in shapes[0]]
+    assert found["utterances"] == 3 and 0 < found["lowest"] < found["median"] < found["highest"]
+    assert found["lowest"] == pytest.approx(min(alone), rel=1e-6) and max(alone) <= found["highest"] * (1 + 1e-6)
 
 
 def test_a_pool_has_a_batch_of_its_own_for_each_of_its_shapes():
@@ -262,6 +273,9 @@ def test_the_note_tells_the_gap_on_both(tmp_path):
     assert words.endswith("its loss is 7.2e-03 off the exact one on random logits, 1.2e-08 on peaky ones")
     words = note_of(tmp_path / "half", approximation_gap=0.00723, approximation_gaps={**both, "peaky": None})
     assert words.endswith("its loss is 7.2e-03 off the exact one on random logits")
+    ends = {"random": {"median": 0.00723, "lowest": 0.0071, "highest": 0.039, "utterances": 4}}
+    words = note_of(tmp_path / "range", approximation_gap=0.00723, approximation_gaps=both, gap_ranges=ends)
+    assert "7.2e-03 off the exact one on random logits (7.1e-03 to 3.9e-02 over 4 utterances), 1.2e-08 on" in words
     assert note_of(tmp_path / "old", approximation_gap=0.00723).endswith("its loss is 7.2e-03 off the exact one")
 
 

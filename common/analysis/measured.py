@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+import msgspec
+
 from common.analysis import roofline
 from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
 from common.core import statistics, workloads
-from common.core.text import gathered
+from common.core.text import count, gathered
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import (
@@ -314,6 +316,7 @@ def _errors(line: Optional[Correctness]) -> Dict[str, Any]:
         "at_size": at_size,
         "imprecise": line.at_size and line.at_size.imprecise,
         "approximation_gaps": _gaps(line),
+        "gap_ranges": {kind: msgspec.to_builtins(found) for kind, found in line.gap_ranges.items()},
     }
 
 
@@ -339,8 +342,14 @@ def _gaps_in_words(line: Correctness) -> str:
     said = "; as timed, its loss is {:.1e} off the exact one"
     if not gaps:
         return said.format(line.approximation_gap)
-    (kind, gap), *others = ((kind, abs(gap)) for kind, gap in gaps.items())
-    return f"{said.format(gap)} on {kind} logits" + "".join(f", {gap:.1e} on {kind} ones" for kind, gap in others)
+    words: List[str] = []
+    for kind, gap in gaps.items():
+        words.append(f"{abs(gap):.1e}" + (" off the exact one" if not words else ""))
+        words[-1] += f" on {kind} {'ones' if len(words) > 1 else 'logits'}"
+        found = line.gap_ranges.get(kind)
+        if found:
+            words[-1] += f" ({found.lowest:.1e} to {found.highest:.1e} over {count(found.utterances, 'utterance')})"
+    return "; as timed, its loss is " + ", ".join(words)
 
 
 # Traces.

@@ -89,6 +89,7 @@ class Exported:
     imprecise: Optional[float] = None
     approximation_gap: Optional[float] = None
     approximation_gaps: Dict[str, float] = field(default_factory=dict)
+    gap_ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)
     memory: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> counter -> highest peak
     measured_batches: Optional[int] = None  # fewer than asked for where there are no more
     padded_cells: Optional[int] = None

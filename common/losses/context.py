@@ -33,14 +33,14 @@ class Context:
         """(N, 2) integers: T and U of each utterance of a batch."""
         return self.all_batches[batch]
 
-    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """Fresh inputs of a batch (or of its first `utterances`); the same for every implementation."""
+    def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
+        """Fresh inputs of a batch (or of `utterances` from the `first` on); the same for every implementation."""
         from common.losses import inputs, peaky
 
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
         return inputs.make_batch(
-            self.shapes(batch)[:utterances],
+            self.shapes(batch)[first:][:utterances],
             vocab_size=self.settings.vocab_size,
             encoder_dim=self.settings.encoder_dim,
             device=self.device,

@@ -2,7 +2,7 @@
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
 weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
-to the exact loss at the run's own range, on the first measured utterance, under random and under peaky logits.  Then a
+to the exact loss at the run's own range, over the measured utterances, under random and under peaky logits.  Then a
 loss that passes is judged on a measured batch at its own size (at_size.py).  Leaves out the corner cases, which
 conformance.py asks: this pass decides whether a loss is timed.
 """
@@ -16,6 +16,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
+from common.core import statistics
 from common.core.errors import UserError
 from common.core.settings import LOGITS
 from common.core.units import UNBOUNDED, finite
@@ -33,6 +34,8 @@ SHAPES = [(11, 5), (7, 4), (9, 2), (1, 0)]
 VOCAB_SIZE, ENCODER_DIM = 17, 24
 #: Of the measured batch with --find-largest, which has yet to find what size fits.
 SEARCH_UTTERANCES = 2
+#: Whose gap to the exact loss is measured, under the run's logits and under the other; each takes half a second.
+GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
 
 
 def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
@@ -101,14 +104,15 @@ def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[f
     return max(loss for loss, _ in errors), max(gradient for _, gradient in errors)
 
 
-def approximation_gaps(context) -> Dict[str, Optional[float]]:
-    """The gap of a pruned loss to the exact one (common.losses.layouts.pruned), by kind of logits, on the run's first
-    utterance.
+def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
+    """The gap of a pruned loss to the exact one (common.losses.layouts.pruned), by kind of logits: the median, lowest
+    and highest over the run's utterances, each alone, or over some of them.
 
     In float64, so that it is the gap of the method and not of the dtype.  None where the run's sizes or recipe do not
     allow such logits, or the exact loss is almost 0 under them.
     """
-    gaps: Dict[str, Optional[float]] = dict.fromkeys(LOGITS)
+    gaps: Dict[str, Optional[Dict[str, float]]] = dict.fromkeys(LOGITS)
+    every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
     for kind in LOGITS:
         if kind == "peaky" and context.settings.pruned_recipe == "benchmark-2022":
             continue
@@ -116,11 +120,16 @@ def approximation_gaps(context) -> Dict[str, Optional[float]]:
         adapter.settings = replace(context.settings, logits=kind)
         layout, double = table.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
         try:
-            batch = double.make_batch(context.batches[0], utterances=1)
+            model = layout.model(context.device, torch.float64)
         except UserError:  # D is too small for peaky logits, which the user did not ask for
             continue
-        gap = layout.gap(layout.model(context.device, torch.float64), batch)
-        gaps[kind] = gap if gap is None or math.isfinite(gap) else UNBOUNDED
+        most = GAP_UTTERANCES if kind == context.settings.logits else OTHER_UTTERANCES
+        chosen = every[:: math.ceil(len(every) / most) or 1]
+        found = [layout.gap(model, double.make_batch(batch, first=n, utterances=1)) for batch, n in chosen]
+        known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in found if gap is not None)
+        if known:
+            ends = {"lowest": known[0], "highest": known[-1], "utterances": len(known)}
+            gaps[kind] = {"median": statistics.median(known), **ends}
     return gaps
 
 
@@ -130,7 +139,8 @@ def run(context) -> Iterator[Dict[str, Any]]:
     loss_error, grad_error = check(adapter, context.device, context.dtype)
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
-    gaps = approximation_gaps(context) if layout.approximate else None
+    ranges = approximation_gaps(context) if layout.approximate else {}
+    gaps = {kind: of and of["median"] for kind, of in ranges.items()} or None
     ok, found = loss_error <= tolerance and grad_error <= tolerance, None
     if ok and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
@@ -144,6 +154,7 @@ def run(context) -> Iterator[Dict[str, Any]]:
         "ok": ok,
         "approximation_gap": gaps and gaps[context.settings.logits],
         "approximation_gaps": gaps,
+        "gap_ranges": {kind: of for kind, of in ranges.items() if of},
         "at_size": found,
         "note": "approximate; judged with its range widened to all of U" if layout.approximate else "",
     }
