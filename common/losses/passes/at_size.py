@@ -199,14 +199,15 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     magnitude = max(abs(right), 1e-30)
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     scores = [(T + U) * score for T, U in shapes]
-    short = tolerance + eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _, _) in zip(scores, known))
-    sums = SUM_TOLERANCE[context.settings.dtype] + 2 * (short - tolerance)
-    lost = LOST_PLACES * eps / min(max(left, 1e-30), 1.0)  # what is left of posteriors of up to 1 where they cancel
+    rounding = eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _, _) in zip(scores, known))
+    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.dtype] + 2 * rounding
+    left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
+    lost = LOST_PLACES * eps / left
     found: Dict[str, Any] = {
         "loss_error": finite(abs(loss - right) / magnitude),
         "loss_tolerance": finite(tolerance + eps * sum(scores) / magnitude),
         "grad_error": finite(max(errors.entries.values())),
-        "grad_tolerance": short + lost,
+        "grad_tolerance": short + lost + rounding * (1 / left - 1),
         "grad_errors": {name: finite(error) for name, error in errors.entries.items()},
         "sum_errors": {name: finite(error) for name, error in errors.sums.items()},
         "sum_tolerance": sums,
