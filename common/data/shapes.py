@@ -70,12 +70,17 @@ def provenance_path(path: Path) -> Path:
 
 def known_factor(path: Path) -> Optional[int]:
     """The subsampling of the frames in the shape file `path`, if the provenance beside it has it."""
+    factor = _provenance(path, "options").get("subsampling_factor")
+    return factor if type(factor) is int and factor in FACTORS else None
+
+
+def _provenance(path: Path, part: str) -> Dict[str, Any]:
+    """A part of the provenance beside the shape file; {} where there is none to be read."""
     try:
-        options = json.loads(provenance_path(path).read_text(encoding="utf-8"))["options"]
-        factor = options.get("subsampling_factor")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    return factor if factor in FACTORS else None
+        found = json.loads(provenance_path(path).read_text(encoding="utf-8"))[part]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def check_output(path: Path) -> None:
@@ -89,16 +94,9 @@ def check_output(path: Path) -> None:
         raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"--output {path}: the folder {path.parent} cannot be written; name a file in another one")
-    if beside.exists():
-        try:
-            ours = "shape_file" in json.loads(beside.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, RecursionError):
-            ours = False
-        if not ours:
-            raise UserError(
-                f"--output {path}: its provenance would replace {beside}, which is not the provenance of a shape file; "
-                "choose another name"
-            )
+    if beside.exists() and not _provenance(path, "shape_file"):
+        words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
+        raise UserError(f"--output {path}: {words}; choose another name")
 
 
 def write_atomically(*contents: Tuple[Path, bytes]) -> None:
@@ -196,16 +194,10 @@ def _load_tensor(path: Path) -> Any:
 
 def _check_against_provenance(path: Path, content: bytes) -> None:
     """Raise UserError where the provenance beside the file names it, with another sha256."""
-    beside = provenance_path(path)
-    try:
-        described = json.loads(beside.read_text(encoding="utf-8"))["shape_file"]
-        wanted = described["sha256"] if described["name"] == path.name else None
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return
+    described, beside = _provenance(path, "shape_file"), provenance_path(path)
+    wanted = described.get("sha256") if described.get("name") == path.name else None
     found = hashlib.sha256(content).hexdigest()
     if wanted not in (None, found):
-        raise UserError(
-            f"{path}: not the file that {beside} describes (sha256 {found[:12]}..., not {str(wanted)[:12]}...): "
-            f"damaged or replaced; restore it, or make both again with generate_shape_info.py, or remove {beside.name} "
-            "if that is the older file"
-        )
+        differ = f"not the file that {beside} describes (sha256 {found[:12]}..., not {str(wanted)[:12]}...)"
+        advice = f"make both again with generate_shape_info.py, or remove {beside.name} if that is the older file"
+        raise UserError(f"{path}: {differ}: damaged or replaced; restore it, or {advice}")
