@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import math
 from argparse import ArgumentTypeError
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from common.core import settings
+from common.core import settings, units
 from common.core.errors import UserError
 from common.core.grid import FIXED, Axis, flag
-from common.core.units import bytes_of
 from common.system import machine
 
 #: Threads for each CPU that --threads may ask for.
@@ -62,13 +60,7 @@ def path(text: str) -> Path:
 
 
 def positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ArgumentTypeError(f"give a number, not {text!r}") from None
-    if not (value > 0 and math.isfinite(value)):
-        raise ArgumentTypeError(f"must be above 0, not {text}")
-    return value
+    return float(_checked(text, units.positive))
 
 
 def percentage(text: str) -> float:
@@ -85,7 +77,7 @@ def preset(text: str) -> str:
 
 def memory_size(text: str) -> str:
     """A size such as "4GiB", "500MB" or "80%" (of the device), as it was given."""
-    return _checked(text, lambda text: bytes_of(text, 2**40))
+    return _checked(text, lambda text: units.bytes_of(text, 2**40))
 
 
 def _checked(text: str, read: Callable[[str], Any]) -> str:

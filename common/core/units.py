@@ -16,18 +16,24 @@ SIZE_UNITS = {
 }
 
 
+def positive(text: str) -> float:
+    """The number above 0 in a text.  Raises UserError."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"give a number, not {text!r}") from None
+    if not (value > 0 and math.isfinite(value)):
+        raise UserError(f"must be above 0, not {text}")
+    return value
+
+
 def bytes_of(text: str, device_bytes: int) -> int:
     """The bytes of "4GiB", "500MB" or "80%", the last of `device_bytes`.  Raises UserError."""
     number = text.rstrip("%" + string.ascii_letters + " ")
     unit = text[len(number) :].strip().lower()
     if unit not in SIZE_UNITS and unit != "%":
         raise UserError(f"give a size such as 4GiB, 500MB or 80% of the device, not {text!r}")
-    try:
-        value = float(number)
-    except ValueError:
-        raise UserError(f"give a number, not {number!r}") from None
-    if not (value > 0 and math.isfinite(value)):
-        raise UserError(f"must be above 0, not {number}")
+    value = positive(number)
     if unit == "%" and value > 100:
         raise UserError(f"must be at most 100%, not {text}")
     size = int(device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit])
