@@ -7,7 +7,18 @@ from html import unescape
 
 import pytest
 from fixtures_machines import side_by_side
-from fixtures_runs import correctness, environment, memory, sample, status, timed, timing, write_run
+from fixtures_runs import (
+    correctness,
+    environment,
+    memory,
+    records_of,
+    sample,
+    status,
+    timed,
+    timing,
+    write_records,
+    write_run,
+)
 from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs, machines
@@ -48,6 +59,15 @@ def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
     (padded,) = [trace for trace in figures["time-cells"].data if trace["name"] == "padded"]
     assert padded["y"] == padded["x"] and "lines" in padded["mode"]
     assert len(figures["ratio-useful"].table.rows) == 12
+
+
+def test_a_row_of_another_torch_has_times_and_no_ratios(tmp_path):
+    on_batches(tmp_path, a=lambda cells, useful: cells, b=lambda cells, useful: 2 * cells)
+    lines = records_of(tmp_path / "b")
+    write_records(tmp_path / "b", [{**line, "torch": "1.13.1"} if "torch" in line else line for line in lines])
+    figures = {figure.key: figure for figure in runs.figures(rows_of(tmp_path))}
+    assert [trace["name"] for trace in figures["ratio-cells"].data] == ["a"]
+    assert [trace["name"] for trace in figures["time-cells"].data] == ["a", "b"]
 
 
 def figures_of(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.groups import apart
 from common.analysis.row import Row
@@ -20,12 +20,13 @@ Axis = Dict[str, Any]
 
 
 class Point(NamedTuple):
-    """One loss on one batch.  ms: of the step, or of the loss where no step was timed; ratio: to the fastest's."""
+    """One loss on one batch.  ms: of the step, or of the loss where no step was timed; ratio: to the fastest's, None
+    under another torch than the fastest's."""
 
     row: Row
     batch: Batch
     ms: float
-    ratio: float
+    ratio: Optional[float]
 
     @property
     def useful(self) -> float:
@@ -51,9 +52,10 @@ def _points(rows: Sequence[Row]) -> List[Point]:
             continue
         scope = row.against_fastest["scope"]
         best, mine = _medians(fastest[row.kind], scope), _medians(row, scope)
+        same_torch = row.torch == fastest[row.kind].torch
         both = [batch for batch in row.batches if str(batch.index) in best.keys() & mine.keys()]
         times = [(mine[str(batch.index)], best[str(batch.index)]) for batch in both]
-        found += [Point(row, batch, ms, ms / base) for batch, (ms, base) in zip(both, times)]
+        found += [Point(row, batch, ms, ms / base if same_torch else None) for batch, (ms, base) in zip(both, times)]
     return found
 
 
@@ -70,11 +72,11 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
     of_row = list(gathered((point.row.label, point) for point in found).values())
     padding, size = axis("useful % of the padded cells", range=[0, 103]), "T x (U+1) of the batch"
     cells = axis_of(size, scales.span([point.cells for point in found]))
-    ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in found]))
+    ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in found if point.ratio]))
     times = axis_of("ms", scales.span([point.ms for point in found]))
     against, each = (
         "Step time over the fastest, against",
-        "Each mark is a batch: the loss over the fastest of its kind.",
+        "Each mark is a batch: the loss over the fastest of its kind, where both ran under one torch.",
     )
     kinds: List[Tuple[str, str, str, str, str, Axis, Axis]] = [
         ("ratio-useful", f"{against} padding", f"{each} {PADDED}", "useful", "ratio", padding, ratios),
@@ -84,13 +86,15 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
     figures: List[Figure] = []
     for name, title, caption, x, y, across, up in kinds:
         data = []
-        for place, some in enumerate(of_row):
+        known = [(place, [point for point in some if getattr(point, y)]) for place, some in enumerate(of_row)]
+        drawn = [(place, some) for place, some in known if some]
+        for place, some in drawn:
             at = sorted((getattr(point, x), getattr(point, y)) for point in some)
             line = {"color": color(place), "width": 1.5, "dash": dash(place)}
             joined = {"mode": "lines+markers", "line": line} if y == "ms" else {}
             data.append(points(some[0].row.marked, at, marker(place, 9), "%{x:.4g}: %{y:.4g}", **joined))
-        ends = [[number(end([getattr(point, y) for point in some]), 3) for end in (min, max)] for some in of_row]
-        said = "; ".join(f"{some[0].row.label} {' to '.join(span)}" for some, span in zip(of_row, ends))
+        ends = [[number(end([getattr(point, y) for point in some]), 3) for end in (min, max)] for _, some in drawn]
+        said = "; ".join(f"{some[0].row.label} {' to '.join(span)}" for (_, some), span in zip(drawn, ends))
         table = None if figures else _table(found, f"batch-times{key}")
         frame = layout(HEIGHT, 200, xaxis=across, yaxis=up)
         figures.append(Figure(f"{name}{key}", title + whose, caption, f"{title}{whose}: {said}", data, frame, table))
