@@ -173,9 +173,6 @@ _ALL = (
     Metric("step_n", "n", _part("step_ms", "n")),
     Metric("loss_n", "loss n", _part("loss_ms", "n")),
     Metric("forward_ms", "forward ms", _part("step_forward_ms", "median"), unit="ms", better="lower"),
-    # on CUDA, what is not ranked: see schema.Sample.ranked_ns
-    Metric("step_events", "step ms, events", _part("step_event_ms", "median"), unit="ms", better="lower"),
-    Metric("loss_wall", "loss ms, wall", _part("loss_wall_ms", "median"), unit="ms", better="lower"),
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
     *(
         Metric(

@@ -13,7 +13,7 @@ Lines = List[str]
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Blocks of lines of the "table" or "markdown" format."""
-    parts = (_reasons, _ratios, _stopped, _at_size, _limits, _stages, _options, _notes)
+    parts = (_reasons, _ratios, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
@@ -76,6 +76,17 @@ def _stopped(rows: Sequence[Row]) -> Lines:
         if "time cap" in whys
     ]
     return [f"sampling ended at the time limit (--max-seconds), not at the wanted spread: {', '.join(cut)}"] * bool(cut)
+
+
+def _clocks(rows: Sequence[Row]) -> Lines:
+    """The other clock of each scope, on CUDA: see schema.Sample.ranked_ns."""
+    both = ((row.name, row.step_event_ms, row.loss_wall_ms) for row in rows)
+    of = [
+        f"{name} {' / '.join(number(one['median'] if one else None) for one in (step, loss))}"
+        for name, step, loss in both
+        if step or loss
+    ]
+    return [f"step by CUDA events / loss by wall time, ms: {', '.join(of)}"] if of else []
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:
