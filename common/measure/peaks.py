@@ -128,7 +128,7 @@ def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
         try:
             with torch.no_grad():
                 found[kind] = list(measured)
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError, AttributeError) as error:  # the last two: a torch without jiterator
             reasons.append(f"{kind}: {str(error).strip().splitlines()[0]}")
     foreign = load.share()
     return {
