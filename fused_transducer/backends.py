@@ -1,6 +1,6 @@
 """Which code computes the loss: "native" (C++, CPU), "triton" (CUDA) or "torch" (PyTorch alone, any device).
 
-A backend is a module with `forward` and `backward` (see `plain`).  All give the same numbers.
+A backend is a module with `rows`, `forward` and `backward` (see `plain`).  All give the same numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from typing import Optional
 
 import torch
 
-#: Backend -> its module, its rows of numbers between forward and backward, and whether it stores cells of utterances
-#: only (else of the padding too).
+#: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).
 MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
-ROWS = {"native": 2, "triton": 4, "torch": 2}
 PACKED = {"native": True, "triton": False, "torch": False}
 
 

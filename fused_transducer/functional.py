@@ -41,7 +41,7 @@ def transducer_loss(
     fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021); the
     value of the loss stays.  negligible: cells that a path meets with less probability than this get no gradient; 0
     leaves out exact zeros only.  tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps
-    them for backward.  None: as many as fit the caches.  backend: see `backend_of`.
+    them for backward.  None: as many as fit the caches, and a small batch keeps its logits.  backend: see `backend_of`.
 
     Returns a float32 (float64) tensor, differentiable once.  With return_dropped also, for each utterance, the
     posterior probability of all dropped cells over that of all cells (float64): the gradient of a cell's logits has an
@@ -73,10 +73,10 @@ def transducer_loss(
 def _storage(encoder_out, decoder_out, weight, T_lengths, U_lengths, backend, tile_cells, gradient) -> Tuple[int, int]:
     """(cells to have room for, cells whose logits are kept for backward).  Sizes that follow from values are known to
     eager mode alone: a compiled graph has room for the padding too, and keeps no logits."""
-    N, T, H = encoder_out.shape
+    N, T, _ = encoder_out.shape
     U1, V = decoder_out.shape[1], weight.shape[0]
     if not PACKED[backend] or torch.compiler.is_compiling():
         return N * T * U1, 0
     cells = int((T_lengths.long().clamp(0, T) * (U_lengths.long().clamp(0, U1 - 1) + 1)).sum())
-    tile_cells = tile_cells or module_of(backend).default_tile(H, V, accumulated(encoder_out.dtype))
-    return cells, cells if gradient and cells <= tile_cells else 0
+    most = tile_cells or module_of(backend).most_kept(V, accumulated(encoder_out.dtype))
+    return cells, cells if gradient and cells <= most else 0

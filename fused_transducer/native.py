@@ -15,7 +15,11 @@ from fused_transducer import compiling
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 
 #: Activations and logits of a tile take about so many bytes a thread, within these numbers of cells (whole groups).
-TILE_BYTES, FEWEST, MOST = 3 * 2**19, 112, 2240
+TILE_BYTES, FEWEST, MOST = 3 * 2**17, 112, 2240
+#: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
+MANY, AT_ONCE = 1024, 512
+#: Logits that take no more are kept for backward.
+KEPT_BYTES = 2**21
 
 
 class Problem(ctypes.Structure):
@@ -37,6 +41,7 @@ class Problem(ctypes.Structure):
                 "threads",
                 "tile_cells",
                 "kept_cells",
+                "normalised",
                 "encoder_n",
                 "encoder_t",
                 "decoder_n",
@@ -110,9 +115,19 @@ def instruction_set() -> str:
 
 
 def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
-    """Cells of a tile: few enough for the caches, enough to keep every thread busy."""
-    cells = TILE_BYTES // ((H + V) * torch.finfo(dtype).bits // 8)
+    """Cells of a tile in backward: few enough for the caches, enough to keep every thread busy."""
+    cells = TILE_BYTES // ((H + V if V <= MANY else 2 * H + AT_ONCE) * dtype.itemsize)
     return torch.get_num_threads() * min(max(-(-cells // FEWEST) * FEWEST, FEWEST), MOST)
+
+
+def rows(V: int) -> int:
+    """As in `plain`."""
+    return 4 if V > MANY else 2
+
+
+def most_kept(V: int, dtype: torch.dtype) -> int:
+    """Cells of the largest batch whose logits are kept for backward."""
+    return KEPT_BYTES // (V * dtype.itemsize)
 
 
 class _Arguments:
@@ -128,7 +143,7 @@ class _Arguments:
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), is_double=dtype == torch.float64,
-            threads=torch.get_num_threads(), kept_cells=len(kept),
+            threads=torch.get_num_threads(), kept_cells=len(kept), normalised=len(arcs) > 2,
             tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),

@@ -10,7 +10,7 @@ from typing import List, Optional, Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer.backends import ROWS, module_of
+from fused_transducer.backends import module_of
 from fused_transducer.call import Call, accumulated, check_values
 
 
@@ -20,7 +20,7 @@ def _saved(
     """Uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
-    arcs = new((ROWS[backend], cells if gradient else 0), dtype=dtype)
+    arcs = new((module_of(backend).rows(call.V), cells if gradient else 0), dtype=dtype)
     return losses, dropped, arcs, new((kept_cells, call.V), dtype=dtype)
 
 

@@ -22,6 +22,11 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
     return ""
 
 
+def rows(V: int) -> int:
+    """Numbers of each cell between forward and backward."""
+    return 2
+
+
 class _Tile(NamedTuple):
     """Some cells: utterance, frame, targets before; target that follows (the blank where none does)."""
 

@@ -40,6 +40,11 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
     return "it has no float64" if dtype == torch.float64 else _import_error()
 
 
+def rows(V: int) -> int:
+    """As in `plain`."""
+    return 4
+
+
 def _blocks(dtype: torch.dtype) -> Dict[str, Any]:
     """Sizes of the blocks of a product: what 64 to 128 kB of shared memory hold in three stages."""
     if dtype == torch.float32:

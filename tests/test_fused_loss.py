@@ -38,6 +38,15 @@ def test_sizes_around_those_of_blocks(H, V, dtype, allowed):
     assert max(errors(problem(RAGGED, H=H, V=V, dtype=dtype, scale=0.5, **EXACT)).values()) < allowed
 
 
+@pytest.mark.parametrize("blank", [0, 511, 512, 1599])
+@pytest.mark.parametrize("dtype, allowed", [(torch.float32, 5e-6), (torch.float64, 1e-12)])
+def test_many_symbols_some_at_a_time(dtype, allowed, blank):
+    """Of a tile of 40 cells backward has the logits of 512 symbols at once, with the normalisers from forward."""
+    one = problem(RAGGED, H=33, V=1600, dtype=dtype, scale=0.5, blank=blank, tile_cells=40, **EXACT)
+    one.targets[:, :3] = torch.tensor([1599, 512, blank])
+    assert max(errors(one).values()) < allowed
+
+
 @pytest.mark.parametrize("dtype, allowed", [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
 def test_half_precision_loses_digits_of_the_gradients_only(dtype, allowed):
     made = errors(problem(RAGGED, H=40, V=50, dtype=dtype, scale=0.5, **EXACT))
@@ -219,17 +228,18 @@ def test_a_log_likelihood_of_minus_two_thousand():
     assert made["loss"] < 1e-6 and max(made.values()) < 1e-5
 
 
-def test_peaky_logits_keep_the_digits_of_a_small_loss():
+@pytest.mark.parametrize("V", [40, 1100])
+def test_peaky_logits_keep_the_digits_of_a_small_loss(V):
     """One path has nearly all the probability, and the loss is what the other symbols have: 3e-7 of each cell.  The
     logits are whole numbers, so no digit is lost before they are summed."""
-    T, U, V = 60, 20, 40
-    one = problem([(T, U)], H=V, V=V, dtype=torch.float32, activation="none", **EXACT)
-    codes = torch.eye(V)
-    one.targets = torch.randint(1, V, (1, U), generator=torch.Generator().manual_seed(2))
-    one.tensors[0], one.tensors[1] = torch.zeros(1, T, V), torch.zeros(1, U + 1, V)
+    T, U, H = 60, 20, 40
+    one = problem([(T, U)], H=H, V=V, dtype=torch.float32, activation="none", tile_cells=500, **EXACT)
+    codes = torch.eye(V)[:, :H]
+    one.targets = torch.randint(1, H, (1, U), generator=torch.Generator().manual_seed(2))
+    one.tensors[0], one.tensors[1] = torch.zeros(1, T, H), torch.zeros(1, U + 1, H)
     one.tensors[0][0, torch.arange(U) * 3] = codes[one.targets[0]]
     one.tensors[1][0, :U] = codes[one.targets[0]]
-    one.tensors[2], one.tensors[3] = 30 * codes, 45 * codes[0]
+    one.tensors[2], one.tensors[3] = 30 * codes, 45 * torch.eye(V)[0]
     one.tensors[2][0] = 0
     expected = right(one, large=True)
     losses, gradients = found(one)

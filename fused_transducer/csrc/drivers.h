@@ -1,5 +1,6 @@
 // Forward and backward: every thread takes groups of cells through activation, product and softmax while they are in
-// its cache, so logits never reach memory in forward, and one tile of them does in backward.
+// its cache, so logits never reach memory in forward, and one tile of them does in backward: of all symbols, or, where
+// forward noted the normalisers, of some symbols at a time.
 #pragma once
 
 #include "gemm.h"
@@ -19,15 +20,19 @@ FT_INLINE int thread_number() {
 #endif
 }
 
-// Cells that a thread takes at once; logits of each that it has at once in forward; symbols whose weights it has at
-// once in backward; blocks of symbols whose gradients it has at once.
-enum { GROUP = FT_ROWS * (FT_ROWS < 10 ? 8 : 4), CHUNK = 1024, SYMBOLS = 512, BLOCKS = 8 };
+// Cells that a thread takes at once; logits of each that it has at once in forward; in backward, symbols at once where
+// there are normalisers, cells that a thread multiplies with their weights, and blocks of symbols whose gradients it has
+// at once.
+enum { GROUP = FT_ROWS * (FT_ROWS < 10 ? 8 : 4), CHUNK = 1024, SYMBOLS = 512, SHARE = 2 * GROUP, BLOCKS = 8 };
 
 // Lengths of rows in the workspaces: whole blocks of columns, and a little more, since rows whose distance is a power
 // of two compete for the same places of a cache.
 template <class T> FT_INLINE int64_t stride(int64_t columns) {
   return round_up(columns, Block<T>::COLUMNS) + 64 / (int64_t)sizeof(T);
 }
+
+// Columns of the most whole blocks that `columns` hold.
+template <class T> constexpr int64_t whole(int64_t columns) { return columns / Block<T>::COLUMNS * Block<T>::COLUMNS; }
 
 // Takes pieces off the workspace, each on a cache line; with no workspace it only counts.
 struct Workspace {
@@ -47,7 +52,7 @@ template <class T> struct ForwardSpace {
 
   explicit ForwardSpace(const Problem& p) {
     Workspace space{static_cast<char*>(p.workspace)};
-    columns = least(CHUNK, round_up(p.V, Block<T>::COLUMNS));
+    columns = least(whole<T>(CHUNK), round_up(p.V, Block<T>::COLUMNS));
     packed = space.take<T>(round_up(p.V, Block<T>::COLUMNS) * p.H);
     bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
     activations = space.take<T>(p.threads * GROUP * stride<T>(p.H));
@@ -62,19 +67,23 @@ struct Cell {  // of a tile: where it is, and its number among all cells
 };
 
 template <class T> struct BackwardSpace {
-  T *packed, *bias, *packed_back, *activations, *logits;
+  T *packed, *bias, *panels, *activations, *logits;
+  T* sums;  // gradients of encoder plus decoder: in the place of the activations, unless these are needed again
   Cell* cells;
   int64_t* counted;  // cells that count before each block
-  int64_t blocks, bytes;
+  int64_t columns, blocks, bytes;  // columns: logits of a cell that are there at once
 
   explicit BackwardSpace(const Problem& p) {
     Workspace space{static_cast<char*>(p.workspace)};
-    int64_t rows = round_up(p.tile_cells, GROUP) + GROUP;
-    packed = space.take<T>(p.kept_cells ? 0 : round_up(p.V, Block<T>::COLUMNS) * p.H);
+    int64_t rows = round_up(p.tile_cells, GROUP);
+    bool of_inputs = p.d_encoder || p.d_decoder;
+    columns = p.normalised ? whole<T>(SYMBOLS) : round_up(p.V, Block<T>::COLUMNS);
+    packed = space.take<T>(p.kept_cells ? 0 : columns * p.H);
     bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
-    packed_back = space.take<T>(p.d_encoder || p.d_decoder ? round_up(p.H, Block<T>::COLUMNS) * p.V : 0);
+    panels = space.take<T>(of_inputs ? p.threads * columns * Block<T>::COLUMNS : 0);
     activations = space.take<T>(rows * stride<T>(p.H));
-    logits = space.take<T>(rows * stride<T>(p.V));
+    logits = space.take<T>(rows * stride<T>(columns));
+    sums = p.normalised && of_inputs ? space.take<T>(rows * stride<T>(p.H)) : activations;
     cells = space.take<Cell>(rows);
     blocks = round_up(p.first_cells[p.N], CELLS_A_BLOCK) / CELLS_A_BLOCK;
     counted = space.take<int64_t>(blocks + 1);
@@ -82,12 +91,17 @@ template <class T> struct BackwardSpace {
   }
 };
 
-// The weight in panels of symbols, and the bias with -inf for symbols there are none of.  All threads call this.
-template <class T> void pack_for_logits(const Problem& p, T* packed, T* bias) {
+// The weights of `columns` symbols from `first` on, in panels.  All threads call this.
+template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, int64_t columns) {
   const T* weight = static_cast<const T*>(p.weight);
+#pragma omp for schedule(static)
+  for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS)
+    pack_panel<T>(packed + c * p.H, weight + (first + c) * p.H, p.H, least(Block<T>::COLUMNS, p.V - first - c));
+}
+
+// The bias, with -inf for symbols there are none of.  All threads call this.
+template <class T> void fill_bias(const Problem& p, T* bias) {
   const T* given = static_cast<const T*>(p.bias);
-#pragma omp for schedule(static) nowait
-  for (int64_t j = 0; j < panels<T>(p.V); ++j) pack_panel<T>(packed, weight, p.H, p.V, 1, p.H, j);
 #pragma omp for schedule(static)
   for (int64_t v = 0; v < round_up(p.V, Block<T>::COLUMNS); ++v)
     bias[v] = v >= p.V ? -INFINITY : given ? given[v] : (T)0;
@@ -116,19 +130,19 @@ template <class T> void activate(const Problem& p, int64_t n, int64_t t, int64_t
   store<T>(to + h, activated<T>(p, load<T>(last)));
 }
 
-// Logits of `rows` cells for the symbols from `first` on, `columns` of them: whole blocks.  Rows are computed in whole
+// Logits of `rows` cells for the `columns` symbols of `packed` and `bias`: whole blocks.  Rows are computed in whole
 // blocks too: what is beyond `rows` is rubbish that nobody reads.
 template <class T>
-void logits_of(const Problem& p, const T* activations, const T* packed, const T* bias, int64_t rows, int64_t first,
-               int64_t columns, T* logits, int64_t ldc) {
+void logits_of(const Problem& p, const T* activations, const T* packed, const T* bias, int64_t rows, int64_t columns,
+               T* logits, int64_t ldc) {
   typedef Block<T> B;
   int64_t lda = stride<T>(p.H);
   for (int64_t c = 0; c < columns; c += B::COLUMNS)
     for (int64_t r = 0; r < rows; r += B::ROWS) {
       T* to = logits + r * ldc + c;
-      const T* from = bias + first + c;
+      const T* from = bias + c;
       multiply<T>(
-          p.H, activations + r * lda, lda, 1, packed + (first + c) * p.H, B::COLUMNS,
+          p.H, activations + r * lda, lda, 1, packed + c * p.H, B::COLUMNS,
           [&](int, int j) { return load<T>(from + j * B::W); },
           [&](int i, int j, Vector<T> sum) { store<T>(to + i * ldc + j * B::W, sum); });
     }
@@ -192,7 +206,7 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   }
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
-    logits_of<T>(p, activations, space.packed, space.bias, count, first, columns, logits, ldc);
+    logits_of<T>(p, activations, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
     for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
     if (p.kept_cells)
       for (int64_t i = 0; i < count; ++i)
@@ -203,6 +217,9 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
     double normaliser = log(cells[i].sum), high = cells[i].high;
     blank[begin + i] = (T)(cells[i].blank - high - normaliser);
     label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser);
+    if (!p.normalised) continue;
+    label[begin + i + p.first_cells[p.N]] = cells[i].high;
+    label[begin + i + 2 * p.first_cells[p.N]] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
   }
 }
 
@@ -228,7 +245,8 @@ template <class T> void forward(const Problem& p) {
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;
-    pack_for_logits<T>(p, space.packed, space.bias);
+    pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
+    fill_bias<T>(p, space.bias);
 #pragma omp for schedule(dynamic)
     for (int64_t begin = 0; begin < cells; begin += GROUP)
       log_probabilities<T>(p, space, begin, least(GROUP, cells - begin));
@@ -272,90 +290,107 @@ void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, 
   }
 }
 
-// Logits of one cell to their gradient, in place.
-template <class T> void softmax_gradient(const Problem& p, const Cell& cell, T* logits) {
+// Some symbols, whose logits are there: from `first` on, `count` of them, `columns` in whole blocks.
+struct Symbols {
+  int64_t first, count, columns;
+};
+
+// The logits of one cell to their gradient, in place.
+template <class T> void softmax_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T* logits) {
   constexpr int W = Simd<T>::W;
-  int64_t columns = round_up(p.V, Block<T>::COLUMNS);
-  double scale = static_cast<const T*>(p.grad_losses)[cell.n];
   const T* arcs = static_cast<const T*>(p.arcs) + cell.number;
-  double of_blank = scale * arcs[0], of_label = scale * arcs[p.first_cells[p.N]];
-  double sum = sum_of_exp<T, true>(logits, columns, largest_in<T>(logits, columns));
-  double blank = logits[p.blank], label = cell.target < 0 ? 0 : logits[cell.target];
+  int64_t row = p.first_cells[p.N], at_blank = p.blank - symbols.first, at_label = cell.target - symbols.first;
+  bool has_blank = at_blank >= 0 && at_blank < symbols.count, has_label = at_label >= 0 && at_label < symbols.count;
+  double scale = static_cast<const T*>(p.grad_losses)[cell.n], of_blank = scale * arcs[0], of_label = scale * arcs[row];
+  T high = p.normalised ? arcs[2 * row] : largest_in<T>(logits, symbols.columns);
+  double sum = sum_of_exp<T, true>(logits, symbols.columns, high);
+  if (p.normalised) sum = 1 + (double)arcs[3 * row];
+  double blank = has_blank ? logits[at_blank] : 0, label = has_label ? logits[at_label] : 0;
   T factor = (T)((of_blank + of_label) / sum);
-  for (int64_t c = 0; c < columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor);
+  for (int64_t c = 0; c < symbols.columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor);
   // (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
-  if (cell.target == p.blank) {
-    logits[p.blank] = (T)(-(of_blank + of_label) * (sum - blank) / sum);
-    return;
-  }
-  logits[p.blank] = (T)((of_label * blank - of_blank * (sum - blank)) / sum);
-  if (cell.target >= 0) logits[cell.target] = (T)((of_blank * label - of_label * (sum - label)) / sum);
+  if (has_label) logits[at_label] = (T)((of_blank * label - of_label * (sum - label)) / sum);
+  if (!has_blank) return;
+  bool both = cell.target == p.blank;
+  logits[at_blank] = (T)(both ? -(of_blank + of_label) * (sum - blank) / sum
+                              : (of_label * blank - of_blank * (sum - blank)) / sum);
 }
 
 // Activations of a group of cells, and the gradient of their logits.
 template <class T>
-void logit_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t tile, int64_t begin, int64_t count) {
-  int64_t lda = stride<T>(p.H), ldc = stride<T>(p.V), columns = round_up(p.V, Block<T>::COLUMNS);
+void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t tile,
+                     int64_t begin, int64_t count) {
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
   T *activations = space.activations + begin * lda, *logits = space.logits + begin * ldc;
   Cell* cells = space.cells + begin;
-  find_cells<T>(p, space, tile + begin, count, cells);
-  for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
+  if (symbols.first == 0) {
+    find_cells<T>(p, space, tile + begin, count, cells);
+    for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
+  }
   if (p.kept_cells) {
     for (int64_t i = 0; i < count; ++i) {
-      const T* kept = static_cast<const T*>(p.kept) + cells[i].number * p.V;
-      for (int64_t c = 0; c < columns; ++c) logits[i * ldc + c] = c < p.V ? kept[c] : -(T)INFINITY;
+      const T* kept = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
+      for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? kept[c] : -(T)INFINITY;
     }
   } else {
-    logits_of<T>(p, activations, space.packed, space.bias, count, 0, columns, logits, ldc);
+    logits_of<T>(p, activations, space.packed, space.bias + symbols.first, count, symbols.columns, logits, ldc);
   }
-  for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], logits + i * ldc);
+  for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], symbols, logits + i * ldc);
 }
 
 template <class T>
-void add_bias_gradient(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t first) {
+void add_bias_gradient(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t rows,
+                       int64_t symbol) {
   constexpr int W = Simd<T>::W;
-  int64_t ldc = stride<T>(p.V);
+  int64_t ldc = stride<T>(space.columns);
   Vector<T> sum = {};
-  for (int64_t i = 0; i < rows; ++i) sum += load<T>(space.logits + i * ldc + first);
-  T* to = static_cast<T*>(p.d_bias);
-  for (int64_t i = 0; i < least(W, p.V - first); ++i) to[first + i] += sum[i];
+  for (int64_t i = 0; i < rows; ++i) sum += load<T>(space.logits + i * ldc + symbol);
+  T* to = static_cast<T*>(p.d_bias) + symbols.first + symbol;
+  for (int64_t i = 0; i < least(W, symbols.count - symbol); ++i) to[i] += sum[i];
 }
 
 // The gradient of FT_ROWS symbols' weights for one panel of columns: (symbols, cells) x (cells, columns).
 template <class T>
-void add_weight_gradient(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t symbol,
-                         int64_t column) {
+void add_weight_gradient(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t rows,
+                         int64_t symbol, int64_t column) {
   typedef Block<T> B;
-  T sums[B::ROWS * B::COLUMNS];
+  T sums[B::ROWS * B::COLUMNS], *to = static_cast<T*>(p.d_weight) + (symbols.first + symbol) * p.H + column;
+  bool inside = symbol + B::ROWS <= symbols.count && column + B::COLUMNS <= p.H;
   multiply<T>(
-      rows, space.logits + symbol, 1, stride<T>(p.V), space.activations + column, stride<T>(p.H),
+      rows, space.logits + symbol, 1, stride<T>(space.columns), space.activations + column, stride<T>(p.H),
       [](int, int) { return Vector<T>{}; },
-      [&](int i, int j, Vector<T> sum) { store<T>(sums + i * B::COLUMNS + j * B::W, sum); });
-  T* to = static_cast<T*>(p.d_weight) + symbol * p.H + column;
-  for (int64_t i = 0; i < least(B::ROWS, p.V - symbol); ++i)
+      [&](int i, int j, Vector<T> sum) {
+        T* at = inside ? to + i * p.H + j * B::W : sums + i * B::COLUMNS + j * B::W;
+        store<T>(at, inside ? load<T>(at) + sum : sum);
+      });
+  if (inside) return;
+  for (int64_t i = 0; i < least(B::ROWS, symbols.count - symbol); ++i)
     for (int64_t c = 0; c < least(B::COLUMNS, p.H - column); ++c) to[i * p.H + c] += sums[i * B::COLUMNS + c];
 }
 
-// The gradient of encoder plus decoder takes the place of the activations: (cells, symbols) x (symbols, columns), times
-// the derivative of the activation.  Some symbols at a time, so that their part of the weight stays in the cache.
-template <class T> void input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t begin, int64_t count) {
+// The gradient of encoder plus decoder: (cells, symbols) x (symbols, columns), added up over all symbols, and then times
+// the derivative of the activation.
+template <class T>
+void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t begin,
+                     int64_t count) {
   typedef Block<T> B;
-  int64_t lda = stride<T>(p.H), ldc = stride<T>(p.V);
-  T sums[GROUP * B::COLUMNS];
-  for (int64_t column = 0; column < p.H; column += B::COLUMNS)
-    for (int64_t symbol = 0; symbol < p.V; symbol += SYMBOLS)
-      for (int64_t r = 0; r < count; r += B::ROWS) {
-        T *to = space.activations + (begin + r) * lda + column, *sum_of = sums + r * B::COLUMNS;
-        bool first = symbol == 0, last = symbol + SYMBOLS >= p.V;
-        multiply<T>(
-            least(SYMBOLS, p.V - symbol), space.logits + (begin + r) * ldc + symbol, ldc, 1,
-            space.packed_back + column * p.V + symbol * B::COLUMNS, B::COLUMNS,
-            [&](int i, int j) { return first ? Vector<T>{} : load<T>(sum_of + i * B::COLUMNS + j * B::W); },
-            [&](int i, int j, Vector<T> sum) {
-              T* at = last ? to + i * lda + j * B::W : sum_of + i * B::COLUMNS + j * B::W;
-              store<T>(at, last ? through_activation<T>(p, load<T>(at), sum) : sum);
-            });
-      }
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
+  const T* weight = static_cast<const T*>(p.weight) + symbols.first * p.H;
+  T* panel = space.panels + thread_number() * space.columns * B::COLUMNS;
+  bool first = symbols.first == 0, last = symbols.first + symbols.count == p.V;
+  for (int64_t column = 0; column < p.H; column += B::COLUMNS) {
+    copy_panel<T>(panel, weight + column, symbols.count, p.H, least(B::COLUMNS, p.H - column));
+    for (int64_t r = begin; r < begin + count; r += B::ROWS) {
+      T *to = space.sums + r * lda + column, *activations = space.activations + r * lda + column;
+      multiply<T>(
+          symbols.count, space.logits + r * ldc, ldc, 1, panel, B::COLUMNS,
+          [&](int i, int j) { return first ? Vector<T>{} : load<T>(to + i * lda + j * B::W); },
+          [&](int i, int j, Vector<T> sum) {
+            int64_t at = i * lda + j * B::W;
+            store<T>(to + at, last ? through_activation<T>(p, load<T>(activations + at), sum) : sum);
+          });
+    }
+  }
 }
 
 // Adds the columns from `first` on to the gradients of encoder and decoder: no two threads have the same columns, and
@@ -366,7 +401,7 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_
   T *d_encoder = static_cast<T*>(p.d_encoder), *d_decoder = static_cast<T*>(p.d_decoder);
   for (int64_t i = 0; i < rows; ++i) {
     const Cell& cell = space.cells[i];
-    const T* from = space.activations + i * lda + first;
+    const T* from = space.sums + i * lda + first;
     if (d_encoder) {
       T* to = d_encoder + (cell.n * p.T + cell.t) * p.H + first;
       for (int64_t c = 0; c < width; ++c) to[c] += from[c];
@@ -378,45 +413,58 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_
   }
 }
 
-template <class T> void backward(const Problem& p) {
+// A tile's part of all gradients, for some symbols.  All threads call this.
+template <class T>
+void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t tile, int64_t rows) {
   typedef Block<T> B;
+  int64_t across = round_up(p.H, B::COLUMNS) / B::COLUMNS, down = round_up(symbols.count, B::ROWS) / B::ROWS;
+#pragma omp for schedule(dynamic)
+  for (int64_t begin = 0; begin < rows; begin += GROUP)
+    logit_gradients<T>(p, space, symbols, tile, begin, least(GROUP, rows - begin));
+  if (p.d_bias) {
+#pragma omp for schedule(static) nowait
+    for (int64_t symbol = 0; symbol < symbols.count; symbol += Simd<T>::W)
+      add_bias_gradient<T>(p, space, symbols, rows, symbol);
+  }
+  if (p.d_weight) {
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
+      int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
+      int64_t column = item / BLOCKS % across * B::COLUMNS;
+      if (symbol < symbols.count) add_weight_gradient<T>(p, space, symbols, rows, symbol, column);
+    }
+  }
+  if (p.d_encoder || p.d_decoder) {
+#pragma omp for schedule(dynamic)
+    for (int64_t begin = 0; begin < rows; begin += SHARE)
+      input_gradients<T>(p, space, symbols, begin, least(SHARE, rows - begin));
+  }
+#pragma omp barrier
+}
+
+template <class T> void backward(const Problem& p) {
   BackwardSpace<T> space(p);
-  int64_t across = round_up(p.H, B::COLUMNS) / B::COLUMNS, down = round_up(p.V, B::ROWS) / B::ROWS;
+  int64_t all = round_up(p.V, Block<T>::COLUMNS);
+  bool once = space.columns == all, packs = !p.kept_cells;
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;
     count_cells<T>(p, space);
     int64_t cells = space.counted[space.blocks];
-    if (!p.kept_cells) pack_for_logits<T>(p, space.packed, space.bias);
-    if (p.d_encoder || p.d_decoder) {
-#pragma omp for schedule(static)
-      for (int64_t j = 0; j < across; ++j)
-        pack_panel<T>(space.packed_back, static_cast<const T*>(p.weight), p.V, p.H, p.H, 1, j);
-    }
+    fill_bias<T>(p, space.bias);
+    if (packs && once) pack_weight<T>(p, space.packed, 0, all);
     for (int64_t tile = 0; tile < cells; tile += p.tile_cells) {
       int64_t rows = least(p.tile_cells, cells - tile);
-#pragma omp for schedule(dynamic)
-      for (int64_t begin = 0; begin < rows; begin += GROUP)
-        logit_gradients<T>(p, space, tile, begin, least(GROUP, rows - begin));
-      if (p.d_bias) {
-#pragma omp for schedule(static) nowait
-        for (int64_t first = 0; first < p.V; first += Simd<T>::W) add_bias_gradient<T>(p, space, rows, first);
-      }
-      if (p.d_weight) {
-#pragma omp for schedule(static)
-        for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
-          int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
-          if (symbol < p.V) add_weight_gradient<T>(p, space, rows, symbol, item / BLOCKS % across * B::COLUMNS);
-        }
+      for (int64_t first = 0; first < all; first += space.columns) {
+        Symbols symbols{first, least(space.columns, p.V - first), least(space.columns, all - first)};
+        if (packs && !once) pack_weight<T>(p, space.packed, first, symbols.columns);
+        add_tile<T>(p, space, symbols, tile, rows);
       }
       if (p.d_encoder || p.d_decoder) {
-#pragma omp for schedule(dynamic)
-        for (int64_t begin = 0; begin < rows; begin += GROUP)
-          input_gradients<T>(p, space, begin, least(GROUP, rows - begin));
 #pragma omp for schedule(static)
-        for (int64_t j = 0; j < across; ++j) add_input_gradients<T>(p, space, rows, j * B::COLUMNS);
+        for (int64_t column = 0; column < p.H; column += Block<T>::COLUMNS)
+          add_input_gradients<T>(p, space, rows, column);
       }
-#pragma omp barrier
     }
   }
 }

@@ -56,24 +56,28 @@ FT_INLINE void multiply(int64_t K, const T* a, int64_t row, int64_t step, const 
 
 // Panels: COLUMNS columns of a matrix side by side, row after row, so that a product reads straight on.  Columns beyond
 // the last are 0.
-template <class T> FT_INLINE int64_t panels(int64_t columns) {
-  return round_up(columns, Block<T>::COLUMNS) / Block<T>::COLUMNS;
-}
 
-// Panel `index` of a matrix (rows, columns) whose element is at from[r * row + c * column].
-template <class T>
-void pack_panel(T* to, const T* from, int64_t rows, int64_t columns, int64_t row, int64_t column, int64_t index) {
+// A panel of the transpose of (width, rows).
+template <class T> void pack_panel(T* panel, const T* from, int64_t rows, int64_t width) {
   typedef Block<T> B;
-  constexpr int64_t LINE = 64 / sizeof(T);  // rows at once: where a column lies in one piece, a cache line of it
-  int64_t first = index * B::COLUMNS, width = least(B::COLUMNS, columns - first);
-  T* panel = to + first * rows;
-  from += first * column;
+  constexpr int64_t LINE = 64 / sizeof(T);  // rows at once: a cache line of `from`
   for (int64_t begin = 0; begin < rows; begin += LINE) {
     int64_t end = least(begin + LINE, rows);
     for (int64_t c = 0; c < width; ++c)
-      for (int64_t r = begin; r < end; ++r) panel[r * B::COLUMNS + c] = from[r * row + c * column];
+      for (int64_t r = begin; r < end; ++r) panel[r * B::COLUMNS + c] = from[c * rows + r];
     for (int64_t r = begin; r < end; ++r)
       for (int64_t c = width; c < B::COLUMNS; ++c) panel[r * B::COLUMNS + c] = 0;
+  }
+}
+
+// A panel of `width` columns that lie side by side in rows of `ld`.
+template <class T> void copy_panel(T* to, const T* from, int64_t rows, int64_t ld, int64_t width) {
+  typedef Block<T> B;
+  for (int64_t r = 0; r < rows; ++r, to += B::COLUMNS, from += ld) {
+    if (width == B::COLUMNS)
+      for (int j = 0; j < B::VECTORS; ++j) store<T>(to + j * B::W, load<T>(from + j * B::W));
+    else
+      for (int64_t c = 0; c < B::COLUMNS; ++c) to[c] = c < width ? from[c] : 0;
   }
 }
 

@@ -8,6 +8,7 @@ struct Problem {
   int64_t N, T, U1, H, V;  // U1 = longest U + 1
   int64_t blank, activation;  // activation: 0 none, 1 tanh, 2 relu
   int64_t is_double, gradient, threads, tile_cells, kept_cells;
+  int64_t normalised;  // arcs has normalisers too
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
   double negligible, fastemit_lambda;
   // inputs, float or double
@@ -15,7 +16,8 @@ struct Problem {
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
   // between forward and backward: of the blank's arcs and then of the labels', a number for each cell (log-probability,
-  // then posterior); the logits that were kept (kept_cells, V)
+  // then posterior), and where `normalised` the largest logit of each, and the sum of exp(logit - largest) of the
+  // others; the logits that were kept (kept_cells, V)
   void *arcs, *kept;
   // outputs
   double *losses, *dropped;  // (N,)
