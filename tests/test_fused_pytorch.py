@@ -35,6 +35,21 @@ def test_the_operators_registration(backend):
 
 
 @pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("V", [11, 1100])
+def test_the_gradients_registration(backend, V):
+    one = problem([(5, 2), (4, 1)], V=V, dtype=torch.float32)
+    cells = cells_of(one) if backend == "native" else 2 * 5 * 3
+    given = arguments(one, backend, cells)
+    _, _, arcs, kept = torch.ops.fused_transducer.losses(*given)
+    given = (torch.ones(2, dtype=torch.float64), arcs, kept, *(tensor.detach() for tensor in given[:7]))
+    torch.library.opcheck(
+        torch.ops.fused_transducer.gradients.default,
+        (*given, 0, "tanh", 1e-8, 0, backend, [True, False, True, True]),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
 def test_compiled_as_one_graph(backend):
     one = problem(RAGGED, negligible=0.0, backend=backend)
     expected = right(one)
@@ -100,6 +115,47 @@ def test_hooks_and_accumulation():
     for _ in range(2):
         one.loss(leaves).sum().backward()
     assert len(seen) == 2 and error(seen[1], 2 * seen[0]) < 1e-12
+
+
+def test_deterministic_on_request():
+    one = problem(RAGGED, H=40, dtype=torch.float32)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for backend in ("native", "torch"):
+            first, again = found(one, backend=backend), found(one, backend=backend)
+            assert all(torch.equal(first[1][name], again[1][name]) for name in NAMES)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_under_ddp(tmp_path):
+    """Its hooks get each gradient once, and what they return becomes the gradient."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    one = problem(RAGGED, dtype=torch.float32)
+    module = TransducerLoss(12, 11)
+    module(*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths).backward()
+    expected = {name: parameter.grad.clone() for name, parameter in module.named_parameters()}
+    module.zero_grad()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'ddp'}", rank=0, world_size=1)
+    try:
+        ddp, seen = DistributedDataParallel(module), []
+
+        def hook(state, bucket):
+            seen.append(bucket.buffer().numel())
+            done = torch.futures.Future()
+            done.set_result(2 * bucket.buffer())
+            return done
+
+        ddp.register_comm_hook(None, hook)
+        ddp(*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths).backward()
+        assert sum(seen) == 11 * 12 + 11
+        for name, parameter in module.named_parameters():
+            assert error(parameter.grad, 2 * expected[name]) < 1e-6
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 # -- the module ----------------------------------------------------------------------------------------------------
