@@ -522,6 +522,7 @@ PARTS = (
     Distribution,
     Histogram,
     AtSize,
+    GapRange,
     Schedule,
     Copies,
     Stream,
