@@ -37,7 +37,7 @@ EXAMPLES = """examples:
   profile_model.py --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
   profile_model.py --sweep batch-size=1,2,4 --amp bfloat16 --optimizer
   profile_model.py --depth 3 --checkpoint 'encoder.conformer.conformer_layers.*'
-  profile_model.py --model torchaudio.models:emformer_rnnt_base --arg num_symbols=500 --loss torchaudio --depth 2
+  profile_model.py --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
 Exit code: 0; 1 where a size of --sweep does not run; 2 for bad usage, or where the only size does not run."""
 #: By kind of device: what of the size depends on it.
