@@ -68,7 +68,9 @@ class Uv:
         """Make the environment of `python` what the lock file `requirements` says.  pip's extra indexes and links are
         used only where its index lacks something: uv would take another build of the same version from there (torch
         2.11.0+cpu), which the lock does not allow."""
-        command = ("pip", "sync", "--python", str(python), "--require-hashes", *self._no_index, str(requirements))
+        # Where Python may not write bytecode (PYTHONDONTWRITEBYTECODE), each start of torch would cost seconds more.
+        options = ("--compile-bytecode", "--require-hashes", *self._no_index)
+        command = ("pip", "sync", "--python", str(python), *options, str(requirements))
         try:
             self.run(*command)
         except subprocess.CalledProcessError:
