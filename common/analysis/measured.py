@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-import msgspec
-
 from common.analysis import roofline
 from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
 from common.core import statistics, workloads
@@ -316,7 +314,7 @@ def _errors(line: Optional[Correctness]) -> Dict[str, Any]:
         "at_size": at_size,
         "imprecise": line.at_size and line.at_size.imprecise,
         "approximation_gaps": _gaps(line),
-        "gap_ranges": {kind: msgspec.to_builtins(found) for kind, found in line.gap_ranges.items()},
+        "gap_ranges": {kind: schema.as_written(found) for kind, found in line.gap_ranges.items()},
     }
 
 

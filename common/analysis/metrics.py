@@ -240,13 +240,14 @@ _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
 _SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_mb")
 _PAGE = (
-    *("step_median", "loss_median", "over_fastest", *_RATES, "step_limit", "loss_limit", "peak_mb", *_ERRORS),
+    *("step_median", "loss_median", "over_fastest", "step_limit", "loss_limit", "peak_mb", *_RATES, *_ERRORS),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
 #: The columns of each table; those of the report begin with "page".
 COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
+    "readme": ("implementation", "torch", "step_median", *_SHORT[2:4], "loss_median", "peak_mb", "grad_error"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),
