@@ -19,13 +19,19 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     """``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to round.
     `context`: common.losses.context.Context.
 
-    Loops in Python compile nothing and take seconds, so they are not warmed up, and one batch a round is enough.
+    Where rounds have batches of their own on a CPU, each measures the step, and every other one the loss alone too.
+    Loops in Python compile nothing and take seconds: no warm-up, and one batch of the first round is enough.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
         context.hold_inputs()
+    own, number = settings.own_batches, round_number or 1
+    if own and context.loops_in_python and number > 1:
+        return
     scopes = list(settings.scopes)
-    if round_number and round_number % 2 == 0:
+    if own and not clock.cuda and number % 2 == 0:
+        scopes = scopes[-1:]
+    elif number // 2 % 2:
         scopes.reverse()
     for scope in scopes:
 
