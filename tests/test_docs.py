@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -128,3 +129,10 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
     assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
     for name, text in pages.items():
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name
+
+
+def test_the_table_of_the_readme_is_that_of_its_records():
+    """Where it is not: run docs/_figures.py."""
+    figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert figures["BLOCK"].search(page) and figures["written"](page) == page

@@ -72,24 +72,24 @@ def taken(durations, **limits):
         asked.append((batch, repeat, warmup))
         return {"total_wall_ns": left.pop(0)}
 
-    how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, **limits}
+    how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, "warm_up": [7], **limits}
     records = list(sampling.sweep(sample, [7, 3], **how))
     assert len(records) == len(asked) and all({"foreign_cpu", "flags"} <= set(record) for record in records)
     return asked
 
 
-def test_a_sweep_warms_up_on_the_first_batch_then_takes_all_in_turn():
+def test_a_sweep_warms_up_then_takes_all_in_turn():
     warm = [(7, 0, True), (7, 1, True)]
     measured = [(7, 0, False), (3, 0, False), (7, 1, False), (3, 1, False)]
     assert taken([MS] * 6) == warm + measured
-    assert taken([MS] * 4, warm_up=False) == measured
+    assert taken([MS] * 4, warm_up=()) == measured
     sweeps = [(batch, repeat, False) for repeat in range(5) for batch in (7, 3)]
     assert taken([MS] * 12, max_samples=100)[2:] == sweeps
 
 
-def test_a_sweep_may_warm_up_on_each_batch():
-    assert taken([MS] * 7, each=True)[:4] == [(7, 0, True), (7, 1, True), (3, 0, True), (7, 0, False)]
-    assert taken([MS] * 4, each=True, warm_up=False)[0] == (7, 0, False)
+def test_a_sweep_warms_up_on_the_batches_that_it_is_given():
+    assert taken([MS] * 7, warm_up=[7, 3])[:4] == [(7, 0, True), (7, 1, True), (3, 0, True), (7, 0, False)]
+    assert taken([MS] * 6, warm_up=[3])[:3] == [(3, 0, True), (3, 1, True), (7, 0, False)]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_sweep_may_warm_up_on_each_batch():
     [({"max_samples": 2}, "sample cap"), ({"max_seconds": 0.001}, "time cap"), ({"max_samples": 99}, "spread")],
 )
 def test_a_sweep_says_why_it_ended(limits, why):
-    how = {"spread": 0.02, "max_samples": 99, "max_seconds": 10, "warm_up": False, **limits}
+    how = {"spread": 0.02, "max_samples": 99, "max_seconds": 10, **limits}
     ended = []
 
     def whole():

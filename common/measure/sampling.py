@@ -100,22 +100,20 @@ def sweep(
     spread: float,
     max_samples: int,
     max_seconds: float,
-    warm_up: bool = True,
-    each: bool = False,
+    warm_up: Sequence[int] = (),
 ) -> Generator[Dict[str, Any], None, str]:
-    """Samples with the load beside them: of the first batch until it is warmed up, then of all in turn until `enough`.
-    Returns why they ended.
+    """Samples with the load beside them: of the first batch of `warm_up` until it is warmed up, one of each other batch
+    there, then of all `batches` in turn until `enough`.  Returns why they ended.
 
-    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.  each: warm up once
-    on each of the other batches too.
+    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.
     """
     samples = WithLoad()
     durations: List[int] = []
     while warm_up and not warmed_up(durations, max_seconds)[0]:
-        warm = sample(batches[0], len(durations), True)
+        warm = sample(warm_up[0], len(durations), True)
         durations.append(warm["total_wall_ns"])
         yield from samples.add(warm)
-    for batch in batches[1:] if warm_up and each else ():
+    for batch in warm_up[1:]:
         yield from samples.add(sample(batch, 0, True))
     yield from samples.flush()
 

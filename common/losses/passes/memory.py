@@ -4,7 +4,8 @@ that take most: the one with the most padded cells and the one with the most use
 Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
 reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
 profiler, and, in a second run with the profiler's memory events, the peak of torch's own allocations.  A loss that
-loops over its cells in Python has no second run: the profiler would take a megabyte and more for each cell.  The runner
+loops over its cells in Python has one batch, that with the most padded cells, and no second run: the profiler would
+take a megabyte and more for each cell.  The runner
 starts this process with MALLOC_MMAP_THRESHOLD_ fixed: without it glibc keeps freed memory, and VmHWM still shows the
 batches before.
 """
@@ -23,7 +24,8 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]
     common.losses.context.Context."""
     for scope in context.settings.scopes:
         context.step(scope, context.batches[0], utterances=1).run()
-        for batch in heaviest(context.all_batches, context.batches):
+        heavy = heaviest(context.all_batches, context.batches)
+        for batch in heavy[:1] if context.loops_in_python else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
             yield {"record": "memory", "scope": scope, "batch": batch, **peaks}
