@@ -33,10 +33,8 @@ def test_a_line_of_the_table(tmp_path, tiny_shapes):
     assert len(row) == len(heads) and of["logits"] == "peaky"
     for unit, kind in (("ms", "time"), ("MB", "memory")):
         peer, name = of[f"best exact {unit}"].rstrip(")").split(" (")
-        ratio = float(of[f"{kind}, of it"].split()[0])
-        assert (
-            name == "reference" and abs(ratio - float(of[f"fused {unit}"]) / float(peer)) < 0.06 * ratio
-        )  # two digits are shown
+        ratio = float(of[f"{kind}, of it"].split()[0])  # two digits
+        assert name == "reference" and abs(ratio - float(of[f"fused {unit}"]) / float(peer)) < 0.06 * ratio
 
 
 def test_the_best_peer_is_chosen_over_shared_batches():
