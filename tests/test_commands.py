@@ -40,7 +40,8 @@ def test_a_run_from_start_to_end(flags, log):
     for name, row in rows.items():
         assert row["status"] == "ok" and row["device"] == "cpu" and row["torch_version"]
         assert row["loss_error"] < 1e-4 and row["grad_error"] < 1e-4
-        assert row["step_ms"]["n"] >= 4 and row["loss_ms"]["p20"] <= row["loss_ms"]["median"] <= row["loss_ms"]["p80"]
+        loss = row["loss_ms"]
+        assert row["step_ms"]["n"] >= 4 and (loss["p20"] is None or loss["p20"] <= loss["median"] <= loss["p80"])
         shares = [row["limit_percent"][scope][layout] for scope in ("step", "loss") for layout in ("packed", "padded")]
         assert all(0 < share < float("inf") for share in shares) and shares[0] < shares[1] and shares[2] < shares[3]
         assert row["options"]["reduction"] == {"ours": "sum", "default": "mean"}

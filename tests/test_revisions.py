@@ -158,7 +158,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
         text=True,
         env={**os.environ, "TMPDIR": str(scratch)},
     )
-    wait_for(lambda: list(scratch.glob("common.jobs.worker-*")), "job")
+    wait_for(lambda: any(path.stat().st_size for path in scratch.glob("common.jobs.worker-*/records.jsonl")), "record")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()
     _, errors = process.communicate(timeout=120)
