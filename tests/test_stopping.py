@@ -63,8 +63,9 @@ def test_spread_needs_five_whole_sweeps():
     assert enough({0: [MS, 2 * MS, 3 * MS, MS, MS], 1: [MS] * 5}) == (False, "")
 
 
-def taken(durations, **limits):
-    """(batch, repeat, warmup) of the samples of a sweep over two batches, whose sample k takes durations[k]."""
+def taken(durations, warm_up=(7,), **limits):
+    """(batch, repeat, warmup) of the samples of a warm-up and of a sweep over two batches, whose sample k takes
+    durations[k]."""
     left = list(durations)
     asked = []
 
@@ -72,13 +73,13 @@ def taken(durations, **limits):
         asked.append((batch, repeat, warmup))
         return {"total_wall_ns": left.pop(0)}
 
-    how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, "warm_up": [7], **limits}
-    records = list(sampling.sweep(sample, [7, 3], **how))
+    how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, **limits}
+    records = [*sampling.warm_up(sample, warm_up, how["max_seconds"]), *sampling.sweep(sample, [7, 3], **how)]
     assert len(records) == len(asked) and all({"foreign_cpu", "flags"} <= set(record) for record in records)
     return asked
 
 
-def test_a_sweep_warms_up_then_takes_all_in_turn():
+def test_after_the_warm_up_a_sweep_takes_all_in_turn():
     warm = [(7, 0, True), (7, 1, True)]
     measured = [(7, 0, False), (3, 0, False), (7, 1, False), (3, 1, False)]
     assert taken([MS] * 6) == warm + measured
@@ -87,7 +88,7 @@ def test_a_sweep_warms_up_then_takes_all_in_turn():
     assert taken([MS] * 12, max_samples=100)[2:] == sweeps
 
 
-def test_a_sweep_warms_up_on_the_batches_that_it_is_given():
+def test_the_first_batch_of_a_warm_up_decides_how_long_it_lasts():
     assert taken([MS] * 7, warm_up=[7, 3])[:4] == [(7, 0, True), (7, 1, True), (3, 0, True), (7, 0, False)]
     assert taken([MS] * 6, warm_up=[3])[:3] == [(3, 0, True), (3, 1, True), (7, 0, False)]
 

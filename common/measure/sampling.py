@@ -93,6 +93,21 @@ class WithLoad:
         self.waiting = []
 
 
+def warm_up(
+    sample: Callable[[int, int, bool], Dict[str, Any]], batches: Sequence[int], max_seconds: float
+) -> Iterator[Dict[str, Any]]:
+    """Samples, marked as warm-up, of the first of `batches` until it is warmed up, and one of each other batch."""
+    samples = WithLoad()
+    durations: List[int] = []
+    while batches and not warmed_up(durations, max_seconds)[0]:
+        warm = sample(batches[0], len(durations), True)
+        durations.append(warm["total_wall_ns"])
+        yield from samples.add(warm)
+    for batch in batches[1:]:
+        yield from samples.add(sample(batch, 0, True))
+    yield from samples.flush()
+
+
 def sweep(
     sample: Callable[[int, int, bool], Dict[str, Any]],
     batches: Sequence[int],
@@ -100,23 +115,12 @@ def sweep(
     spread: float,
     max_samples: int,
     max_seconds: float,
-    warm_up: Sequence[int] = (),
 ) -> Generator[Dict[str, Any], None, str]:
-    """Samples with the load beside them: of the first batch of `warm_up` until it is warmed up, one of each other batch
-    there, then of all `batches` in turn until `enough`.  Returns why they ended.
+    """Samples with the load beside them, of all `batches` in turn until `enough`.  Returns why they ended.
 
     sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.
     """
     samples = WithLoad()
-    durations: List[int] = []
-    while warm_up and not warmed_up(durations, max_seconds)[0]:
-        warm = sample(warm_up[0], len(durations), True)
-        durations.append(warm["total_wall_ns"])
-        yield from samples.add(warm)
-    for batch in warm_up[1:]:
-        yield from samples.add(sample(batch, 0, True))
-    yield from samples.flush()
-
     measured: Dict[int, List[int]] = {batch: [] for batch in batches}
     repeat = 0
     while True:

@@ -117,6 +117,24 @@ def give_back_free_memory() -> None:
         pass  # not glibc: it keeps nothing that this would return
 
 
+def widen_heap(count: int) -> None:
+    """Take, touch and free one block of `count` bytes: with MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_ glibc
+    keeps its pages for what is allocated later.  Nothing happens where so much is not free or there is no glibc."""
+    if count <= 0 or count > (available_memory() or 0) // 2:
+        return
+    try:
+        library = ctypes.CDLL(None)
+        library.malloc.restype = ctypes.c_void_p
+        library.malloc.argtypes = [ctypes.c_size_t]
+        library.free.argtypes = [ctypes.c_void_p]
+        block = library.malloc(count)
+    except (OSError, AttributeError):
+        return
+    if block:
+        ctypes.memset(block, 0, count)
+        library.free(block)
+
+
 def oom_kills() -> int:
     """How many processes the kernel has killed for lack of memory since it started; 0 where it does not say."""
     try:

@@ -3,18 +3,21 @@
 Leaves are made anew for every sample, untimed; on a CPU their numbers too.  On CUDA the inputs of each batch are on the
 device before the first sample: were they made on the host in between, the device would idle and lower its clocks.  CPU:
 perf_counter_ns at both ends, and a warm-up on the batches that take most memory: after a smaller one, the first larger
-batch would pay for new pages, and take up to twice its time.  CUDA: events and wall time, the device synchronised at
+batch would pay for new pages, and take up to twice its time.  With --allocator reuse the heap then gets as much again,
+in one piece: smaller steps split what was free, and the next large one would pay once more.  CUDA: events and wall time, the device synchronised at
 both ends, and a warm-up on each batch: its kernels, its sizes in the allocator.  Every sample is kept, warm-up samples
 too (marked), with the load of other processes beside it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
+from common.core.settings import Settings
 from common.data.batching import heaviest
 from common.measure import sampling
 from common.measure.clock import Clock, time_step
+from common.system import memory
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
@@ -30,25 +33,36 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     own, number = settings.own_batches, round_number or 1
     if own and context.loops_in_python and number > 1:
         return
-    scopes = list(settings.scopes)
-    if own and not clock.cuda and number % 2 == 0:
-        scopes = scopes[-1:]
-    elif number // 2 % 2:
-        scopes.reverse()
-    heavy = heaviest(context.all_batches, context.batches)
-    for scope in scopes:
+    batches, warm_up = context.batches, context.batches
+    if context.loops_in_python:
+        batches, warm_up = batches[:1], []
+    elif not clock.cuda:
+        warm_up = heaviest(context.all_batches, batches)
+    for scope in _scopes(settings, clock.cuda, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
             timed = time_step(context.step(scope, batch, repeat), clock)
             place = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
             return {"record": "sample", **place, "warmup": warmup, **timed}
 
+        before = memory.status_bytes("VmRSS")
+        yield from sampling.warm_up(sample, warm_up, settings.max_seconds)
+        if settings.allocator == "reuse" and not clock.cuda and before is not None:
+            memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
         why = yield from sampling.sweep(
             sample,
-            context.batches[:1] if context.loops_in_python else context.batches,
+            batches,
             spread=settings.spread,
             max_samples=settings.max_samples,
             max_seconds=settings.max_seconds,
-            warm_up=() if context.loops_in_python else context.batches if clock.cuda else heavy,
         )
         yield {"record": "stop", "scope": scope, "round": round_number, "why": why}
+
+
+def _scopes(settings: Settings, cuda: bool, number: int) -> List[str]:
+    """In the order of round `number`; where rounds have batches of their own on a CPU, every other one has the last
+    scope alone: the step."""
+    scopes = list(settings.scopes)
+    if settings.own_batches and not cuda and number % 2 == 0:
+        return scopes[-1:]
+    return scopes[::-1] if number // 2 % 2 else scopes
