@@ -1,11 +1,16 @@
-"""Stopping rules on made-up durations, with answers by hand."""
+"""Stopping rules on made-up durations, with answers by hand; the heap that samples find."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
+from commands import ROOT
 
+from common.jobs.spec import REUSE_VARIABLES
 from common.measure import sampling
 
 MS = 1_000_000
@@ -105,3 +110,26 @@ def test_a_sweep_says_why_it_ended(limits, why):
         ended.append((yield from sampling.sweep(lambda *_: {"total_wall_ns": MS}, [7, 3], **how)))
 
     assert len(list(whole())) == (10 if why == "spread" else 2) and ended == [why]
+
+
+USE = """
+import ctypes
+from common.system import memory
+library = ctypes.CDLL(None)
+library.malloc.restype = ctypes.c_void_p
+memory.widen_heap(96 << 20)
+before = memory.minor_faults()
+block = ctypes.c_void_p(library.malloc(64 << 20))
+ctypes.memset(block, 1, 64 << 20)
+print(memory.minor_faults() - before)
+"""
+
+
+def test_a_widened_heap_serves_large_blocks_without_new_pages():
+    def faults(variables):
+        command = [sys.executable, "-c", USE]
+        return int(subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=True, stdout=-1).stdout)
+
+    assert faults(REUSE_VARIABLES) < 1000
+    if faults({}) < 1000:
+        pytest.skip("this system needs few pages for 64 MB (huge pages), or its C library is not glibc")

@@ -168,6 +168,11 @@ def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[
     return list(dict.fromkeys(int(among[cells[among].argmax()]) for cells in batches.all_cells()[::-1]))
 
 
+def lightest(batches: Batches, indices: Sequence[int]) -> int:
+    """That of `indices` with the fewest padded cells."""
+    return min(indices, key=lambda index: batches.cells(index)[1])
+
+
 def _descending(values: np.ndarray) -> np.ndarray:
     """Keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits faster."""
     largest = values.max(initial=0)

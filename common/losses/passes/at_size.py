@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import torch
 
 from common.core.units import UNBOUNDED, finite
+from common.data.batching import heaviest, lightest
 from common.losses import oracle
 from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
@@ -172,7 +173,8 @@ def _widened(values: List[List[float]], T: int, columns: int) -> torch.Tensor:
 
 def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[str, Any]:
     """The ``at_size`` of the ``correctness`` record (see common.records.schema): of the measured batch with the most
-    padded cells, or of its first `utterances`.  `context`: common.losses.context.Context.
+    padded cells, or of its first `utterances`; of the one with the fewest where the loss loops over cells in Python.
+    `context`: common.losses.context.Context.
 
     tolerance: relative, of the loss, and of the gradient where sums are short.  A posterior is the exponential of a sum
     along a path, so an error of the sum is a relative error of the gradient: on top of the tolerance it may be as large
@@ -182,8 +184,8 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
     and of a posterior.  What only this explains is not wrong, but ``imprecise``.
     """
-    adapter, batches = context.adapter, context.all_batches
-    layout, index = table.of(adapter), max(context.batches, key=lambda batch: batches.cells(batch)[1])
+    adapter, measured = context.adapter, (context.all_batches, context.batches)
+    layout, index = table.of(adapter), lightest(*measured) if context.loops_in_python else heaviest(*measured)[0]
     errors, (first, *others) = Errors(), layout.scopes
     loss, cells = _answer(context, layout, first, index, utterances)
     known = lattices(cells, adapter.topology, adapter.blank)

@@ -4,10 +4,9 @@ that take most: the one with the most padded cells and the one with the most use
 Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
 reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
 profiler, and, in a second run with the profiler's memory events, the peak of torch's own allocations.  A loss that
-loops over its cells in Python has one batch, that with the most padded cells, and no second run: the profiler would
-take a megabyte and more for each cell.  The runner
-starts this process with MALLOC_MMAP_THRESHOLD_ fixed: without it glibc keeps freed memory, and VmHWM still shows the
-batches before.
+loops over its cells in Python has one scope, the step, one batch, that with the most padded cells, and no second run:
+the profiler would take a megabyte and more for each cell.  The runner starts this process with MALLOC_MMAP_THRESHOLD_
+fixed: without it glibc keeps freed memory, and VmHWM still shows the batches before.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from common.measure import memory
 def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
     """``memory`` records of every scope and batch, after one small step that loads what is loaded once.  `context`:
     common.losses.context.Context."""
-    for scope in context.settings.scopes:
+    scopes = context.settings.scopes
+    for scope in scopes[-1:] if context.loops_in_python else scopes:
         context.step(scope, context.batches[0], utterances=1).run()
         heavy = heaviest(context.all_batches, context.batches)
         for batch in heavy[:1] if context.loops_in_python else heavy:

@@ -4,9 +4,9 @@ Leaves are made anew for every sample, untimed; on a CPU their numbers too.  On 
 device before the first sample: were they made on the host in between, the device would idle and lower its clocks.  CPU:
 perf_counter_ns at both ends, and a warm-up on the batches that take most memory: after a smaller one, the first larger
 batch would pay for new pages, and take up to twice its time.  With --allocator reuse the heap then gets as much again,
-in one piece: smaller steps split what was free, and the next large one would pay once more.  CUDA: events and wall time, the device synchronised at
-both ends, and a warm-up on each batch: its kernels, its sizes in the allocator.  Every sample is kept, warm-up samples
-too (marked), with the load of other processes beside it.
+in one piece: smaller steps split what was free, and the next large one would pay once more.  CUDA: events and wall
+time, the device synchronised at both ends, and a warm-up on each batch: its kernels, its sizes in the allocator.  Every
+sample is kept, warm-up samples too (marked), with the load of other processes beside it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any, Dict, Iterator, List, Optional
 
 from common.core.settings import Settings
-from common.data.batching import heaviest
+from common.data.batching import heaviest, lightest
 from common.measure import sampling
 from common.measure.clock import Clock, time_step
 from common.system import memory
@@ -24,8 +24,9 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     """``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to round.
     `context`: common.losses.context.Context.
 
-    Where rounds have batches of their own on a CPU, each measures the step, and every other one the loss alone too.
-    Loops in Python compile nothing and take seconds: no warm-up, and one batch of the first round is enough.
+    Where rounds have batches of their own on a CPU, each measures the step, and every other one the loss alone too,
+    once a batch: the step ranks.  Loops in Python compile nothing and take seconds: no warm-up, and the lightest batch
+    of the first round is enough.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
@@ -35,9 +36,10 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         return
     batches, warm_up = context.batches, context.batches
     if context.loops_in_python:
-        batches, warm_up = batches[:1], []
+        batches, warm_up = [lightest(context.all_batches, batches)], []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
+    once, scopes = own and not clock.cuda, settings.scopes
     for scope in _scopes(settings, clock.cuda, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
@@ -53,7 +55,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
             sample,
             batches,
             spread=settings.spread,
-            max_samples=settings.max_samples,
+            max_samples=len(batches) if once and scope != scopes[-1] else settings.max_samples,
             max_seconds=settings.max_seconds,
         )
         yield {"record": "stop", "scope": scope, "round": round_number, "why": why}
