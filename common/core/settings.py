@@ -24,14 +24,14 @@ FIND_LARGEST = {"batch-size": False, "max-frames": True}
 LARGEST_NUM_BATCHES = 2
 LARGEST_ROUNDS = 3
 
-_SMALL = {"batch_size": 2, "max_frames": 1000, "schedule": {"wait": 0, "warmup": 1, "active": 2, "repeat": 2}}
+_SMALL = {"batch_size": 2, "max_frames": 1000, "schedule": {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}}
 #: What is specific to a preset; everything else has one default, in DEFAULTS.
 PRESETS: Dict[str, Dict[str, Any]] = {
     "seed": {
         **{"batch_size": 30, "max_frames": 10000, "num_batches": 14, "rounds": 6, "max_seconds": 60.0},
         "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
     },
-    "cpu": {**_SMALL, "num_batches": 4, "max_seconds": 1.5, "max_samples": 40},
+    "cpu": {**_SMALL, "num_batches": 2, "rounds": 10, "max_seconds": 1.0, "max_samples": 20},
     "quick": {**_SMALL, "num_batches": 2, "vocab_size": 50, "encoder_dim": 32, "rounds": 1, "max_seconds": 0.5},
 }
 

@@ -1,5 +1,6 @@
 """The memory pass: peaks of one step above what was held before it, in a process of its own, of the measured batches
-that take most: the one with the most padded cells and the one with the most useful cells.
+that take most: the one with the most padded cells and the one with the most useful cells; of the loss alone, where the
+step is measured too, the first of these only.
 
 Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
 reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
@@ -25,7 +26,7 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]
     for scope in scopes[-1:] if context.loops_in_python else scopes:
         context.step(scope, context.batches[0], utterances=1).run()
         heavy = heaviest(context.all_batches, context.batches)
-        for batch in heavy[:1] if context.loops_in_python else heavy:
+        for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
             yield {"record": "memory", "scope": scope, "batch": batch, **peaks}
