@@ -28,7 +28,7 @@ from common.core.guard import guarded  # noqa: E402
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
 from common.core.table import Cell, tabulated  # noqa: E402
-from common.core.text import error, number  # noqa: E402
+from common.core.text import error, gathered, number  # noqa: E402
 from common.tables.text import markdown  # noqa: E402
 
 FEW = ("--rounds", "1", "--max-seconds", "0.2", "--scope", "step", "--passes", "correctness,timing,memory")
@@ -83,9 +83,7 @@ def measure(workload: Workload, logits: str, folder: Path, arguments: argparse.N
 
 def times(row: Row) -> Dict[str, float]:
     """Median milliseconds of each batch."""
-    samples: Dict[str, List[float]] = {}
-    for sample in row.of_scope("step"):
-        samples.setdefault(sample.batch, []).append(sample.ms)
+    samples = gathered((sample.batch, sample.ms) for sample in row.of_scope("step"))
     return {batch: median(values) for batch, values in samples.items()}
 
 

@@ -16,7 +16,7 @@ from common.analysis.pairs import Pair, Sides
 from common.analysis.row import PEAKS, SCOPES, Row
 from common.core import ratios, statistics
 from common.core.statistics import TOLERANCE
-from common.core.text import gathered
+from common.core.text import gathered, gathered_twice
 
 
 @dataclass
@@ -159,10 +159,7 @@ def _both(pair: Pair, scope: str) -> Tuple[Rounds, Rounds]:
 
 def _rounds(run: Row, scope: str) -> Rounds:
     """round -> batch -> milliseconds."""
-    found: Rounds = {}
-    for sample in run.of_scope(scope):
-        found.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ms)
-    return found
+    return gathered_twice((sample.round, sample.batch, sample.ms) for sample in run.of_scope(scope))
 
 
 def _change(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float, confidence: float) -> Change:

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import measured
 from common.analysis.row import Row
 from common.core import statistics
+from common.core.text import gathered
 from common.core.units import MB
 from common.records import store
 from common.records.schema import Environment, Fit, Header, JobLine, Line, MemoryLimit, Probe, Sample, Status, Totals
@@ -157,10 +158,8 @@ def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
         end = store.status_of(lines)
         environments = [line for line in lines if isinstance(line, Environment)]
         batches = {batch.index: batch for line in environments for batch in line.batches or ()}
-        times: Dict[int, List[float]] = {}
-        for line in lines:
-            if isinstance(line, Sample) and not line.warmup and line.batch in batches:
-                times.setdefault(line.batch, []).append(line.ranked_ns / 1e9)
+        samples = [line for line in lines if isinstance(line, Sample) and not line.warmup and line.batch in batches]
+        times = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
         if times and end and end.status == "ok":
             seconds = sum(statistics.median(values) for values in times.values())
             over = {what: sum(getattr(batches[index], key) or 0 for index in times) for what, key in COUNTS.items()}

@@ -9,6 +9,7 @@ import unicodedata
 from typing import Any, Dict, Iterable, List, Optional, Tuple, TypeVar
 
 Key = TypeVar("Key")
+Inner = TypeVar("Inner")
 Value = TypeVar("Value")
 
 LONGEST_CELL = 26  # characters, in the terminal
@@ -56,4 +57,12 @@ def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:
     found: Dict[Key, List[Value]] = {}
     for what, who in pairs:
         found.setdefault(what, []).append(who)
+    return found
+
+
+def gathered_twice(lines: Iterable[Tuple[Key, Inner, Value]]) -> Dict[Key, Dict[Inner, List[Value]]]:
+    """(round, batch, time) -> round -> batch -> times, in order."""
+    found: Dict[Key, Dict[Inner, List[Value]]] = {}
+    for outer, inner, value in lines:
+        found.setdefault(outer, {}).setdefault(inner, []).append(value)
     return found
