@@ -2,7 +2,8 @@
 """Benchmark this suite's own loss in plain PyTorch, common/losses/vectorised.py: the row that always runs.
 
 Any device, any dtype, twice differentiable, in a few readable lines: a baseline for the gain of a kernel.  It is not
-the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
+the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.  Variant compiled:
+torch.compile makes one kernel of its log-softmax and of the choice of symbols.
 """
 
 from types import SimpleNamespace
@@ -14,7 +15,16 @@ from common.losses.adapter import Adapter
 class Reference(Adapter):
     name = "reference"
     hint = "pip install torch"
+    variants = {"compiled": {"by_compiler": True}}
+    by_compiler = False
     dtypes = ("float32", "float64", "float16", "bfloat16")
+
+    def load(self, device):
+        super().load(device)
+        if self.by_compiler:
+            from common.losses import compiler
+
+            compiler.check()
 
     def version(self):
         return "this suite"
@@ -28,7 +38,7 @@ class Reference(Adapter):
         return vectorised.transducer_loss
 
     def options(self):
-        return {"blank": self.blank, "reduction": self.reduction}
+        return {"blank": self.blank, "reduction": self.reduction, "by_compiler": self.by_compiler}
 
 
 ADAPTER = Reference

@@ -163,6 +163,8 @@ def heading(group: Sequence[Row]) -> str:
         _known("V {vocab_size}", known),
         _known("joiner {encoder_dim}", known),
         _known("{dtype}", known),
+        _known("autocast {amp}", known) if known.get("amp") else "",
+        "joiner compiled" if known.get("compile") else "",
         " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
     ]
     if known.get("device") == "cpu":

@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import roofline
 from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
 from common.core import statistics, workloads
-from common.core.text import count, gathered
+from common.core.text import count, gathered, gathered_twice
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import (
@@ -32,6 +32,8 @@ Jobs = Mapping[str, Sequence[JobLine]]
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
 _SETTINGS = (
     "dtype",
+    "amp",
+    "compile",
     "batch_size",
     "max_frames",
     "sort_utterance",
@@ -207,10 +209,8 @@ def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
 
 def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
     mine = [sample for sample in samples if sample.scope == scope]
-    rounds: Dict[int, Dict[int, List[float]]] = {}
-    for sample in mine:
-        rounds.setdefault(sample.round, {}).setdefault(sample.batch, []).append(sample.ranked_ns / 1e6)
-    interval = statistics.interval_of_rounds(rounds)
+    times_of = ((sample.round, sample.batch, sample.ranked_ns / 1e6) for sample in mine)
+    interval = statistics.interval_of_rounds(gathered_twice(times_of))
 
     def described(key: str) -> Optional[Dict[str, Any]]:
         times = ((sample.batch, getattr(sample, key)) for sample in mine)
@@ -229,11 +229,12 @@ def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
 
 def _stages(samples: Sequence[schema.Sample], scope: str) -> Dict[str, float]:
     """Milliseconds of each: the mean over batches of their medians."""
-    stages: Dict[str, Dict[int, List[float]]] = {}
-    for sample in samples:
-        if sample.scope == scope:
-            for stage, duration in (sample.stages or {}).items():
-                stages.setdefault(stage, {}).setdefault(sample.batch, []).append(duration / 1e6)
+    stages = gathered_twice(
+        (stage, sample.batch, duration / 1e6)
+        for sample in samples
+        if sample.scope == scope
+        for stage, duration in (sample.stages or {}).items()
+    )
     return {stage: of["median"] for stage, batches in stages.items() if (of := statistics.describe(batches))}
 
 
@@ -258,13 +259,10 @@ def _stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
 
 def _round_medians(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Dict[str, float]]:
     """round -> batch -> median; text, as JSON keeps keys."""
-    found: Dict[str, Dict[str, List[float]]] = {}
-    for sample in samples:
-        if sample.scope == scope:
-            batches = found.setdefault(str(sample.round), {})
-            batches.setdefault(str(sample.batch), []).append(sample.ranked_ns / 1e6)
+    mine = (sample for sample in samples if sample.scope == scope)
+    rounds = gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in mine)
     return {
-        name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in found.items()
+        name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in rounds.items()
     }
 
 
@@ -375,10 +373,7 @@ def _inflation(
     """Mean profiled step / mean unprofiled step, over the steps of the windows and the same batches."""
     if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
         return None
-    by_batch: Dict[int, List[float]] = {}
-    for sample in samples:
-        if sample.scope == "step":
-            by_batch.setdefault(sample.batch, []).append(sample.total_wall_ns / 1e3)
+    by_batch = gathered((sample.batch, sample.total_wall_ns / 1e3) for sample in samples if sample.scope == "step")
     with_profiler, without = [], []
     schedule = line.schedule
     lead = schedule.wait + schedule.warmup

@@ -87,6 +87,8 @@ def conditions(run: Row) -> Dict[str, Any]:
     found = {
         **{label: settings.get(key) for key, label in _SETTINGS.items()},
         **{label: workload[key] for key, label in WORKLOAD.items()},
+        "autocast": settings.get("amp") or "off",
+        "torch.compile": bool(settings.get("compile")),
         "max frames" if by_frames else "batch size": settings.get("max_frames" if by_frames else "batch_size"),
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "batches": _batches(run.batches),

@@ -30,6 +30,7 @@ import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import statistics
+from common.core.text import gathered
 from common.records.schema import AtSize, Batch, Limits, Sample
 
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -209,12 +210,9 @@ def of_run(
         else None
     )
     found: Dict[str, Any] = {**rates, "needed_share": share, "floor": {}, "limit_percent": {}}
-    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE
+    known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
     for scope in ("step", "loss") if known else ():
-        measured: Dict[int, List[float]] = {}
-        for sample in samples:
-            if sample.scope == scope:
-                measured.setdefault(sample.batch, []).append(sample.ranked_ns / 1e9)
+        measured = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == scope)
         for layout in LAYOUTS:
             least = of_layout(layout, scope, kind, batches, settings, best, measured, share)
             if least:

@@ -30,6 +30,10 @@ what is measured
     the loss to their gradients and the joiner's), or both: loss,step. Default: both
   --device: auto, cpu, cuda or cuda:N. Default: auto (CUDA where there is one)
   --dtype: of encoder and decoder outputs, joiner and logits. Default: {DEFAULTS["dtype"]}
+  --amp: the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as --dtype
+    says, and a loss that does not take the dtype gets float32 logits. Default: off
+  --compile: the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax.
+    Compiling is not timed. Default: false
   --vocab-size V: symbols, blank included. Default: {DEFAULTS["vocab_size"]} (50 with --preset quick, 4096 with
     bpe4096-x8, 30 with chars)
   --encoder-dim D: dimension of encoder and decoder outputs and of the joiner's input. Default:
@@ -118,6 +122,8 @@ TAKES: Dict[str, Any] = {
     "--scope": {"type": types.some_of(settings.SCOPES), "dest": "scopes"},
     "--device": {"type": types.device, "default": "auto"},
     "--dtype": settings.DTYPES,
+    "--amp": settings.AMP,
+    "--compile": BOOL,
     "--logits": settings.LOGITS,
     "--pruned-recipe": ("icefall", "benchmark-2022"),
     "--shape-file": types.path,

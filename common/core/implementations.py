@@ -99,7 +99,7 @@ IMPLEMENTATIONS = (
     Implementation(
         "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
     ),
-    Implementation("reference", "benchmark_reference", "main", "torch", control=True),
+    Implementation("reference", "benchmark_reference", "main", "torch", variants={"compiled": "exact"}, control=True),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),

@@ -16,6 +16,7 @@ PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
 LOGITS = ("random", "peaky")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+AMP = ("bfloat16", "float16")
 GZIP_TRACES = ("auto", "true", "false")
 #: What --find-largest searches the largest of, and whether that is of sorted utterances.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
@@ -46,6 +47,8 @@ PRESET_NOTES = {
 DEFAULTS: Dict[str, Any] = {
     **workloads.DEFAULTS,
     "dtype": "float32",
+    "amp": None,
+    "compile": False,
     "sort_utterance": False,
     "batches": None,
     "vocab_size": 500,
@@ -124,6 +127,13 @@ class Settings:
     allocator: str = "system"  # as of runs that are older than this setting
     tf32: bool = False
     l2: str = "warm"
+    amp: Optional[str] = None
+    compile: bool = False
+
+    @property
+    def precision(self) -> str:
+        """The dtype that the joiner's products, and so the logits, are rounded to."""
+        return self.amp or self.dtype
 
     @property
     def suffix(self) -> str:

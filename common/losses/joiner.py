@@ -10,24 +10,28 @@ from typing import Mapping
 
 import torch
 
+from common.losses.compiler import compiled
 from common.losses.inputs import Batch
 
 
 class Joiner(torch.nn.Module):
-    """output: Linear(D, V) of the run's dtype; extra: other layers that the step of a layout trains."""
+    """output: Linear(D, V) of the run's dtype; extra: other layers that the step of a layout trains; by_compiler: it is
+    compiled by torch.compile when it is first used."""
 
-    def __init__(self, output: torch.nn.Linear, extra: Mapping[str, torch.nn.Module]):
+    def __init__(self, output: torch.nn.Linear, extra: Mapping[str, torch.nn.Module], by_compiler: bool = False):
         super().__init__()
         self.output = output
         self.extra = torch.nn.ModuleDict(dict(extra))
+        self.by_compiler = by_compiler
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
         """Sums of encoder and decoder outputs (..., D) -> logits (..., V)."""
-        return self.output(torch.tanh(joined))
+        return (compiled(_project) if self.by_compiler else _project)(joined, self.output.weight, self.output.bias)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """(N, T, U+1, V), padded."""
-        return self(batch.encoder_out.unsqueeze(2) + batch.decoder_out.unsqueeze(1))
+        run = compiled(_join) if self.by_compiler else _join
+        return run(batch.encoder_out, batch.decoder_out, self.output.weight, self.output.bias)
 
     def packed_logits(self, batch: Batch) -> torch.Tensor:
         """(sum T_i (U_i+1), V): the cells of each utterance, row-major, one utterance after the other."""
@@ -36,3 +40,11 @@ class Joiner(torch.nn.Module):
             for n, (T, U) in enumerate(batch.shapes)
         ]
         return self(torch.cat(cells))
+
+
+def _project(joined: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.linear(torch.tanh(joined), weight, bias)
+
+
+def _join(encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
+    return _project(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1), weight, bias)

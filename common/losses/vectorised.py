@@ -11,6 +11,8 @@ import math
 
 import torch
 
+from common.losses.compiler import compiled
+
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
 
@@ -22,23 +24,23 @@ def transducer_loss(
     target_lengths: torch.Tensor,
     blank: int = 0,
     reduction: str = "mean",
+    by_compiler: bool = False,
 ) -> torch.Tensor:
     """-log Pr(y | x) of each utterance, (N,), or their "mean" or "sum".
 
     logits: (N, T, U+1, V) of any float dtype, unnormalised; targets: (N, U) integers in [0, V) but for `blank`;
     logit_lengths, target_lengths: (N,) integers, T_i >= 1 and U_i >= 0.  Cells outside an utterance's T_i x (U_i+1) may
-    hold anything and get zero gradient.  Where no path is possible the loss is infinite, with zero gradient.  Raises
-    ValueError for lengths over the tensor and for another reduction.
+    hold anything and get zero gradient.  Where no path is possible the loss is infinite, with zero gradient.
+    by_compiler: what is done with all logits is compiled by torch.compile; the loop over the lattice is not, which it
+    would unroll.  Raises ValueError for lengths over the tensor and for another reduction.
     """
     N, T, U1, _ = logits.shape
     T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
     if N and not (1 <= T_lengths.min() and T_lengths.max() <= T and 0 <= U_lengths.min() and U_lengths.max() < U1):
         raise ValueError(f"lengths must be within the logits: 1 to {T} frames and 0 to {U1 - 1} targets")
     outside = _outside(T, U1, T_lengths, U_lengths)
-    dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
-    log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1, dtype=dtype)
-
-    return _reduced(_losses(*_arcs(log_probs, targets, blank), outside, T_lengths, U_lengths), reduction)
+    arcs = compiled(_arcs) if by_compiler else _arcs
+    return _reduced(_losses(*arcs(logits, targets, outside, blank), outside, T_lengths, U_lengths), reduction)
 
 
 def arc_losses(
@@ -57,9 +59,11 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
     return (t >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
 
 
-def _arcs(log_probs: torch.Tensor, targets: torch.Tensor, blank: int):
+def _arcs(logits: torch.Tensor, targets: torch.Tensor, outside: torch.Tensor, blank: int):
     """Log-probabilities of blank and of the next target at each cell, both (N, T, U+1); LOG_ZERO without a target."""
-    N, T, U1, _ = log_probs.shape
+    N, T, U1, _ = logits.shape
+    dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
+    log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1, dtype=dtype)
     index = targets[:, : U1 - 1].long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
     label = log_probs[:, :, : U1 - 1].gather(3, index).squeeze(3)
     return log_probs[..., blank], torch.nn.functional.pad(label, (0, 1), value=LOG_ZERO)

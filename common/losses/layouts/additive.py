@@ -88,7 +88,8 @@ class Additive(Rows):
         return torch.cat([scores.flatten(0, 1) for scores in project(model, batch)])
 
     def step(self, model, batch, prepared):
-        am, lm = project(model, batch)
+        with self.autocast(batch):
+            am, lm = map(self.fit, project(model, batch))
         with stage("loss"):
             return self.adapter.loss_of({"am": am, "lm": lm}, prepared)
 

@@ -6,7 +6,8 @@ number of the joiner's outputs (the adapter's `outputs`).
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 
@@ -44,7 +45,7 @@ class Layout:
         """The joiner under the adapter's settings, with `projections`."""
         settings = self.adapter.settings
         output = inputs.output_layer(settings, self.adapter.outputs(settings.vocab_size), device, dtype)
-        return Joiner(output, self.projections(device, dtype))
+        return Joiner(output, self.projections(device, dtype), settings.compile)
 
     def projections(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
         """Layers beside the joiner's that the step trains."""
@@ -54,6 +55,26 @@ class Layout:
         """The one tensor that `loss` takes, and whose gradient scope "loss" ends with."""
         raise NotImplementedError
 
+    def autocast(self, batch: Batch) -> ContextManager[Any]:
+        """What the joiner runs under."""
+        amp = self.adapter.settings.amp
+        if amp is None:
+            return nullcontext()
+        return torch.autocast(batch.encoder_out.device.type, dtype=getattr(torch, amp))
+
+    def fit(self, scores: torch.Tensor) -> torch.Tensor:
+        """In float32 if autocast made them of a dtype that the loss does not take."""
+        amp = self.adapter.settings.amp
+        return (
+            scores.float() if amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes else scores
+        )
+
+    def taken(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
+        """`given`, under autocast where that is asked for."""
+        with self.autocast(batch):
+            given = self.given(model, batch, prepared)
+        return self.fit(given)
+
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
         """The adapter's loss.  Timed."""
         return self.adapter.loss(given, prepared)
@@ -61,7 +82,7 @@ class Layout:
     def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
         """From encoder and decoder outputs to the summed loss that is differentiated.  Timed."""
         with stage("joiner"):
-            given = self.given(model, batch, prepared)
+            given = self.taken(model, batch, prepared)
         with stage("loss"):
             return self.loss(given, batch, prepared)
 

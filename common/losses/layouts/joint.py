@@ -22,7 +22,7 @@ class Joint(Rows):
 
     def step(self, model, batch, prepared):
         tensors = (batch.encoder_out, batch.decoder_out, model.output.weight, model.output.bias)
-        with stage("joiner and loss"):
+        with stage("joiner and loss"), self.autocast(batch):
             return self.adapter.loss_of(dict(zip(self.tensors, tensors)), prepared)
 
     def padded(self, given, batch):

@@ -77,18 +77,22 @@ class Pruned(Layout):
 
     def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
         """(summed simple loss, logits of the symbols in the ranges that it gave to `prepared`)."""
-        am, lm = self.scores(model, batch)
+        with self.autocast(batch):
+            am, lm = map(self.fit, self.scores(model, batch))
         with stage("simple loss"):
             simple_loss, arc_gradients = self.adapter.simple_loss(am, lm, prepared)
         with stage("prune ranges"):
             prepared.ranges = self.adapter.ranges(arc_gradients, prepared)
         with stage("pruning"):
             encoder_out, decoder_out = self.adapter.pruned(batch.encoder_out, batch.decoder_out, prepared.ranges)
-        with stage("joiner"):
-            return simple_loss, model(encoder_out + decoder_out)
+        with stage("joiner"), self.autocast(batch):
+            return simple_loss, self.fit(model(encoder_out + decoder_out))
 
     def given(self, model, batch, prepared):
         return self.both(model, batch, prepared)[1]
+
+    def taken(self, model, batch, prepared):
+        return self.given(model, batch, prepared)  # the simple loss is within, and not under autocast
 
     def step(self, model, batch, prepared):
         simple_loss, logits = self.both(model, batch, prepared)

@@ -202,7 +202,7 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     scores = [(T + U) * score for T, U in shapes]
     rounding = eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _, _) in zip(scores, known))
-    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.dtype] + 2 * rounding
+    short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.precision] + 2 * rounding
     left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
     lost = LOST_PLACES * eps / left
     found: Dict[str, Any] = {

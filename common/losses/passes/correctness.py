@@ -85,7 +85,8 @@ def cases(fewest_targets: int) -> Iterator[List[Tuple[int, int]]]:
 def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[float, float]:
     """Largest relative errors of loss and gradient over all cases and all scopes that the loss has."""
     small = copy.copy(adapter)
-    small.settings = replace(adapter.settings, vocab_size=VOCAB_SIZE, encoder_dim=ENCODER_DIM, logits="random")
+    sizes = {"vocab_size": VOCAB_SIZE, "encoder_dim": ENCODER_DIM}
+    small.settings = replace(adapter.settings, **sizes, logits="random", amp=None, compile=False)
     layout = table.of(small)
     model = layout.model(device, dtype)
     errors = []
@@ -117,7 +118,7 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
         if kind == "peaky" and context.settings.pruned_recipe == "benchmark-2022":
             continue
         adapter = copy.copy(context.adapter)
-        adapter.settings = replace(context.settings, logits=kind)
+        adapter.settings = replace(context.settings, logits=kind, amp=None, compile=False)
         layout, double = table.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
         try:
             model = layout.model(context.device, torch.float64)
@@ -144,7 +145,7 @@ def run(context) -> Iterator[Dict[str, Any]]:
     ok, found = loss_error <= tolerance and grad_error <= tolerance, None
     if ok and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
-        found = at_size.check(context, tolerance, few)
+        found = at_size.check(context, TOLERANCE[context.settings.precision], few)
     ok = ok and (found is None or found["ok"])
     yield {
         "record": "correctness",

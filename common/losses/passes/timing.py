@@ -39,7 +39,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         batches, warm_up = [lightest(context.all_batches, batches)], []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
-    once, scopes = own and not clock.cuda, settings.scopes
+    once, scopes, before = own and not clock.cuda, settings.scopes, memory.status_bytes("VmRSS")
     for scope in _scopes(settings, clock.cuda, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
@@ -47,7 +47,6 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
             place = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
             return {"record": "sample", **place, "warmup": warmup, **timed}
 
-        before = memory.status_bytes("VmRSS")
         yield from sampling.warm_up(sample, warm_up, settings.max_seconds)
         if settings.allocator == "reuse" and not clock.cuda and before is not None:
             memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
