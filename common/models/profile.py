@@ -120,6 +120,8 @@ class Profiling:
         self.choice, self.settings = choice, settings
         try:
             self.device = set_up_torch(settings)
+            if self.device.type == "cpu" and settings.allocator == "reuse":
+                memory.keep_freed_memory()  # large tensors would be mapped anew in each step
             adapter = scripts.load(choice.implementation.script)(settings, choice.implementation.variant)
             adapter.load(self.device.type)
         except NotRunnable as error:

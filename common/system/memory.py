@@ -6,6 +6,7 @@ import ctypes
 import gc
 import re
 import resource
+from contextlib import suppress
 from pathlib import Path
 from typing import List, Optional
 
@@ -115,6 +116,19 @@ def give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):
         pass  # not glibc: it keeps nothing that this would return
+
+
+#: Of mallopt(3).
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """From now on glibc keeps what is freed for what is allocated later, as MALLOC_MMAP_MAX_=0 and a large
+    MALLOC_TRIM_THRESHOLD_ make it from the start."""
+    with suppress(OSError, AttributeError):  # no glibc
+        library = ctypes.CDLL(None)
+        library.mallopt(M_TRIM_THRESHOLD, -1)
+        library.mallopt(M_MMAP_MAX, 0)
 
 
 def widen_heap(count: int) -> None:
