@@ -10,16 +10,32 @@ ARGS ?=
 ENVIRONMENTS ?=
 K2_WHEEL ?=
 K2_SHA256 ?=
+BUNDLE ?=
+PLATFORM ?=
+WITHOUT_TORCH ?=
 # Most tests wait for a process that starts; more than two get in the way of those that watch time or memory.
 TEST_PROCESSES ?= 2
 
+# With BUNDLE=folder set-up takes every package from there, and no index is asked.
+ifneq ($(BUNDLE),)
+ifeq ($(filter bundle,$(MAKECMDGOALS)),)
+ifeq ($(wildcard $(BUNDLE)/index.html),)
+$(error BUNDLE=$(BUNDLE): no bundle is there; run `make bundle BUNDLE=$(BUNDLE)` where there is an index, and bring it)
+endif
+export PIP_NO_INDEX := 1
+export PIP_FIND_LINKS := $(abspath $(BUNDLE))
+endif
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help setup bench test lint coverage docs summary conformance report tensorboard trace-viewer lock clean
+.PHONY: help setup bundle bench test lint coverage docs summary conformance report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
 	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo'
 	@echo '                  K2_WHEEL=file-or-URL: another k2, with its torch and Python; K2_WHEEL=locked: ours again'
+	@echo 'make bundle       all that set-up would fetch, into BUNDLE=folder, for a machine without an index; there:'
+	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
@@ -35,6 +51,10 @@ help:
 
 setup: needs-python
 	@K2_WHEEL="$(K2_WHEEL)" K2_SHA256="$(K2_SHA256)" $(PYTHON) -m common.setup $(ENVIRONMENTS)
+
+bundle: needs-python
+	@$(PYTHON) -m common.setup.bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(WITHOUT_TORCH),--without-torch) \
+	"$(or $(BUNDLE),bundle)" $(ENVIRONMENTS)
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)

@@ -330,3 +330,50 @@ def test_a_lock_keeps_only_the_chosen_hash(lock):
     assert lock.keep_one_hash(text, "a", "sha256:bb") == kept
     with pytest.raises(ValueError, match="no file with hash sha256:dd"):
         lock.keep_one_hash(text, "a", "sha256:dd")
+
+
+# A bundle for a machine without an index.
+
+BUNDLE = """
+import sys
+from pathlib import Path
+from common.setup import bundle
+from common.setup.environments import ENVIRONMENTS, Environment
+ENVIRONMENTS.update(other=Environment("other", "a wheel"))
+bundle.UV = Path("requirements/other.txt")
+sys.exit(bundle.main())
+"""
+
+
+def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
+    checkout.lock("other", make_wheel(checkout.wheels, "1") + make_wheel(checkout.wheels, "1", name="torch"))
+    (checkout.folder / "make_bundle.py").write_text(BUNDLE)
+
+    def bundled(*arguments):
+        command = [sys.executable, "make_bundle.py", *arguments]
+        done = subprocess.run(command, cwd=checkout.folder, env=checkout.environment, capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done
+
+    done = bundled("all", "other")
+    assert done.returncode == 0, done.stderr
+    there = {path.name for path in (checkout.folder / "all").iterdir()}
+    assert {"tiny-1-py3-none-any.whl", "torch-1-py3-none-any.whl", "other.txt", "index.html"} <= there
+    assert "#sha256=" in (checkout.folder / "all" / "index.html").read_text()
+    assert bundled("all", "other").returncode == 0
+
+    assert bundled("few", "other", "--without-torch").returncode == 0
+    assert "torch" not in (checkout.folder / "few" / "other.txt").read_text()
+    assert "no environment" in bundled("all", "nothing").stderr
+    assert "PLATFORM=windows" in bundled("all", "other", "--platform", "windows").stderr
+
+    shutil.rmtree(checkout.wheels)
+    assert checkout.run("setup", "other", PIP_FIND_LINKS=str(checkout.folder / "all"))[0] == 0
+    assert checkout.installed("other") == "1"
+
+
+def test_make_wants_a_bundle_that_is_there(tmp_path):
+    done = subprocess.run(["make", "setup", f"BUNDLE={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "make bundle" in done.stderr
+    shown = subprocess.run(["make", "-n", "bundle", f"BUNDLE={tmp_path}"], cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode == 0 and "common.setup.bundle" in shown.stdout

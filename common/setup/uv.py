@@ -79,6 +79,22 @@ class Uv:
             self._use_every_index()
             self.run(*command)
 
+    def needed(self, requirements: Path, version: str, platform: str = "") -> str:
+        """The entries of the lock `requirements`, with hashes, that a Python of this minor version needs; platform: as
+        uv names it, default: this machine."""
+        options = ("--quiet", "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--emit-build-options")
+        target = ("--python-version", version, *(("--python-platform", platform) if platform else ()))
+        self._use_every_index()
+        return self.output("pip", "compile", *options, *self._no_index, *target, str(requirements))
+
+    def download(self, python: str, requirements: Path, folder: Path, options: Sequence[str] = ()) -> None:
+        """Fetch what the lock `requirements` names into `folder`, by pip, which uv has no command for, with the tags of
+        `python` or as the options say."""
+        where = ("--dest", str(folder), "--find-links", str(folder), "-r", str(requirements))
+        command = ("-m", "pip", "--disable-pip-version-check", *(() if options else ("--python", python)), "download")
+        how = ("--no-deps", "--require-hashes", "--no-input", "--progress-bar", "off", *options, *where)
+        self._run(str(FOLDER / "bin" / "python"), *command, *how, stdout=self._log)
+
     def resolve(self, python: str, requirements: Path) -> str:
         """The lock, with hashes, of the wheels that `requirements` asks for on this machine, from every index."""
         self._use_every_index()

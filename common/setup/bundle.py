@@ -1,0 +1,115 @@
+"""`make bundle BUNDLE=FOLDER`: everything that set-up would fetch, in one folder, for machines without an index.
+
+``make setup BUNDLE=FOLDER`` there installs from it alone: pip and uv take PIP_NO_INDEX and PIP_FIND_LINKS.  The folder
+has the wheels of each environment, uv's own, the source packages that are compiled, the list of each environment
+(NAME.txt, with hashes) and index.html, so that it can be served as a page of links too.  Files that are there are not
+fetched again; the hashes of the locks are checked here and at set-up.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import html
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator, List, Sequence
+from urllib.parse import quote
+
+from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
+from common.core.guard import guarded
+from common.core.paths import ROOT
+from common.setup import sdists
+from common.setup.environments import ENVIRONMENTS, last_error
+from common.setup.source_packages import SOURCE_PACKAGES
+from common.setup.uv import Uv
+
+#: What a machine with a torch of its own has already.
+OF_TORCH = re.compile(r"(torch|torchaudio|triton|nvidia-\S+|cuda-\S+)==")
+#: glibc of the manylinux tags that pip is told of, up to that of PLATFORM.
+OLDEST_GLIBC = 5
+UV = ROOT / "requirements" / "uv.txt"
+
+
+def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_torch: bool = False) -> int:
+    """Fill the folder; returns an exit code.  names: environments, default: all but the optional ones; platform: as uv
+    names it ("aarch64-manylinux_2_28"), default: this machine.  Raises UserError and NotRunnable."""
+    unknown = [name for name in names if name not in ENVIRONMENTS]
+    if unknown:
+        raise UserError(f"no environment is named {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}")
+    chosen = [one for name, one in ENVIRONMENTS.items() if name in names or (not names and not one.optional)]
+    tags = list(_tags(platform))
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log.txt"
+    try:
+        with log.open("w", encoding="utf-8") as stream:
+            uv = Uv(stream)
+            for one in chosen:
+                _say(f"{one.name}: fetching")
+                python, version = uv.find_python(one.allowed)
+                wanted = folder / f"{one.name}.txt"
+                entries = re.split(
+                    r"^(?=\S)", uv.needed(ROOT / one.requirements, version, platform), flags=re.MULTILINE
+                )
+                kept = (entry for entry in entries if not (without_torch and OF_TORCH.match(entry)))
+                wanted.write_text("".join(kept), encoding="utf-8")
+                uv.download(python, wanted, folder, tags and [*tags, "--python-version", version])
+            uv.download(python, UV, folder, tags)
+    except subprocess.CalledProcessError:
+        _say(f"bundle: error: {last_error(log)}; see {log}")
+        return EXIT_FAILED
+    for package in SOURCE_PACKAGES if "main" in (one.name for one in chosen) else ():
+        sdists.fetch(package, folder, _say)
+    files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
+    (folder / "index.html").write_text("".join(_page(files)), encoding="utf-8")
+    size = sum(path.stat().st_size for path in files) / 1e9
+    _say(f"{folder}: {len(files)} files, {size:.1f} GB; on the other machine: make setup BUNDLE={folder}")
+    return EXIT_OK
+
+
+def _tags(platform: str) -> Iterator[str]:
+    """pip's options for the wheels of a platform.  UserError for one that is not Linux with glibc."""
+    if not platform:
+        return
+    found = re.fullmatch(r"(x86_64|aarch64)-manylinux_2_(\d+)", platform)
+    if not found:
+        raise UserError(f"PLATFORM={platform}: give x86_64-manylinux_2_GLIBC or aarch64-manylinux_2_GLIBC (2_28, say)")
+    yield from ("--only-binary", ":all:")
+    names = [f"manylinux_2_{minor}_{found[1]}" for minor in range(int(found[2]), OLDEST_GLIBC - 1, -1)]
+    for name in (*names, *(f"manylinux{year}_{found[1]}" for year in (2014, 2010, 1)), f"linux_{found[1]}"):
+        yield from ("--platform", name)
+
+
+def _page(files: List[Path]) -> Iterator[str]:
+    yield "<!DOCTYPE html>\n<title>packages</title>\n"
+    for path in files:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        yield f'<a href="{quote(path.name)}#sha256={digest}">{html.escape(path.name)}</a><br>\n'
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make bundle", description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="ENVIRONMENT")
+    parser.add_argument("--platform", default="")
+    parser.add_argument("--without-torch", action="store_true")
+    parsed = parser.parse_args()
+
+    def run() -> int:
+        try:
+            return bundle(parsed.folder, parsed.names, parsed.platform, parsed.without_torch)
+        except (NotRunnable, OSError) as error:
+            _say(f"bundle: error: {error}")
+            return EXIT_FAILED
+
+    return guarded("bundle", run, interrupted="interrupted; run it again, what is there is not fetched again")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
