@@ -47,7 +47,7 @@ def designs() -> Sequence[Design]:
         Design(f"{title}, {losses} implementation{'s' * (losses > 1)}", rounds, cpu.num_batches, losses, paired)
         for title, rounds, paired in (
             (two, cpu.rounds, False),
-            ("two runs, `--rounds 10`", 10, False),
+            ("two runs, `--rounds 20`", 20, False),
             (revisions, compare.REVISION_ROUNDS, True),
         )
         for losses in (1, 9)

@@ -121,8 +121,9 @@ class Design(NamedTuple):
 DESIGNS = (
     Design("2 batches, the same in 3 rounds; t over rounds", 3, 2, False, over_rounds),
     Design("20 batches, the same in 3 rounds; bootstrap", 3, 20, False, bootstrap),
-    Design("5 rounds of 4 own batches; t over rounds", 5, 4, True, over_rounds),
-    Design("5 rounds of 4 own batches; regression (the CPU preset)", 5, 4, True, regression),
+    Design("5 rounds of 4 own batches; regression", 5, 4, True, regression),
+    Design("10 rounds of 2 own batches; t over rounds", 10, 2, True, over_rounds),
+    Design("10 rounds of 2 own batches; regression (the CPU preset)", 10, 2, True, regression),
     Design("6 rounds of 14 own batches; regression (the seed preset)", 6, 14, True, regression),
 )
 
