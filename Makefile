@@ -52,7 +52,8 @@ help:
 setup: needs-python
 	@K2_WHEEL="$(K2_WHEEL)" K2_SHA256="$(K2_SHA256)" $(PYTHON) -m common.setup $(ENVIRONMENTS)
 
-bundle: needs-python
+# Their own setup.py, which pip runs to fetch the source packages, needs the torch of main.
+bundle: setup
 	@$(PYTHON) -m common.setup.bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(WITHOUT_TORCH),--without-torch) \
 	"$(or $(BUNDLE),bundle)" $(ENVIRONMENTS)
 

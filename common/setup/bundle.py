@@ -15,13 +15,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Iterator, List, Sequence
+from typing import Iterator, List, Sequence, Set
 from urllib.parse import quote
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
 from common.core.guard import guarded
 from common.core.paths import ROOT
-from common.setup import sdists
+from common.setup import environments, sdists
 from common.setup.environments import ENVIRONMENTS, last_error
 from common.setup.source_packages import SOURCE_PACKAGES
 from common.setup.uv import Uv
@@ -50,23 +50,32 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
                 _say(f"{one.name}: fetching")
                 python, version = uv.find_python(one.allowed)
                 wanted = folder / f"{one.name}.txt"
-                entries = re.split(
-                    r"^(?=\S)", uv.needed(ROOT / one.requirements, version, platform), flags=re.MULTILINE
-                )
-                kept = (entry for entry in entries if not (without_torch and OF_TORCH.match(entry)))
-                wanted.write_text("".join(kept), encoding="utf-8")
+                lock = ROOT / one.requirements
+                entries = _entries(lock.read_text(encoding="utf-8"), uv.needed(lock, version, platform), without_torch)
+                wanted.write_text("".join(entries), encoding="utf-8")
                 uv.download(python, wanted, folder, tags and [*tags, "--python-version", version])
             uv.download(python, UV, folder, tags)
     except subprocess.CalledProcessError:
         _say(f"bundle: error: {last_error(log)}; see {log}")
         return EXIT_FAILED
-    for package in SOURCE_PACKAGES if "main" in (one.name for one in chosen) else ():
-        sdists.fetch(package, folder, _say)
+    for package in SOURCE_PACKAGES if ENVIRONMENTS["main"] in chosen else ():
+        try:
+            sdists.fetch(package, folder, _say, str(environments.interpreter("main") or ""))
+        except NotRunnable as error:  # one for CUDA alone, where there is none
+            _say(f"{package}: left out: {error}")
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
     (folder / "index.html").write_text("".join(_page(files)), encoding="utf-8")
     size = sum(path.stat().st_size for path in files) / 1e9
     _say(f"{folder}: {len(files)} files, {size:.1f} GB; on the other machine: make setup BUNDLE={folder}")
     return EXIT_OK
+
+
+def _entries(lock: str, needed: Set[str], without_torch: bool) -> Iterator[str]:
+    """The options of a lock and its entries with their hashes, of what is `needed`, without the conditions."""
+    for entry in re.split(r"^(?=\S)", lock, flags=re.MULTILINE):
+        wanted = entry.split(" ")[0] in needed and not (without_torch and OF_TORCH.match(entry))
+        if entry.startswith("--") or wanted:
+            yield re.sub(r" ; .*?(?= \\$)", "", entry, flags=re.MULTILINE)
 
 
 def _tags(platform: str) -> Iterator[str]:

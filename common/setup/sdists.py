@@ -44,8 +44,9 @@ def pinned(package: str) -> Pin:
     return Pin(package, found[1], found[2])
 
 
-def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
-    """The sdist of `package` in `folder`, downloaded unless it is there.  Raises NotRunnable("missing")."""
+def fetch(package: str, folder: Path, progress: Callable[[str], None], python: str = "") -> Path:
+    """The sdist of `package` in `folder`, downloaded unless it is there, by the pip of `python` (default: the running
+    one).  Raises NotRunnable("missing")."""
     pin = pinned(package)
     target = folder / pin.file_name
     if target.exists() and _sha256(target) == pin.sha256:
@@ -55,9 +56,16 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         requirement = Path(temporary) / "requirement.txt"
         requirement.write_text(f"{package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
-        # pip asks an sdist for its metadata even here; without isolation it takes the setuptools that is installed.
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-        command += ["--require-hashes", "--no-input", "--disable-pip-version-check", "--dest", temporary]
+        # pip asks an sdist for its metadata even here; without isolation it takes what is installed: setuptools, torch.
+        command = [python or sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+        command += [
+            "--no-build-isolation",
+            "--require-hashes",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--dest",
+            temporary,
+        ]
         command += ["-r", str(requirement)]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

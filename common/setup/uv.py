@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Sequence, TextIO, Tuple
+from typing import Any, Dict, Sequence, Set, TextIO, Tuple
 
 from common.core.errors import NotRunnable
 from common.core.paths import ROOT
@@ -79,13 +79,18 @@ class Uv:
             self._use_every_index()
             self.run(*command)
 
-    def needed(self, requirements: Path, version: str, platform: str = "") -> str:
-        """The entries of the lock `requirements`, with hashes, that a Python of this minor version needs; platform: as
-        uv names it, default: this machine."""
-        options = ("--quiet", "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "--emit-build-options")
+    @property
+    def pip(self) -> str:
+        """The Python that has the pip which fetched uv."""
+        return str(FOLDER / "bin" / "python")
+
+    def needed(self, requirements: Path, version: str, platform: str = "") -> Set[str]:
+        """What of the lock `requirements` a Python of this minor version needs, as "name==version"; platform: as uv
+        names it, default: this machine."""
+        options = ("--quiet", "--no-deps", "--no-header", "--no-annotate")
         target = ("--python-version", version, *(("--python-platform", platform) if platform else ()))
         self._use_every_index()
-        return self.output("pip", "compile", *options, *self._no_index, *target, str(requirements))
+        return set(self.output("pip", "compile", *options, *self._no_index, *target, str(requirements)).split())
 
     def download(self, python: str, requirements: Path, folder: Path, options: Sequence[str] = ()) -> None:
         """Fetch what the lock `requirements` names into `folder`, by pip, which uv has no command for, with the tags of
@@ -93,7 +98,7 @@ class Uv:
         where = ("--dest", str(folder), "--find-links", str(folder), "-r", str(requirements))
         command = ("-m", "pip", "--disable-pip-version-check", *(() if options else ("--python", python)), "download")
         how = ("--no-deps", "--require-hashes", "--no-input", "--progress-bar", "off", *options, *where)
-        self._run(str(FOLDER / "bin" / "python"), *command, *how, stdout=self._log)
+        self._run(self.pip, *command, *how, stdout=self._log)
 
     def resolve(self, python: str, requirements: Path) -> str:
         """The lock, with hashes, of the wheels that `requirements` asks for on this machine, from every index."""
@@ -143,7 +148,7 @@ class Uv:
         """pip's settings as uv's variables.  PIP_ variables come before settings for `pip install` alone, and these
         before settings for all of pip."""
         variables: Dict[str, str] = {}
-        listed = self._run(str(FOLDER / "bin" / "python"), "-m", "pip", "config", "list", stdout=subprocess.PIPE)
+        listed = self._run(self.pip, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
             for line in listed.splitlines():
                 name, found, value = line.partition("=")
