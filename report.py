@@ -43,10 +43,11 @@ def main() -> int:
     options = parser().parse_args()
     if interpreters.lacks("msgspec", "jinja2", *(["matplotlib"] if options.png is not None else [])):
         interpreters.continue_in("main")  # returns where there is no such environment
+    from common.analysis import logs
     from common.plots import png
     from common.report import writing
 
-    log = writing.read(options.log)
+    log = logs.found(options.log)
     written = [writing.write(log, options.output, options.log or [Path("log")])]
     if options.png is not None:
         written += png.write(log.groups, options.png, log.sweeps)

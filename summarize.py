@@ -11,7 +11,8 @@ from common.analysis import logs
 from common.analysis.logs import Log
 from common.cli import flag_types
 from common.cli.parser import Parser
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.errors import EXIT_FAILED, EXIT_OK
+from common.core.files import another, write_whole
 from common.core.guard import guarded
 from common.tables import results, search, sweep
 from common.tables.results import FORMATS
@@ -59,20 +60,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    log = logs.read(options.log, options.all_runs)
-    if not log:
-        where = ", ".join(str(path) for path in options.log) or "log/"
-        raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
+    log = logs.found(options.log, options.all_runs)
     text = _text(log, options.format)
     if options.output is not None:
-        try:
-            options.output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"cannot write {options.output}: {error.strerror or error}; name another file with --output"
-            ) from error
+        write_whole(another("--output"), (options.output, text))
     else:
-        sys.stdout.reconfigure(errors="backslashreplace")
         print(text, end="")
     return EXIT_OK if log.readable else EXIT_FAILED
 

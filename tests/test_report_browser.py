@@ -15,6 +15,7 @@ from fixtures_sweeps import write_sweep
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
+from common.analysis import logs
 from common.report import conformance, writing
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
@@ -55,7 +56,7 @@ def report(tmp_path_factory):
         traced_run(log / f"run-{len(name)}", kineto(window), name=name)
     write_records(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
     write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
-    read = writing.read([log])
+    read = logs.found([log])
     with pytest.MonkeyPatch.context() as patched:  # the committed matrix, whatever log/ of this checkout has
         patched.setattr(conformance, "LOG", log / "none")
         return writing.write(read, log / "report.html")
@@ -93,7 +94,7 @@ def test_plots_are_drawn(browser, report):
 def test_every_figure_is_one_that_plotly_knows(browser, report, tmp_path):
     side_by_side(tmp_path)
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))  # a trace alone
-    for path in (report, writing.write(writing.read([tmp_path]), tmp_path / "report.html")):
+    for path in (report, writing.write(logs.found([tmp_path]), tmp_path / "report.html")):
         browser.open(path)
         found = browser.js("Object.values(figures).map(it => Plotly.validate(it.data, it.layout) || [])")
         assert len(found) > 8

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -167,13 +170,30 @@ def test_an_output_that_cannot_be_written_changes_nothing(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["cuts.json", "s.json", "s.pt"]
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here to stand for a full disk")
-def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+LARGER = """
+import pathlib, sys
+import numpy as np
+from common.core.errors import UserError
+from common.data import shapes
+try:
+    shapes.save(pathlib.Path(sys.argv[1]), np.ones((5000, 2), dtype=int), {})
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path):
+    """A limit on the size of a file stands in for it."""
     shapes.save(tmp_path / "s.pt", np.array([[5, 1]]), {})
     before = (tmp_path / "s.pt").read_bytes()
-    (tmp_path / f".s.json-{os.getpid()}.tmp").symlink_to("/dev/full")
-    with pytest.raises(UserError, match="s.json: No space left on device; free some space"):
-        shapes.save(tmp_path / "s.pt", np.array([[6, 2]]), {})
+    done = subprocess.run(
+        [sys.executable, "-c", LARGER, str(tmp_path / "s.pt")],
+        cwd=REPOSITORY,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000)),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert "s.pt: File too large; free some space or name another file with --output" in done.stdout
     assert (tmp_path / "s.pt").read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["s.json", "s.pt"]
 

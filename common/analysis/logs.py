@@ -63,6 +63,15 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     return log if all_runs else log.newest()
 
 
+def found(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
+    """What `read` gives.  Raises UserError where that is nothing."""
+    log = read(paths, all_runs)
+    if not log:
+        where = ", ".join(map(str, paths)) or "log/"
+        raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
+    return log
+
+
 def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
     """The rows of `read`."""
     return read(paths, all_runs).rows

@@ -15,6 +15,7 @@ from common.cli.flags import BOOL
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.files import another, write_whole
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
@@ -298,11 +299,11 @@ def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:
     }
     for name, content in files.items():
         try:
-            (folder / name).write_text(content if isinstance(content, str) else content(), encoding="utf-8")
+            text = content if isinstance(content, str) else content()
         except UserError as error:  # no jinja2: the numbers are there
             print(f"warning: {plain(error)}", file=sys.stderr)
-        except OSError as error:
-            raise UserError(f"cannot write {folder / name}: {error.strerror or error}") from error
+        else:
+            write_whole(another("--log-dir", "folder"), (folder / name, text))
     if pngs:
         for place, (_, found, _) in enumerate(cells):
             if found:

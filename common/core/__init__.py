@@ -1,1 +1,2 @@
-"""The words that every folder speaks: settings, implementations, errors, text, units, tables.  Standard library."""
+"""The words that every folder speaks: settings, implementations, errors, text, units, tables; files that are written
+whole.  Standard library."""

@@ -18,6 +18,7 @@ from typing import Any, Dict, Optional, Tuple
 import numpy as np
 
 from common.core.errors import UserError
+from common.core.files import another, write_whole
 
 MAKE_ONE = "make one with generate_shape_info.py"
 LARGEST = np.iinfo(np.int32).max
@@ -60,7 +61,8 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
     about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
     about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
     text = json.dumps({"shape_file": about, **provenance}, indent=2, ensure_ascii=False) + "\n"
-    write_atomically((path, buffer.getvalue()), (provenance_path(path), text.encode("utf-8")), *beside)
+    advice = "free some space or " + another("--output")
+    write_whole(advice, (path, buffer.getvalue()), (provenance_path(path), text), *beside)
 
 
 def provenance_path(path: Path) -> Path:
@@ -97,30 +99,6 @@ def check_output(path: Path) -> None:
     if beside.exists() and not _provenance(path, "shape_file"):
         words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
         raise UserError(f"--output {path}: {words}; choose another name")
-
-
-def write_atomically(*contents: Tuple[Path, bytes]) -> None:
-    """Write each (path, content) beside it, then rename all: on a full disk no file changes.  Raises UserError."""
-    waiting = []
-    path = Path()
-    try:
-        for path, content in contents:
-            temporary = path.with_name(f".{path.name}-{os.getpid()}.tmp")
-            with open(temporary, "wb") as stream:
-                waiting.append((temporary, path))
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
-        while waiting:
-            temporary, path = waiting[0]
-            os.replace(temporary, path)
-            waiting.pop(0)
-    except OSError as error:
-        advice = "free some space or name another file with --output"
-        raise UserError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
-    finally:
-        for temporary, _ in waiting:
-            os.unlink(temporary)
 
 
 def sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ error bars, names at points, logarithmic axes, categories, notes, and lines in t
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 import warnings
@@ -17,6 +18,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 from common.analysis.groups import Group
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
+from common.core.files import another, make_folder, write_whole
 from common.plots import runs, sweep
 from common.plots.labels import PLACES
 from common.plots.style import DASHES, INK, PATTERNS, SYMBOLS, Figure, Trace
@@ -56,16 +58,16 @@ def save(named: Iterable[Tuple[str, Figure]], folder: Path) -> List[Path]:
         advice = "`make report` uses one that does, or pip install matplotlib"
         raise UserError(f"--png needs matplotlib, which this Python does not have; {advice}") from None
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    advice = another("--png", "folder")
+    make_folder(folder, advice)
     written: List[Path] = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, figure in named:
-            with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a font without a character draws a box
-                draw(figure).savefig(folder / f"{name}.png")
-            written.append(folder / f"{name}.png")
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}; name another folder with --png") from error
+    for name, figure in named:
+        drawn = io.BytesIO()
+        with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a font without a character draws a box
+            draw(figure).savefig(drawn, format="png")
+        write_whole(advice, (folder / f"{name}.png", drawn.getvalue()))
+        written.append(folder / f"{name}.png")
     return written
 
 

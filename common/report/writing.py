@@ -6,16 +6,15 @@ there either, the error is one line with a hint.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Optional, Sequence, Tuple
 
 from common.analysis import logs
 from common.analysis.logs import Log
 from common.core.errors import UserError
+from common.core.files import another, make_folder, write_whole
 from common.core.paths import ROOT
 from common.core.text import plain
 from common.report.page import page
@@ -24,32 +23,11 @@ from common.setup import interpreters
 FILE_NAME = "report.html"
 
 
-def read(paths: Sequence[Path]) -> Log:
-    """What the report is of: the newest run of each configuration.  Raises UserError when there is nothing."""
-    log = logs.read(paths)
-    if not log:
-        where = ", ".join(str(path) for path in paths) or "log/"
-        raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
-    return log
-
-
 def write(log: Log, output: Path, paths: Sequence[Path] = ()) -> Path:
-    """Write the page of the logs `paths` in one step: a reader, or a full disk, meets the old file or the new one.
-    Raises UserError."""
-    temporary = output.parent / f".{output.name}.{os.getpid()}"
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        content = page(log.groups, output.parent, swept=log.sweeps, paths=paths)
-        if output.exists() and not output.is_file():  # a pipe, say: to be written to, not replaced
-            output.write_text(content, encoding="utf-8")
-        else:
-            temporary.write_text(content, encoding="utf-8")
-            os.replace(temporary, output)
-    except OSError as error:
-        raise UserError(f"cannot write {output}: {error.strerror or error}; name another file with --output") from error
-    finally:
-        with suppress(OSError):  # gone already, or never made
-            temporary.unlink()
+    """Write the page of the logs `paths`, whole or not at all.  Raises UserError."""
+    advice = another("--output")
+    make_folder(output.parent, advice)
+    write_whole(advice, (output, page(log.groups, output.parent, swept=log.sweeps, paths=paths)))
     return output
 
 
@@ -64,7 +42,7 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
             if printed != f"{path}\n":
                 raise UserError(f"no report: {main}: {said.replace('report.py: error: ', '')}")
         else:
-            write(log.newest() if log else read([log_dir]), path, [log_dir])
+            write(log.newest() if log else logs.found([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:

@@ -1,0 +1,80 @@
+"""Files that are written whole, and the one sentence for what cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+from typing import List, Tuple, Union
+
+from common.core.errors import UserError
+
+#: Of a flag of open(2): a link that someone put in the place of a file is not followed.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+
+
+def cannot_write(path: Path, error: OSError, advice: str) -> str:
+    """What, why, and what to do next."""
+    reason = "it is a link, or below one that leads nowhere" if error.errno == errno.ELOOP else error.strerror or error
+    return f"cannot write {path}: {reason}; {advice}"
+
+
+def another(flag: str, what: str = "file") -> str:
+    """The advice where a flag names what is written."""
+    return f"name another {what} with {flag}"
+
+
+def make_folder(folder: Path, advice: str) -> None:
+    """With those above it, unless it is there.  Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(cannot_write(folder, error, advice)) from error
+
+
+def write_whole(advice: str, *contents: Tuple[Path, Union[str, bytes]]) -> None:
+    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full disk, meets the old
+    files or the new ones, and a link is replaced.  What is no file (a pipe, /dev/stdout) is written to.  Raises
+    UserError."""
+    waiting: List[Tuple[Path, Path]] = []
+    path = Path()
+    try:
+        for path, content in contents:
+            data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+            if _is_stream(path):
+                path.write_bytes(data)
+                continue
+            waiting.append((_new_file(path.parent, data), path))
+        while waiting:
+            temporary, path = waiting[0]
+            os.replace(temporary, path)
+            waiting.pop(0)
+    except OSError as error:
+        raise UserError(cannot_write(path, error, advice)) from error
+    finally:
+        for temporary, _ in waiting:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+def _is_stream(path: Path) -> bool:
+    return path.parent in _DEVICES or (path.exists() and not path.is_file())
+
+
+def _new_file(folder: Path, data: bytes) -> Path:
+    """A file of this content, on disk, with a name that no other has."""
+    path = folder / f".{secrets.token_hex(6)}.tmp"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except BaseException:
+        with suppress(OSError):
+            path.unlink()
+        raise
+    return path
