@@ -164,5 +164,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(guarded("compare.py", lambda: main(sys.argv[1:])))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -14,14 +15,26 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 from common.cli import flag_types
 from common.core import paths, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
+from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 
 
 class Parser(argparse.ArgumentParser):
     """argparse, but an error is one line."""
 
+    def __init__(self, *of: Any, **more: Any):
+        safe_streams()  # before --help or an error is printed
+        super().__init__(*of, **more)
+
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
+
+    def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:
+        super().exit(finished(status), message)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        with suppress(OSError):  # as Python 3.12 does: a help that nobody can read is no error
+            super()._print_message(message, file)
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:

@@ -10,9 +10,9 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
 from common.core.text import plain
@@ -25,6 +25,7 @@ SAME_REQUEST = 1.0
 def require(package: str) -> None:
     """End the command where the running Python lacks `package`: one line on stderr, EXIT_USAGE."""
     if importlib.util.find_spec(package) is None:
+        safe_streams()
         name = Path(sys.argv[0]).name
         print(
             f"{name}: error: {package} is not installed in {sys.executable}: pip install {package}, or run "
@@ -34,11 +35,48 @@ def require(package: str) -> None:
         raise SystemExit(EXIT_USAGE)
 
 
+class Lossy:
+    """A stream of text that drops what it cannot write: a full disk or a closed pipe behind stderr ends no run."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            return self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def safe_streams() -> None:
+    """Make stdin, stdout and stderr ones that every line of the suite can use.  One that is closed becomes the null
+    device: Python has None there, and the next file opened would get its number.  stderr drops what it cannot write,
+    and stdout escapes characters that it does not know.  May be called again."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it takes the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not isinstance(sys.stderr, Lossy):
+        sys.stderr = Lossy(sys.stderr)  # type: ignore[assignment]
+
+
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of the command `program`; returns its exit code.  A user's mistake becomes one line on stderr and
     EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a stdout that takes no more a line and EXIT_USAGE, a
     closed pipe, silently, EXIT_FAILED.  SIGTERM is a KeyboardInterrupt too, so that it ends as Ctrl-C does, with
     EXIT_TERMINATED."""
+    safe_streams()
     with _interruptions() as signals:
         code = _ended(program, body, interrupted)
         terminated = code == EXIT_INTERRUPTED and signals[-1:] == [signal.SIGTERM]
@@ -52,10 +90,10 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         return code
     except UserError as error:
         print(f"{program}: error: {plain(error)}", file=sys.stderr)  # it may quote a file that anyone wrote
-        return EXIT_USAGE
+        return finished(EXIT_USAGE)
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return finished(EXIT_INTERRUPTED)
     except OSError as error:
         if error.filename is not None:  # not of stdout
             raise
@@ -64,6 +102,15 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
             return EXIT_FAILED
         print(f"{program}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return EXIT_USAGE
+
+
+def finished(code: int) -> int:
+    """What was printed before the command ended may not go out any more: Python would say so when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_stdout()
+    return code
 
 
 def drop_stdout() -> None:
