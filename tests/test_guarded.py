@@ -22,7 +22,7 @@ def raising(error):
 
 def test_a_mistake_is_one_harmless_line(capsys):
     assert guarded("tool.py", raising(UserError("bad\n\x1b[2Jname; give another"))) == 2
-    assert capsys.readouterr().err == "tool.py: error: bad [2Jname; give another\n"
+    assert capsys.readouterr().err == "tool.py: error: bad name; give another\n"
 
 
 def test_ctrl_c_says_what_is_left(capsys):

@@ -16,6 +16,7 @@ from common.conformance.cases import Case
 from common.core import scripts
 from common.core.implementations import Implementation
 from common.core.paths import ROOT
+from common.core.text import said
 from common.records.conformance import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
 from common.system.processes import Child, signal_name
 
@@ -81,7 +82,7 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
     code = ""
     for line in produced:
         if line["record"] == "not-run":
-            judged.status, judged.reason = line["status"], line["reason"]
+            judged.status, judged.reason = line["status"], said(line["reason"])
             return
         if line["record"] == "outcome":
             judged.cells[line["case"]] = Outcome.from_json(line["outcome"])
@@ -127,7 +128,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
 
 
 def _how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> Tuple[str, str]:
-    last = f": {tail[-1]}" if tail else ""
+    last = f": {said(tail[-1])}" if tail else ""
     if returncode >= 0:
         return ERROR, f"its process ended with exit code {returncode}{last}"
     if -returncode == signal.SIGKILL and out_of_memory:

@@ -16,6 +16,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
+from common.core.text import said
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
@@ -61,13 +62,13 @@ def context_lost(device: torch.device) -> bool:
 def message(error: BaseException) -> str:
     """The first line of an error, without folders; for an assertion without words its line of source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    found = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
-            said = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
-        said += f" ({Path(frame.filename).name}:{frame.lineno})"
-    return re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", said)
+            found = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
+        found += f" ({Path(frame.filename).name}:{frame.lineno})"
+    return said(re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", found))
 
 
 @dataclass

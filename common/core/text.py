@@ -13,6 +13,9 @@ Inner = TypeVar("Inner")
 Value = TypeVar("Value")
 
 LONGEST_CELL = 26  # characters, in the terminal
+LONGEST_SAID = 1000  # characters, of what a package says
+#: What a terminal takes for a command, such as a colour or the title of its window.
+_COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
 
 def number(value: Optional[float], digits: int = 4) -> str:
@@ -45,11 +48,17 @@ def escaped(text: Any) -> str:
 
 
 def plain(text: Any) -> str:
-    """Text on one line, without what a terminal would obey: control, direction and format characters, surrogates."""
+    """Text on one line, without what a terminal would obey: its commands, control, direction and format characters,
+    surrogates."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced
-    return "".join(character for character in spaced if unicodedata.category(character)[0] != "C")
+    return "".join(one for one in _COMMAND.sub("", spaced) if unicodedata.category(one)[0] != "C")
+
+
+def said(text: str, longest: int = LONGEST_SAID) -> str:
+    """What a package said, which may be of any size, as `plain` text of at most `longest` characters."""
+    return short(plain(text[: 2 * longest]), longest)
 
 
 def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import List, Mapping, Sequence, Set
 
 from common.core.settings import Settings
+from common.core.text import plain
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.progress import Progress
 from common.jobs.spec import Job
@@ -114,4 +115,4 @@ class Session:
             for warning in record.get("warnings", []):
                 if warning not in self.warned:
                     self.warned.add(warning)
-                    print(f"warning: {warning}", file=sys.stderr)
+                    print(f"warning: {plain(warning)}", file=sys.stderr)

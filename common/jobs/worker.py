@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, UserError, WrongResult
+from common.core.text import said
 from common.jobs.spec import SUBJECTS
 from common.system.memory import is_out_of_memory
 from common.system.processes import die_with_parent
@@ -64,10 +65,10 @@ def main(path: str) -> int:
         try:
             status, reason = run(job, write)
         except UserError as error:
-            write({"record": "user_error", "message": str(error)})
+            write({"record": "user_error", "message": said(str(error))})
             return EXIT_USAGE
         wall_ns = time.perf_counter_ns() - begin
-        write({"record": "status", "status": status, "reason": reason, "wall_ns": wall_ns})
+        write({"record": "status", "status": status, "reason": said(reason), "wall_ns": wall_ns})
     return EXIT_OK
 
 

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from common.system import memory
 
 STDERR_TAIL_LINES = 20
+STDERR_TAIL_BYTES = 64 << 10  # of these lines: a package may print gigabytes
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
@@ -124,5 +125,12 @@ class Child:
         self.wall_ns = time.monotonic_ns() - self.since
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
-        said = self.errors.read_text(errors="replace").splitlines()
-        self.stderr = [line.strip() for line in said if line.strip()][-STDERR_TAIL_LINES:]
+        self.stderr = _last_lines(self.errors)
+
+
+def _last_lines(path: Path) -> List[str]:
+    """The last STDERR_TAIL_LINES that say something."""
+    with path.open("rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+        said = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
+    return [line.strip() for line in said if line.strip()][-STDERR_TAIL_LINES:]
