@@ -316,10 +316,8 @@ def test_files_that_are_no_results(tmp_path):
     ):
         bad.write_text(text)
         assert_user_error(run("compare.py", good, bad), bad)
-    one = {**sample("timing-1", "step", 4, 1), "total_wall_ns": "x"}
-    for head in (header("torchaudio"), {**header("torchaudio"), "schema": "a"}):
-        write_records(tmp_path / "types", [head, one, status("timing-1")])
-        assert_user_error(run("compare.py", good, tmp_path / "types"), tmp_path / "types", "line ")
+    write_records(tmp_path / "types", [{**header("torchaudio"), "schema": "a"}, status("timing-1")])
+    assert_user_error(run("compare.py", good, tmp_path / "types"), tmp_path / "types", "line 1")
     write_records(tmp_path / "zero", [{**line, "total_wall_ns": 0} for line in records_of(good)])
     assert_user_error(run("compare.py", good, tmp_path / "zero"), tmp_path / "zero", "line ")
 

@@ -91,7 +91,7 @@ def test_a_folder_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_res
     with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
         assert run_of["torchaudio"].folder == folder
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut in" in said[0]
+    assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut, other in" in said[0]
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):

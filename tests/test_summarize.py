@@ -82,8 +82,6 @@ def test_bad_usage_is_one_clear_line(tmp_path, arguments, said):
         b'{"record":"status","job":"x"}\n',
         b'{"record":"run","schema":1,"name":"x","settings":[1]}\n',
         b'{"record":"run","schema":1}\n',
-        b'{"record":"run","schema":1,"name":"x","settings":{}}\n{"record":"status","job":[]}\n',
-        b'{"record":"run","name":"x"}\n{"record":"sample","job":"a"}\n{"record":"status","job":"a","status":"ok"}\n',
     ],
 )
 def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path, damage):

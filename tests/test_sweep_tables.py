@@ -116,11 +116,7 @@ def test_the_newest_of_the_same_is_shown(tmp_path):
         ("not json\nat all\n", "line 1: not a record"),
         ('{"record":"sweep","schema":99}\n', "newer version"),
         ('{"record":"sweep","schema":1}\n', "line 1: not a record"),
-        ('{"record":"sweep","grid":{},"sweep_id":"x","settings":{}}\n{"record":"run"}\n', "line 2: not a record"),
-        (
-            '{"record":"sweep","grid":{},"sweep_id":"x","settings":{}}\n{"record":"run","name":"k2"}\n',
-            "no cell or implementation",
-        ),
+        ('{"record":"sweep","grid":{"threads":[]},"sweep_id":"x","settings":{}}\n', "line 1: not a record"),
     ],
 )
 def test_a_broken_file_is_a_reason(tmp_path, text, words):
@@ -130,6 +126,15 @@ def test_a_broken_file_is_a_reason(tmp_path, text, words):
     assert words in summarize(tmp_path, code=1)
     html = page([], tmp_path, LIBRARY, [sweep])
     assert "A sweep that cannot be read" in html and words in html
+
+
+@pytest.mark.parametrize("line", ['{"record":"run","cell":0,"implementation":"k2"}', '{"record":"run","name":"k2"}'])
+def test_a_record_that_belongs_nowhere_is_left_out_and_named(tmp_path, capsys, line):
+    path = write_sweep(tmp_path / "s", {"vocab_size": [500]})
+    path.write_text(path.read_text() + line + "\n")
+    assert [row.status for row in read(path).rows] == ["ok"]
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("warning: ") and str(path) in said
 
 
 # Text.

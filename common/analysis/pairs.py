@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import measured
 from common.analysis.measured import allocator_of, of_cuda
@@ -137,15 +137,27 @@ def read_runs(path: Path) -> List[Row]:
         raise UserError(f"{path}: no such file or folder; name a log folder, a run folder or a {schema.FILE_NAME}")
     if not found:
         raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
-    runs = [measured.row(records, file.parent, file.name, traces=False) for file, records in map(_read, found)]
+    read = list(_readable(found))
+    runs = [measured.row(records, file.parent, file.name, traces=False) for file, records in read]
     runs = [run for run in runs if not is_search(run.header)]
     if not runs:
         raise UserError(f"{path}: holds only what --find-largest wrote; name a folder with runs that were timed")
     return runs
 
 
-def _read(path: Path) -> Tuple[Path, List[Line]]:
-    return path, store.read_run(path)[1]
+def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
+    """The records of each file; one that cannot be read costs a warning where it is not the only one.  Raises
+    UserError where none can be read."""
+    failed: List[UserError] = []
+    for file in files:
+        try:
+            yield file, store.read_run(file)[1]
+        except UserError as error:
+            failed.append(error)
+    if len(failed) == len(files):
+        raise failed[0]
+    for error in failed:
+        store.warn(f"{error}; left out")
 
 
 def _newest_of_each(runs: Sequence[Row]) -> List[Row]:

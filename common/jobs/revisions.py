@@ -227,8 +227,10 @@ def _environment(scratch: Path) -> Dict[str, str]:
 def _change(log: Path, passes: Sequence[str], rounds: int, **more: str) -> None:
     """Say in the runs in `log` that they have these passes and so many timing rounds: what is missing is resumed."""
     for path in log.glob(f"*/{schema.FILE_NAME}"):
-        settings = {**store.first(path)["settings"], "passes": list(passes), "rounds": rounds}
-        store.change_first(path, {**more, "settings": settings})
+        head = store.first(path)
+        if head:
+            settings = {**head.settings, "passes": list(passes), "rounds": rounds}
+            store.change_first(path, {**more, "settings": settings})
 
 
 def _finish(kept: Sequence[Path], flags: Flags) -> None:

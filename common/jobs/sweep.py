@@ -30,7 +30,7 @@ def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> bool:
 def _limits(sweep: SweepFile, run: SweepRun) -> Optional[Record]:
     wanted = run.header.settings
     for (cell, _), other in sweep.runs.items():
-        if all(other.header.settings[key] == wanted[key] for key in OF_LIMITS):
+        if all(other.header.settings.get(key) == wanted.get(key) for key in OF_LIMITS):
             for record in other.records:
                 if isinstance(record, Limits):
                     return {"reused_from": cell, **schema.as_written(record)}
@@ -40,9 +40,9 @@ def _limits(sweep: SweepFile, run: SweepRun) -> Optional[Record]:
 def _refusal(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
     """The status with which the implementation could not run in another cell of the same dtype.  Not from an earlier
     process, so that a resumed sweep tries again."""
-    dtype = run.header.settings["dtype"]
+    dtype = run.header.settings.get("dtype")
     for (cell, name), other in sweep.runs.items():
-        if name != run.name or cell == run.cell or not other.touched or other.header.settings["dtype"] != dtype:
+        if name != run.name or cell == run.cell or not other.touched or other.header.settings.get("dtype") != dtype:
             continue
         lines = latest_jobs(other.records).get("correctness", [])
         end = status_of(lines) if len(lines) == 1 else None

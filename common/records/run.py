@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.core.errors import UserError
+from common.core.files import cannot_write
 from common.core.implementations import find
 from common.core.paths import ROOT
 from common.core.settings import Settings
@@ -139,7 +140,8 @@ def claim_again(path: Path) -> Claim:
         words = f"is being measured by process {held.holder}: wait for it, or give another --log-dir"
         raise UserError(f"--resume: {folder} {words}") from None
     except OSError as error:
-        raise UserError(f"--resume: {folder} cannot be written ({error.strerror}); leave the flag out") from error
+        words = cannot_write(folder / LOCK_NAME, error, "leave the flag out")
+        raise UserError(f"--resume: {words}") from error
     try:
         store.mend(path)
     except UserError:
@@ -174,11 +176,11 @@ def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[
     unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{schema.FILE_NAME}")):
         head = store.first(path)
-        if not head:
+        if not isinstance(head, Header):
             unreadable.append(path.parent.name)
-        elif head.get("name") in names and head.get("settings") == as_written:
-            found.setdefault(str(head.get("run_id")), {})[head["name"]] = path
-            started[str(head.get("run_id"))] = str(head.get("started"))
+        elif head.name in names and head.settings == as_written:
+            found.setdefault(head.run_id, {})[head.name] = path
+            started[head.run_id] = head.started
     warn_of_unreadable(unreadable, log_dir)
     if not found:
         raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
@@ -226,6 +228,7 @@ def _shared_keys(resumed: Optional[Path], more: Mapping[str, Any]) -> Tuple[str,
     if resumed is None:
         return uuid.uuid4().hex[:12], now(), {**about(), **more}
     head = store.first(resumed)
-    if not all(isinstance(head.get(key), type(value)) for key, value in more.items()):
+    kept = {key: schema.as_written(value) for key in more if (value := getattr(head, key, None)) is not None}
+    if not isinstance(head, Header) or kept.keys() != more.keys():
         raise UserError(f"{resumed}: its first line is not as this suite writes it; leave out --resume to start anew")
-    return str(head.get("run_id")), str(head.get("started")), {**about(), **{key: head[key] for key in more}}
+    return head.run_id, head.started, {**about(), **kept}

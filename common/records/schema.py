@@ -16,6 +16,7 @@ and fields, is ignored.  The types are checked when a file is read, so no other 
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Any, Dict, List, Optional, Type, Union, get_args
 
 from common.core.guard import require
@@ -26,6 +27,7 @@ import msgspec  # noqa: E402
 from msgspec import Meta, Struct, field  # noqa: E402
 
 SCHEMA = 1
+DEEPEST = 32  # lists and objects in each other, of a record: what reads and writes them recurs
 FILE_NAME = "results.jsonl"
 SWEEP_FILE_NAME = "sweep.jsonl"
 
@@ -39,6 +41,8 @@ Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
 Length = Annotated[float, Meta(ge=0, lt=1e15)]
+#: Of a setting that a sweep varies.
+Value = Union[int, float, bool, str, None]
 
 
 def of(description: str) -> Meta:
@@ -53,14 +57,10 @@ _Settings = msgspec.defstruct(
         *((key, Positive, 1) for key in ("batch_size", "max_frames", "num_batches", "vocab_size", "encoder_dim")),
         *((key, Positive, 1) for key in ("rounds", "prune_range", "subsampling", "concatenate")),
         *((key, Optional[Positive], None) for key in ("threads", "frames", "largest_cap")),
-        *((key, Optional[str], None) for key in ("find_largest", "memory_limit", "amp")),
+        *((key, Optional[str], None) for key in ("find_largest", "memory_limit", "allocator", "l2", "shape_file", "amp")),
         *((key, float, 0.0) for key in ("token_scale", "margin")),
-        *(
-            ("seed", int, 0),
-            ("tokens", Optional[Count], None),
-            ("sort_utterance", bool, False),
-            ("compile", bool, False),
-        ),
+        *((key, bool, False) for key in ("sort_utterance", "compile")),
+        *(("seed", int, 0), ("tokens", Optional[Count], None), ("tf32", Optional[bool], None)),
         *(("schedule", Dict[str, Count], {}), ("passes", List[str], [])),
         ("scopes", Annotated[List[str], Meta(min_length=1)], []),
     ],
@@ -293,7 +293,7 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
     kind: Annotated[Optional[str], of("exact, topology, pruned or additive (see core/implementations)")] = None
     exact: Annotated[Optional[bool], of("is it the transducer loss, and no approximation of it?")] = None
     memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
-    values: Annotated[Dict[str, Any], of("in a sweep: {setting: value} of the cell")] = {}
+    values: Annotated[Dict[str, Value], of("in a sweep: {setting: value} of the cell")] = {}
 
     def __post_init__(self) -> None:
         msgspec.convert(self.settings, _Settings)
@@ -510,7 +510,7 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
     """Always the first line of a sweep."""
 
     sweep_id: Annotated[str, of("the run_id of its runs")]
-    grid: Annotated[Dict[str, List[Union[int, float, bool, str, None]]], of("{setting: values}")]
+    grid: Annotated[Dict[str, Annotated[List[Value], Meta(min_length=1)]], of("{setting: values}")]
     settings: Annotated[Dict[str, Any], of("those that all cells share")]
     names: Annotated[List[str], of("implementations")] = []
 
@@ -535,6 +535,7 @@ PARTS = (
     Exps,
 )
 _DECODER = msgspec.json.Decoder(Kind)
+_STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 
 
 class _Head(Struct):
@@ -545,6 +546,8 @@ class _Head(Struct):
 def decoded(line: bytes) -> Optional[Line]:
     """The record on a line of a file; None for a kind that only newer versions know.  Raises ValueError, which says
     what is wrong with which field."""
+    if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
+        raise ValueError(f"more than {DEEPEST} lists and objects in each other")
     try:
         found: Line = _DECODER.decode(line)
         return found
@@ -554,8 +557,15 @@ def decoded(line: bytes) -> Optional[Line]:
         raise
     except msgspec.DecodeError:  # json takes more: half of a surrogate pair in a path on a command line, infinity
         return typed(json.loads(line))
-    except RecursionError as error:
-        raise ValueError(str(error)) from error
+
+
+def _depth(line: bytes) -> int:
+    """How many lists and objects of a JSON text are in each other."""
+    deepest = depth = 0
+    for found in _STRUCTURE.finditer(line):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)  # 0: a text
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def typed(record: Record) -> Line:

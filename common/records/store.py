@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import BinaryIO, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
+from common.core.files import NO_LINK, cannot_write, write_whole
+from common.core.text import plain, said
 from common.records import schema
-from common.records.schema import FILE_NAME, Header, JobLine, Line, Record, Status, SweepHeader
+from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Status, SweepHeader
 
 ANEW = "delete the folder and run again"
+MOST_LINES = 5  # that a warning numbers
 
 
 class NotWritten(UserError):
@@ -20,11 +25,10 @@ class NotWritten(UserError):
 
 
 def change_first(path: Path, changes: Record) -> None:
-    """Change fields of the first record of a file in one step: a reader meets the old file or the new one."""
+    """Change fields of the first record of a file in one step: a reader meets the old file or the new one.  Raises
+    UserError."""
     first, rest = path.read_bytes().split(b"\n", 1)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(_line({**json.loads(first), **changes}) + rest)
-    os.replace(temporary, path)
+    write_whole("free some space", (path, _line({**json.loads(first), **changes}) + rest))
 
 
 def _line(record: Record) -> bytes:
@@ -34,10 +38,12 @@ def _line(record: Record) -> bytes:
 def append(path: Path, new: Iterable[Record]) -> None:
     """Add `new` at the end of the file `path`, made where it is missing.  Raises NotWritten where the disk does not
     take all of it; then the file is as it was before."""
-    left = b"".join(map(_line, new))
+    added = b"".join(map(_line, new))
     try:
-        with path.open("ab", buffering=0) as stream:  # a buffer would be written again when the file is closed
-            before = stream.tell()
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
+        with open(descriptor, "r+b", buffering=0) as stream:  # a buffer would be written again when the file is closed
+            before = stream.seek(0, os.SEEK_END)
+            left = _end_of_line(stream, before) + added
             try:
                 while left:
                     left = left[stream.write(left) :]
@@ -46,15 +52,22 @@ def append(path: Path, new: Iterable[Record]) -> None:
                     stream.truncate(before)
                 raise
     except OSError as error:
-        reason = error.strerror or error
-        raise NotWritten(f"cannot write {path}: {reason}; free some space and go on with --resume") from error
+        raise NotWritten(cannot_write(path, error, "free some space and go on with --resume")) from error
+
+
+def _end_of_line(stream: BinaryIO, size: int) -> bytes:
+    """What is left of an addition that could not be undone ends here, so that it costs no line but its own."""
+    if not size:
+        return b""
+    stream.seek(size - 1)
+    return b"" if stream.read(1) == b"\n" else b"\n"
 
 
 def mend(path: Path) -> None:
     """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records without their
     status, which must not be mixed with those of the next attempt.  Raises UserError."""
     try:
-        with path.open("r+b") as stream:
+        with open(os.open(path, os.O_RDWR | NO_LINK), "r+b") as stream:
             end = position = 0
             for line in stream:
                 position += len(line)
@@ -62,21 +75,26 @@ def mend(path: Path) -> None:
                     end = position
             stream.truncate(end)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; leave out --resume to start anew") from error
+        raise UserError(cannot_write(path, error, "leave out --resume to start anew")) from error
 
 
 def _ends_addition(line: bytes) -> bool:
     try:
         return json.loads(line)["record"] in ("sweep", "run", "limits", "status")
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return False
 
 
+def _file(path: Path) -> Path:
+    """The results.jsonl that `path` is, or holds."""
+    return path / FILE_NAME if path.is_dir() else path
+
+
 def read(path: Path) -> List[Line]:
-    """Records of a results.jsonl or sweep.jsonl, in file order.  A last line cut short (a killed writer) is left out.
-    Raises UserError for another file, and for one that a newer version of this suite wrote."""
-    if path.is_dir():
-        path = path / FILE_NAME
+    """Records of a results.jsonl or sweep.jsonl, in file order.  What is no record is left out, with one warning for
+    the file; a last line cut short (a killed writer) is, without.  Raises UserError for a file that does not begin with
+    a record, and for one that a newer version of this suite wrote."""
+    path = _file(path)
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -84,66 +102,87 @@ def read(path: Path) -> List[Line]:
     newer = schema.version(lines[0])
     if newer > schema.SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
-    records = []
+    records: List[Line] = []
+    broken: Dict[int, str] = {}
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
-            record = schema.decoded(line)
+            record = schema.decoded(line) if line.strip() else None
         except ValueError as error:
-            if number == len(lines):  # no newline at its end: cut short
-                break
-            words = f"not a record of this suite ({error}); delete the line or the folder"
-            raise UserError(f"{path}, line {number}: {words}") from None
+            broken[number] = said(str(error))
+            continue
         if record is not None:
             records.append(record)
+    broken.pop(len(lines), None)  # no newline at its end: cut short
+    if 1 in broken:
+        raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
+    if broken:
+        (number, reason), *others = broken.items()
+        listed = ", ".join(str(place) for place, _ in others[:MOST_LINES]) + ", ..." * (len(others) > MOST_LINES)
+        more = f"; likewise {len(others)} more: {listed}" if others else ""
+        warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{more}")
     return records
+
+
+@lru_cache(maxsize=None)
+def warn(text: str) -> None:
+    """Once: a command may read a file again."""
+    print(f"warning: {plain(text)}", file=sys.stderr)
 
 
 def read_run(path: Path) -> Tuple[Header, List[Line]]:
     """The header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], Header):
-        where = path / FILE_NAME if path.is_dir() else path
-        raise UserError(f"{where}: does not begin with a run record; {ANEW}")
+        raise UserError(f"{_file(path)}: does not begin with a run record; {ANEW}")
     return records[0], records
 
 
 def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line]]]:
-    """The header of a sweep.jsonl, and the records of each run by cell and implementation.  Raises UserError."""
+    """The header of a sweep.jsonl, and the records of each run by cell and implementation; those without a run record
+    before them are left out, with a warning.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], SweepHeader):
         raise UserError(f"{path}: does not begin with a sweep record; {ANEW}")
     header = records[0]
     runs: Dict[Tuple[int, str], List[Line]] = {}
+    strays = 0
     for record in records[1:]:
         if record.cell is None or record.implementation is None:
-            raise UserError(f"{path}: a record has no cell or implementation; {ANEW}")
-        runs.setdefault((record.cell, record.implementation), []).append(record)
-    for found in runs.values():
-        if not isinstance(found[0], Header) or not header.grid.keys() <= found[0].values.keys():
-            raise UserError(f"{path}: a run does not begin with its run record; {ANEW}")
+            strays += 1
+            continue
+        place = record.cell, record.implementation
+        if place in runs:
+            runs[place].append(record)
+        elif isinstance(record, Header) and header.grid.keys() <= record.values.keys():
+            runs[place] = [record]
+        else:
+            strays += 1
+    if strays:
+        warn(f"{path}: {strays} of {len(records)} records belong to no run record, left out")
     return header, runs
 
 
-def first(path: Path) -> Record:
-    """The first record of a file as it is written, whatever it is; {} where there is none to be read."""
+def first(path: Path) -> Optional[FirstLine]:
+    """The first record of a file; None where it cannot be read."""
     try:
-        with path.open(encoding="utf-8") as stream:
-            found = json.loads(stream.readline())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        with path.open("rb") as stream:
+            found = schema.decoded(stream.readline())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, FirstLine) else None
 
 
 def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
     """Records by job, for each job only those of its last attempt that ended (with a ``status`` record); where none
-    did, those that there are."""
+    did, those of the last that there is."""
     open_attempts: Dict[str, List[JobLine]] = {}
     ended: Dict[str, List[JobLine]] = {}
     for record in records:
         if isinstance(record, JobLine):
-            open_attempts.setdefault(record.job, []).append(record)
+            attempt = open_attempts.setdefault(record.job, [])
+            if isinstance(record, Environment):  # what stands before has lost its status
+                attempt.clear()
+            attempt.append(record)
         if isinstance(record, Status):
             ended[record.job] = open_attempts.pop(record.job)
     return {**open_attempts, **ended}

@@ -100,12 +100,10 @@ def _newest(wanted: str, log_dir: Path) -> Path:
     unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{schema.SWEEP_FILE_NAME}")):
         head = store.first(path)
-        try:
-            same = _identity(head["grid"], head["settings"]) == wanted
-            if same and (newest is None or head["started"] >= newest[0]):
-                newest = head["started"], path
-        except (LookupError, TypeError, AttributeError):
+        if not isinstance(head, SweepHeader):
             unreadable.append(path.parent.name)
+        elif _identity(head.grid, head.settings) == wanted and (newest is None or head.started >= newest[0]):
+            newest = head.started, path
     run.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
         raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
