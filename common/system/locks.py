@@ -12,6 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
+#: Of open(2): a link in the place of the lock is not followed, since the file is written to.
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+
 
 class Held(Exception):
     """Another process has the lock; `holder`: its number and computer, "unknown" where it could not write that."""
@@ -62,7 +65,7 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
     """The descriptor of the locked file; where the file system has no locks, of the file.  Raises Held where `waiting`
     is None."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,6 +89,6 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
 def _names(path: Path, descriptor: int) -> bool:
     """Whether `path` still names the open file `descriptor`."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
