@@ -30,6 +30,10 @@ class Broken(Exception):
     """The file is not a whole trace.  The message says what and where."""
 
 
+class Enough(Exception):
+    """A collector wants no more events."""
+
+
 class Collector:
     """What wants the events of a trace."""
 

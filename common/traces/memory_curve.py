@@ -15,11 +15,10 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from common.core.units import MB
 from common.traces import reader
-from common.traces.reader import CUDA, FEW, Device, Step, StepCollector
+from common.traces.reader import CUDA, FEW, MOST_DEVICES, Device, Step, StepCollector
 
 MOST_BINS = 1 << 14  # per device, over the whole file; past it, neighbours are merged
 MOST_SPANS = 1 << 15  # labelled spans kept
-MOST_DEVICES = 64
 MOST_POINTS = 600  # of the curve that is drawn
 
 Span = Tuple[float, float, str]  # start, end in microseconds, label

@@ -13,17 +13,20 @@ import math
 import re
 import zlib
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from common.core.errors import UserError
 from common.core.statistics import median
-from common.traces.events import Broken, Collector, read_events
+from common.traces.events import Broken, Collector, Enough, read_events
 from common.traces.kineto import Event
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
 FEW = 4  # a step is short, or has few operators, when it has less than 1/FEW of what the others have
+MOST_STEPS = 100_000  # of a trace; it is read up to there, so that memory and time stay bounded
 MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
+MOST_DEVICES = 64  # likewise
 LONGEST_LABEL = 1000  # characters kept, likewise
 OTHER_LABELS = "(other labels)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
@@ -40,15 +43,16 @@ class TraceError(UserError):
 class TraceSummary:
     """One window (one file).  steps: (number, duration in microseconds) by start, the stub included; stub: the number
     of a last step that the end of the loop cut off (see ``_stub``); missing: step numbers that are not there between
-    the first and the last; peak_bytes: highest "Total Allocated" by (device type, device id); label_us: total duration
-    by record_function name; on_cuda: kernels or CUDA memory were seen; rank: of distributed runs; salvaged: events
-    that were not valid JSON."""
+    the first and the last; cut: the file has more than MOST_STEPS, and its rest was not read; peak_bytes: highest
+    "Total Allocated" by (device type, device id); label_us: total duration by record_function name; on_cuda: kernels or
+    CUDA memory were seen; rank: of distributed runs; salvaged: events that were not valid JSON."""
 
     path: str
     steps: Tuple[Tuple[int, float], ...]
     stub: Optional[int]
     missing: Tuple[int, ...]
     repeated: bool
+    cut: bool
     peak_bytes: Dict[Device, int]
     memory_events: int
     label_us: Dict[str, float]
@@ -77,6 +81,8 @@ class TraceSummary:
         if self.missing:
             shown = ", ".join(str(number) for number in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
             flags.append(f"missing steps: {shown}")
+        if self.cut:
+            flags.append(f"more than {MOST_STEPS:,} steps: the file is read up to there")
         if self.repeated:
             flags.append("repeated steps: a step number is there more than once")
         if self.salvaged:
@@ -89,7 +95,8 @@ def read(path: Path, fast: bool = True) -> TraceSummary:
     Raises TraceError for a file that cannot be read, is cut short or broken, or has no step."""
     collector = _SummaryCollector()
     salvaged = collect(path, collector, fast)
-    return collector.summary(str(path), _stub(path, collector.steps, fast), salvaged)
+    stub = None if collector.cut else _stub(path, collector.steps, fast)
+    return collector.summary(str(path), stub, salvaged)
 
 
 def memory_rise(path: Path) -> Dict[Device, int]:
@@ -131,6 +138,8 @@ def collect(path: Path, collector: Collector, fast: bool = True) -> int:
             stream.seek(0)
             unpacked: Any = gzip.open(stream) if packed else stream
             return read_events(unpacked, collector, fast)
+    except Enough:
+        return 0
     except (Broken, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}: not a whole trace: {error}; profile again") from error
     except OSError as error:
@@ -142,6 +151,8 @@ class StepCollector(Collector):
     type."""
 
     kernels = False  # of CUDA were seen
+    count = 0  # of steps
+    cut = False  # after MOST_STEPS of them
 
     def event(self, event: Event) -> None:
         if event.name == "[memory]":
@@ -153,6 +164,10 @@ class StepCollector(Collector):
             if is_number(event.ts) and is_number(event.dur) and event.dur >= 0:
                 step = _STEP.match(event.name)
                 if step:
+                    self.cut = self.count == MOST_STEPS
+                    if self.cut:
+                        raise Enough
+                    self.count += 1
                     self.step(event.ts, float(event.dur), int(step[1]))
                 else:
                     self.label(event.ts, event.dur, event.name)
@@ -192,6 +207,8 @@ class _SummaryCollector(StepCollector):
 
     def memory(self, device: Device, ts: Any, total: int) -> None:
         self._memory_events += 1
+        if device not in self.peaks and len(self.peaks) >= MOST_DEVICES:
+            return
         self.peaks[device] = max(total, self.peaks.get(device, total))
         self.lowest[device] = min(total, self.lowest.get(device, total))
 
@@ -208,11 +225,11 @@ class _SummaryCollector(StepCollector):
         distributed = self._header.get("distributedInfo")
         rank = distributed.get("rank") if isinstance(distributed, dict) else None
         steps = tuple((number, duration) for _, duration, number in self.steps)
-        missing = tuple(number for gap in gaps for number in gap)[:1000]
+        missing = tuple(islice(chain.from_iterable(gaps), 1000))
         on_cuda = self.kernels or any(device_type == CUDA for device_type, _ in self.peaks)
         rank = int(rank) if rank is not None and is_number(rank) else None
         memory = self.peaks, self._memory_events
-        of_steps = steps, stub, missing, len(distinct) < len(numbers)
+        of_steps = steps, stub, missing, len(distinct) < len(numbers), self.cut
         return TraceSummary(path, *of_steps, *memory, self._labels, on_cuda, name, rank, salvaged)
 
 

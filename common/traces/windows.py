@@ -123,7 +123,7 @@ def _peak(result: Profiled) -> None:
 def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], result: Profiled) -> None:
     """A loop that ends in the first active step of a window leaves a file with a stub alone.  It is short and holds few
     operators next to the steps of the windows before; where those hold none, only its brevity tells."""
-    if len(summaries) < 2 or len(summaries) < len(files) or len(summaries[-1].steps) != 1:
+    if len(summaries) < max(2, len(files)) or len(summaries[-1].steps) != 1 or summaries[-2].cut:
         return
     number, duration = summaries[-1].steps[0]
     short = duration * FEW < min(summary.average_step_us for summary in summaries[:-1])
