@@ -3,7 +3,7 @@
 
 Loss and gradient are compared with the float64 oracle; what may end a process has one of its own.  Differences are
 data: the exit code is 0 when the matrix could be made, 1 when an implementation could not be judged for an error of
-this suite, 2 for bad usage.
+this suite, 2 for bad usage or a matrix that could not be written (it is printed), 130 or 143 when it was stopped.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import List, Mapping, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 
 from common.analysis import conformance
 from common.cli import flag_types
 from common.cli.parser import Parser, implementations
 from common.conformance.cases import CASES, Case
 from common.conformance.isolated import examine
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.core.files import another, make_folder, write_whole
 from common.core.guard import guarded
 from common.core.implementations import find, with_variants
 from common.core.paths import ROOT
+from common.core.text import count
 from common.jobs.progress import Progress
 from common.records.conformance import ERROR, Judged
 from common.setup import interpreters
@@ -98,8 +100,8 @@ def main(arguments: argparse.Namespace) -> int:
         print("\n".join(f"{case.name:{width}s}  {case.title}: {case.asks}" for case in CASES))
         return EXIT_OK
     suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
-    folder = arguments.output or ROOT / "log"
-    _make(folder)
+    folder, advice = arguments.output or ROOT / "log", another("--output", "folder")
+    make_folder(folder, advice)
     choices = {
         name: interpreters.choose(find(name), in_place=arguments.in_place, prefer_here=False) for name in arguments.only
     }
@@ -110,70 +112,79 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.update and len(cases) < len(CASES):
         raise UserError("--update: a row is judged as a whole; leave --cases out")
     earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
-    judged = judge_all(choices, cases, device, arguments)
-    found = conformance.document(
-        judged,
-        cases,
-        device=device,
-        machine=about,
-        suite=suite,
-        command=[Path(sys.argv[0]).name, *sys.argv[1:]],
-    )
-    found = conformance.updated(found, earlier)
-    _write(folder / JSON_NAME, json.dumps(found, indent=1) + "\n")
-    if arguments.output:
-        _write(folder / MARKDOWN_NAME, markdown(found))
-    if arguments.format == "json":
-        print(json.dumps(found, indent=1))
-    elif arguments.format == "markdown":
-        print(markdown(found), end="")
-    elif arguments.format == "readme":
-        print(block(found))
-    else:
-        print(table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    judged: List[Judged] = []
+
+    def found() -> Dict[str, Any]:
+        of = conformance.document(judged, cases, device=device, machine=about, suite=suite, command=command)
+        return conformance.updated(of, earlier)
+
+    def kept() -> Optional[UserError]:
+        """Put on disk what is judged so far; returns why that cannot be."""
+        files = [(folder / JSON_NAME, json.dumps(found(), indent=1) + "\n")]
+        if arguments.output:
+            files.append((folder / MARKDOWN_NAME, markdown(found())))
+        try:
+            write_whole(advice, *files)
+        except UserError as error:
+            return error
+        return None
+
+    problem, interrupted = None, False
+    try:
+        for one in judge_all(choices, cases, device, arguments):
+            judged.append(one)
+            before, problem = problem, kept()
+            if problem and not before:
+                print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
+    except KeyboardInterrupt:
+        if not judged:
+            raise
+        problem, interrupted = kept(), True
+    show(found(), arguments.format)
+    if problem:
+        raise problem
+    if interrupted:
+        words = f"{len(judged)} of {count(len(choices), 'implementation')} judged, which {folder / JSON_NAME} has"
+        print(f"interrupted: {words}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
     return EXIT_FAILED if failed else EXIT_OK
 
 
+def show(found: Dict[str, Any], format: str) -> None:
+    if format == "json":
+        print(json.dumps(found, indent=1))
+    elif format == "markdown":
+        print(markdown(found), end="")
+    elif format == "readme":
+        print(block(found))
+    else:
+        print(table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
+
+
 def judge_all(
     choices: Mapping[str, interpreters.Choice], cases: Sequence[Case], device: str, arguments: argparse.Namespace
-) -> List[Judged]:
+) -> Iterator[Judged]:
     """Every implementation in turn; one that cannot run costs only its own column."""
-    judged = []
     with Progress(arguments.quiet) as progress:
         progress.expect(len(choices))
         for name, choice in choices.items():
             progress.start(name)
             if choice.python is None:
-                judged.append(Judged(name, find(name).kind, "missing", choice.reason))
+                one = Judged(name, find(name).kind, "missing", choice.reason)
             else:
-                judged.append(
-                    examine(
-                        find(name),
-                        choice.python,
-                        device,
-                        cases,
-                        timeout=arguments.timeout,
-                        large=name in arguments.large,
-                        note=progress.note,
-                    )
+                one = examine(
+                    find(name),
+                    choice.python,
+                    device,
+                    cases,
+                    timeout=arguments.timeout,
+                    large=name in arguments.large,
+                    note=progress.note,
                 )
-            progress.done(name, judged[-1].status, judged[-1].reason)
-    return judged
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make {folder}: {error.strerror or error}; name another with --output") from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; name another with --output") from error
+            progress.done(name, one.status, one.reason)
+            yield one
 
 
 if __name__ == "__main__":
