@@ -62,8 +62,8 @@ def insert(path, place, *lines):
 
 
 def test_a_sweep_on_a_full_disk_is_read_and_resumed(disk, tmp_path, tiny_shapes):
-    log = disk(16)
-    flags = [*QUICK, "--quiet", "--shape-file", tiny_shapes, "--passes", "timing", "--log-dir", log]
+    log = disk(12)
+    flags = [*QUICK, "--quiet", "--shape-file", tiny_shapes, "--passes", "correctness", "--log-dir", log]
     flags += ["--sweep", "vocab-size=20,30"]
     full = run("benchmark_reference.py", *flags)
     assert full.returncode == 1 and "No space left" in full.stdout + full.stderr and "Traceback" not in full.stderr
@@ -99,7 +99,7 @@ def test_conformance_on_a_full_disk_prints_what_it_knows_and_leaves_the_old_file
     with pytest.raises(OSError), (folder / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(4096))
-    done = run("conformance.py", "--only", "reference,mine", "--cases", "ragged", "--in-place", "--output", folder)
+    done = run("conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", folder)
     assert done.returncode == 2 and "ragged batch" in done.stdout and " pass" in done.stdout
     said = [line for line in done.stderr.splitlines() if "No space left" in line]
     assert [line.partition(": ")[0] for line in said] == ["warning", "conformance.py"] and "--output" in said[1]
@@ -190,7 +190,9 @@ def test_a_run_without_its_first_record_costs_only_that_run(field, value, tmp_pa
     for name in ("a", "b", "c"):
         write_run(tmp_path / "log" / name, name=name)
     path = tmp_path / "log" / "c" / "results.jsonl"
-    path.write_text(path.read_text().replace(json.dumps(header("c")[field], separators=(",", ":")), json.dumps(value), 1))
+    path.write_text(
+        path.read_text().replace(json.dumps(header("c")[field], separators=(",", ":")), json.dumps(value), 1)
+    )
     rows = {row["name"]: row["status"] for row in read_rows(tmp_path / "log")}
     assert rows == {"a": "ok", "b": "ok", "c": "error"}
     assert run("report.py", tmp_path / "log", "--output", tmp_path / "page.html").returncode == 0
@@ -201,8 +203,11 @@ def test_a_run_without_its_first_record_costs_only_that_run(field, value, tmp_pa
 def test_a_broken_run_record_in_a_sweep_costs_that_run(tmp_path):
     path = write_sweep(tmp_path / "log" / "sweep-V", {"vocab_size": [20, 30]}, ["a", "b"])
     lines = path.read_text().splitlines()
-    (place,) = [at for at, line in enumerate(map(json.loads, lines)) if (line["record"], line.get("cell")) == ("run", 1)
-                and line["implementation"] == "a"]
+    (place,) = [
+        at
+        for at, line in enumerate(map(json.loads, lines))
+        if (line["record"], line.get("cell")) == ("run", 1) and line["implementation"] == "a"
+    ]
     lines[place] = lines[place].replace('"started":"2026-01-01T00:00:00+00:00"', '"started":5')
     path.write_text("\n".join(lines) + "\n")
     done = run("summarize.py", tmp_path / "log", "--format", "json")
@@ -251,12 +256,12 @@ READERS = [["summarize.py", "log"], ["compare.py", "--in", "log", "a", "b"], ["r
 
 @needs_full
 @pytest.mark.parametrize("arguments", READERS, ids=lambda arguments: arguments[0])
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&-", "<&- >&- 2>&-"])
 def test_a_stream_that_takes_nothing_ends_no_reader(arguments, streams, tmp_path):
     made(tmp_path)
     line = " ".join([*command(arguments[0], *arguments[1:]), streams])
     done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and done.stderr.count("\n") == (streams == ">&-"), done.stderr
     assert bool(done.stdout) == (streams in ("2>/dev/full", "2>&-"))
 
 
@@ -280,11 +285,10 @@ def test_a_stream_that_takes_nothing_ends_no_run(streams, measured, tmp_path):
     assert read_rows(tmp_path / "log")[0]["loss_error"] < 1e-4 and (tmp_path / "log" / "report.html").exists()
 
 
-@needs_full
-@pytest.mark.parametrize("streams", ["2>/dev/full", ">&- 2>&-"])
-def test_a_stream_that_takes_nothing_ends_no_judging(streams, tmp_path):
+def test_streams_that_are_closed_end_no_judging(tmp_path):
     flags = ["--only", "reference", "--cases", "ragged", "--in-place", "--output", tmp_path]
-    done = subprocess.run(" ".join([*command("conformance.py", *flags), streams]), shell=True, capture_output=True)
+    line = " ".join([*command("conformance.py", *flags), ">&- 2>&-"])
+    done = subprocess.run(line, shell=True, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
     (row,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
     assert row["cells"]["ragged"]["result"] == "pass"

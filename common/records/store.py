@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -123,7 +123,7 @@ def read(path: Path) -> List[Line]:
     return records
 
 
-@lru_cache(maxsize=None)
+@cache
 def warn(text: str) -> None:
     """Once: a command may read a file again."""
     print(f"warning: {plain(text)}", file=sys.stderr)
