@@ -156,8 +156,8 @@ def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
             failed.append(error)
     if len(failed) == len(files):
         raise failed[0]
-    for error in failed:
-        store.warn(f"{error}; left out")
+    for one in failed:
+        store.warn(f"{one}; left out")
 
 
 def _newest_of_each(runs: Sequence[Row]) -> List[Row]:

@@ -68,7 +68,7 @@ def safe_streams() -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     if not isinstance(sys.stderr, Lossy):
-        sys.stderr = Lossy(sys.stderr)  # type: ignore[assignment]
+        sys.stderr = Lossy(sys.stderr)
 
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
