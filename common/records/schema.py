@@ -57,7 +57,7 @@ _Settings = msgspec.defstruct(
         *((key, Positive, 1) for key in ("batch_size", "max_frames", "num_batches", "vocab_size", "encoder_dim")),
         *((key, Positive, 1) for key in ("rounds", "prune_range", "subsampling", "concatenate")),
         *((key, Optional[Positive], None) for key in ("threads", "frames", "largest_cap")),
-        *((key, Optional[str], None) for key in ("find_largest", "memory_limit", "allocator", "l2", "shape_file", "amp")),
+        *((key, Optional[str], None) for key in ("find_largest", "memory_limit", "allocator", "l2", "amp")),
         *((key, float, 0.0) for key in ("token_scale", "margin")),
         *((key, bool, False) for key in ("sort_utterance", "compile")),
         *(("seed", int, 0), ("tokens", Optional[Count], None), ("tf32", Optional[bool], None)),
