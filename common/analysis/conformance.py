@@ -8,10 +8,11 @@ import json
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 from common.core.implementations import with_variants
+from common.core.paths import ROOT
 from common.records.conformance import (
     CRASHES,
     DIFFERS,
@@ -78,6 +79,33 @@ def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding
             implementation = obtaining.implementation_of(name)
             packages.setdefault(implementation.package if implementation else name, (name, outcome.reproduction))
     return Finding(kind, case, sentence, who, dict(packages.values()))
+
+
+FILE_NAME = "conformance.json"
+#: What a file that anyone may have written can raise.
+MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
+    """What to beware of in the implementation `name`, the worst first, from the first matrix in `folders` that judged
+    it, else from the one of docs/; None where none did."""
+    for folder in [*folders, ROOT / "docs"]:
+        try:
+            found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
+            entry = next((one for one in judged_of(found) if one["name"] == name), None)
+            if entry is not None:
+                return _caveats(entry, list(map(Asked.from_json, found["cases"])))
+        except MALFORMED:  # the page says what is wrong with it
+            continue
+    return None
+
+
+def _caveats(entry: Mapping[str, Any], cases: Sequence[Asked]) -> List[str]:
+    outcomes = [(case, Outcome.from_json(entry["cells"][case.name])) for case in cases if case.name in entry["cells"]]
+    wrong = [case.wrong for case, outcome in outcomes if outcome.result == DIFFERS]
+    fatal = [f"ends or hangs the process: {case.title}" for case, of in outcomes if of.result in (CRASHES, TIMEOUT)]
+    refused = [case.refusal for case, outcome in outcomes if outcome.result == REFUSES]
+    return list(dict.fromkeys(filter(None, [*wrong, *fatal, *refused])))
 
 
 #: Version of the document's fields; 2 has the words `wrong` and `refusal` of each case.

@@ -79,12 +79,23 @@ def _percent(scope: str) -> Callable[[Row], Optional[float]]:
     return lambda row: row.limit_percent.get(scope, {}).get("packed")
 
 
+def _half(described: Optional[Dict[str, Any]]) -> Optional[float]:
+    """Half of what is between p20 and p80, in percent of the median."""
+    if not described or not described["p20"] or not described["median"]:
+        return None
+    return float(50 * (described["p80"] - described["p20"]) / described["median"])
+
+
+def _half_said(described: Optional[Dict[str, Any]]) -> str:
+    half = _half(described)
+    return "-" if half is None else f"+-{half:.2g}%"
+
+
 def _spread(described: Optional[Dict[str, Any]]) -> str:
-    """ "574.1 +-1.2% 40": with half of what is between p20 and p80."""
+    """ "574.1 +-1.2% 40"."""
     if described is None:
         return "-"
-    half = described["p20"] and 50 * (described["p80"] - described["p20"]) / described["median"]
-    return f"{number(described['median'])} {'-' if half is None else f'+-{half:.2g}%'} {described['n']}"
+    return f"{number(described['median'])} {_half_said(described)} {described['n']}"
 
 
 def _spread_of(scope: str) -> Callable[[Row], str]:
@@ -102,6 +113,14 @@ def _over_fastest(row: Row) -> str:
         return "-"
     said = "*" if found["control"] else found["verdict"]
     return "1.00" if found["is_fastest"] else f"{row.over_fastest:.2f}x {said}"
+
+
+def _interval(row: Row) -> str:
+    """ "1.58-1.77", of the ratio that is shown."""
+    found = row.against_fastest
+    found = found.get("through_control") or found
+    low, high = found.get("low"), found.get("high")
+    return "-" if low is None or high is None else f"{number(low, 3)}-{number(high, 3)}"
 
 
 def _percents(row: Row) -> str:
@@ -219,6 +238,12 @@ _ALL = (
     ),
     Metric("useful", "useful %", _useful, lambda row: number(_useful(row), 3), "%"),
     Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
+    # of the first screen
+    Metric("name", "implementation", words=lambda row: row.name, numeric=False),
+    Metric("half", "+-", lambda row: _half(row.ms(row.scope)), lambda row: _half_said(row.ms(row.scope)), "%"),
+    Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
+    Metric("interval", "95% interval", words=_interval),
+    Metric("verdict", "verdict", words=lambda row: row.against_fastest.get("verdict", "-"), numeric=False),
     # of --find-largest
     Metric("within", "within", _of("limit_bytes"), lambda row: amount(row.largest["limit_bytes"]), "bytes"),
     Metric("largest", "largest that fits", _of("size"), largest, better="higher"),
@@ -247,6 +272,15 @@ _PAGE = (
 #: The columns of each table; those of the report begin with "page".
 COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
+    "answer": (
+        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "loss_median", "peak_mb", "torch"),
+        *("utterances_per_second", "limits", "grad_error", "profiled_us", "profiled_mb", "version"),
+    ),
+    "answer search": (
+        *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "utterances_per_second"),
+        *("frames_per_second", "torch", "version"),
+    ),
+    "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
     "readme": ("implementation", "torch", "step_median", *_SHORT[2:4], "loss_median", "peak_mb", "grad_error"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (

@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Callable, Dict, Hashable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 from common.analysis import ranking
 from common.analysis.row import Row
-from common.core import ratios, statistics
+from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, slowdown
+from common.core import statistics
 from common.core.ratios import Ratio
 from common.core.table import Link
 from common.core.text import number
 from common.report.section import Verdict
 from common.tables import search
 
-#: Peaks that differ by less count as equal: the two ways to measure them differ as much.
-MEMORY_MARGIN = 0.02
-#: Largest batches likewise: the search stops when it knows them to 5%.
-SIZE_MARGIN = 0.05
 
 Words = List[Union[str, Link]]
-Rounds = Dict[Hashable, Dict[Hashable, List[float]]]
 
 
 def verdicts(rows: Sequence[Row]) -> List[Verdict]:
@@ -155,16 +151,6 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     return _unclear(question, f"{best.label} trains ", pace, f", but {said}.", advice, remark)
 
 
-def slowdown(best: Row, other: Row) -> Optional[Ratio]:
-    """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
-    compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
-    return compare(_rounds(best), _rounds(other))
-
-
-def _rounds(row: Row) -> Rounds:
-    """round -> the one thing compared -> seconds of an utterance."""
-    rates = row.largest["utterances_per_second_rounds"]
-    return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
 
 
 def _rate(row: Row) -> float:

@@ -1,0 +1,128 @@
+"""What people came for, of rows of one configuration: the fastest loss, the smallest, the fastest approximation.
+
+Times as in the tables (see ranking.py): a loss is surely the fastest when every other of its torch is "slower".  Memory
+and largest batches are measured in one process and have no interval: there a margin decides.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.analysis import conformance, ranking
+from common.analysis.row import Row
+from common.core import ratios, statistics
+from common.core.ratios import Ratio
+
+#: Peaks that differ by less count as equal: the two ways to measure them differ as much.
+MEMORY_MARGIN = 0.02
+#: Largest batches likewise: the search stops when it knows them to 5%.
+SIZE_MARGIN = 0.05
+
+
+@dataclass(frozen=True)
+class Pick:
+    """row: the best; rivals: those that cannot be told from it, the nearest first; next: the first rival, or else the
+    first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).  Of an
+    approximation, over and memory: its time, and its peak, over those of the fastest exact row; None where they have
+    nothing in common.  caveats: what to beware of in it, None where no conformance matrix judged it."""
+
+    row: Row
+    rivals: List[Row] = field(default_factory=list)
+    next: Optional[Row] = None
+    times: Optional[float] = None
+    over: Optional[Ratio] = None
+    memory: Optional[float] = None
+    caveats: Optional[List[str]] = None
+
+    @property
+    def sure(self) -> bool:
+        return not self.rivals
+
+
+class Verdict(NamedTuple):
+    """None where there is none, or it was not measured."""
+
+    fastest: Optional[Pick]
+    smallest: Optional[Pick]
+    approximate: Optional[Pick]
+
+
+def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
+    """Of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides docs/."""
+    exact = [row for row in rows if row.is_exact and row.status == "ok"]
+    fastest = _fastest(exact, folders)
+    approximate = _fastest([row for row in rows if row.kind == "pruned" and row.status == "ok"], folders)
+    if fastest and approximate:
+        approximate = _beside(approximate, fastest.row, rows)
+    return Verdict(fastest, smallest(exact), approximate)
+
+
+def _fastest(rows: Sequence[Row], folders: Sequence[Path]) -> Optional[Pick]:
+    """Of rows of one kind that are ok, as they stand against the fastest of it; None where nothing was timed."""
+    firsts = [row for row in rows if row.against_fastest.get("is_fastest")]
+    if not firsts:
+        return None
+    best = min(firsts, key=lambda row: row.against_fastest["scope"] != "step")
+    others = [row for row in rows if row.against_fastest.get("fastest") == best.name and row is not best]
+    others = [row for row in others if row.over_fastest is not None and not row.against_fastest["other_torch"]]
+    others.sort(key=lambda row: row.over_fastest or math.inf)
+    rivals = [row for row in others if row.against_fastest["verdict"] != "slower"]
+    first = next(iter(rivals or others), None)
+    caveats = conformance.caveats(best.loss, folders)
+    return Pick(best, rivals, first, first and first.over_fastest, caveats=caveats)
+
+
+def _beside(pick: Pick, against: Row, rows: Sequence[Row]) -> Pick:
+    over = ranking.over(against, pick.row, pick.row.against_fastest["scope"], rows)
+    peaks = pick.row.peak_mb, against.peak_mb
+    memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
+    return Pick(pick.row, pick.rivals, pick.next, pick.times, over, memory, pick.caveats)
+
+
+def smallest(rows: Sequence[Row]) -> Optional[Pick]:
+    """By the highest peak over the batches."""
+    return _by_size([(row, peak) for row in rows if (peak := row.peak_mb)], MEMORY_MARGIN)
+
+
+def largest(rows: Sequence[Row]) -> Optional[Pick]:
+    """Of --find-largest, rows of one kind."""
+    return _by_size([(row, size) for row in rows if (size := row.largest["size"])], SIZE_MARGIN, most=True)
+
+
+def trains_fastest(rows: Sequence[Row]) -> Optional[Pick]:
+    """Of --find-largest: by utterances per second, each at its own largest size; None where none was timed, or not all
+    over the same utterances."""
+    timed = ranking.of_one_torch([row for row in rows if row.status == "ok" and row.largest["utterances_per_second"]])
+    if not timed or any(row.largest["timed_over"] != timed[0].largest["timed_over"] for row in timed):
+        return None
+    best = max(timed, key=lambda row: float(row.largest["utterances_per_second"]))
+    found = [(row, ratio) for row in timed if row is not best and (ratio := slowdown(best, row))]
+    found.sort(key=lambda each: each[1].ratio)
+    rivals = [row for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
+    times = {row.name: ratio.ratio for row, ratio in found}
+    first = next(iter(rivals or [row for row, _ in found]), None)
+    return Pick(best, rivals, first, first and times[first.name])
+
+
+def slowdown(best: Row, other: Row) -> Optional[Ratio]:
+    """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
+    compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
+    return compare(_rounds(best), _rounds(other))
+
+
+def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:
+    """round -> the one thing compared -> seconds of an utterance."""
+    rates = row.largest["utterances_per_second_rounds"]
+    return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
+
+
+def _by_size(found: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
+    """The smallest, or with `most` the largest."""
+    if not found:
+        return None
+    (best, size), *others = sorted(found, key=lambda each: -each[1] if most else each[1])
+    rivals = [row for row, other in others if max(size, other) / min(size, other) <= 1 + margin]
+    return Pick(best, rivals, *((others[0][0], others[0][1] / size) if others else ()))
