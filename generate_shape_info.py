@@ -32,7 +32,7 @@ GOES_WITH = {
 }
 OF_CORPORA = (
     *("bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation", "frame_shift"),
-    *("keep_empty", "limit"),
+    *("keep_empty", "limit", "min_duration", "max_duration", "perturb_again"),
 )
 
 
@@ -76,13 +76,27 @@ def parser() -> argparse.ArgumentParser:
         type=positive,
         nargs="+",
         metavar="X",
-        help="speeds, every utterance once at each (default: 1.0; icefall: 0.9 1.0 1.1); at another than 1.0 frames "
+        help="speeds, every utterance once at each (default: 1.0; icefall trains on 0.9 1.0 1.1, and its training cuts "
+        "have all three already: leave this out for them); at another than 1.0 frames "
         "are counted from the duration even where there are features, as lhotse does",
+    )
+    frames(
+        "--perturb-again",
+        action="store_true",
+        default=None,
+        help="perturb cuts and supervisions too that are perturbed already, as icefall's training cuts are (..._sp0.9)",
     )
     frames("--frame-shift", type=positive, metavar="S", help="seconds, where there are no features (default: 0.01)")
 
     out = top.add_argument_group("output").add_argument
     out("--keep-empty", action="store_true", default=None, help="keep utterances without text, with U = 0")
+    out(
+        "--min-duration",
+        type=positive,
+        metavar="S",
+        help="leave out shorter utterances, after perturbation (icefall: 1)",
+    )
+    out("--max-duration", type=positive, metavar="S", help="leave out longer ones (icefall: 20)")
     out("--limit", type=whole(1), metavar="N", help="read the first N utterances only (default: all)")
     out("--output", type=path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
     return top
@@ -118,6 +132,9 @@ def check(flags: argparse.Namespace) -> None:
             raise UserError("give either --bpe-model FILE or --bpe-vocab-size V (500 in icefall), to count tokens with")
         if flags.bpe_model_type and flags.bpe_model:
             raise UserError("--bpe-model-type is for --bpe-vocab-size; leave it out with --bpe-model")
+    ends = flags.min_duration, flags.max_duration
+    if None not in ends and ends[0] > ends[1]:
+        raise UserError(f"--min-duration {ends[0]}: is above --max-duration {ends[1]}; no utterance is between")
     if source == "corpus_dir" and not flags.part:
         raise UserError("--corpus-dir needs --part, e.g. --part train-clean-100")
 

@@ -17,6 +17,7 @@ import pytest
 
 import generate_shape_info
 from common.data import shapes
+from common.data.provenance import known_factor
 
 torch = pytest.importorskip("torch")
 REPOSITORY = Path(__file__).parents[1]
@@ -212,7 +213,7 @@ def test_feature_frames_are_written_too(run, tmp_path, model):
     rows, of_features = (shapes.load(tmp_path / name) for name in ("out.pt", "out.features.pt"))
     assert rows[:, 0].tolist() == [680, 352] and of_features[:, 0].tolist() == [2725, 1411]
     assert rows[:, 1].tolist() == of_features[:, 1].tolist()
-    assert shapes.known_factor(tmp_path / "out.features.pt") == 1
+    assert known_factor(tmp_path / "out.features.pt") == 1
     assert run("--from-figures", "--features")[0] == 0
     rows, of_features = (shapes.load(tmp_path / name) for name in ("out.pt", "out.features.pt"))
     assert (shapes.subsampled(of_features[:, 0]) == rows[:, 0]).all()
@@ -576,3 +577,58 @@ def test_bad_flags(run, capsys, flags):
     with pytest.raises(SystemExit) as stopped:
         run(*flags)
     one_line_of_error(stopped.value.code, capsys.readouterr().err)
+
+
+# ---- for one's own data
+
+
+def perturbed_cuts(lhotse):
+    cuts = lhotse.CutSet.from_dicts(simple_cuts())
+    return lhotse.CutSet.from_cuts([*cuts, *cuts.perturb_speed(0.9), *cuts.perturb_speed(1.1)])
+
+
+def test_what_is_perturbed_is_not_perturbed_again_unless_told(run, tmp_path, lhotse, model):
+    """As icefall makes its training cuts."""
+    perturbed_cuts(lhotse).to_file(tmp_path / "cuts.jsonl")
+    flags = ("--manifest", tmp_path / "cuts.jsonl", "--bpe-model", model)
+    speeds = ("--speed-perturbation", 0.9, 1.0, 1.1)
+    code, _, err = run(*flags, *speeds)
+    one_line_of_error(code, err, "entry 4", "_sp0.9", "icefall", "--perturb-again")
+    assert not (tmp_path / "out.pt").exists()
+    assert run(*flags)[0] == 0 and len(shapes.load(tmp_path / "out.pt")) == 9
+    assert shapes.load(tmp_path / "out.pt")[[0, 3, 6], 0].tolist() == [115, 128, 105]
+    assert run(*flags, *speeds, "--perturb-again")[0] == 0 and len(shapes.load(tmp_path / "out.pt")) == 27
+
+
+def test_the_speed_is_in_the_recording_where_ids_do_not_say(run, tmp_path, lhotse, model):
+    entries = perturbed_cuts(lhotse).to_dicts()
+    path = jsonl(tmp_path / "cuts.jsonl", [{**entry, "id": f"cut{at}"} for at, entry in enumerate(entries)])
+    code, _, err = run("--manifest", path, "--bpe-model", model, "--speed-perturbation", 0.9, 1.0)
+    one_line_of_error(code, err, "entry 4", "0.9")
+
+
+def test_durations_are_of_each_speed(run, tmp_path, model):
+    """4.65, 10.885 and 16 s; at 0.5 twice as long."""
+    path = jsonl(tmp_path / "cuts.jsonl", simple_cuts())
+    flags = ("--manifest", path, "--bpe-model", model)
+    assert run(*flags, "--min-duration", 4.65, "--max-duration", 10.885)[0] == 0
+    assert shapes.load(tmp_path / "out.pt")[:, 0].tolist() == [115, 271]
+    assert provenance(tmp_path)["counts"]["rows_above_max_duration"] == 1
+    assert run(*flags, "--max-duration", 16, "--speed-perturbation", 1, 0.5)[0] == 0
+    assert len(shapes.load(tmp_path / "out.pt")) == 4
+    assert provenance(tmp_path)["options"]["max_duration"] == 16
+    one_line_of_error(*run(*flags, "--min-duration", 100)[::2], "no utterance is left", "--min-duration")
+    one_line_of_error(*run(*flags, "--min-duration", 9, "--max-duration", 3)[::2], "--min-duration")
+
+
+def test_it_ends_with_what_the_shapes_are_like_and_what_to_type_next(run, tmp_path):
+    code, out, _ = run("--from-figures")
+    rows = shapes.load(tmp_path / "out.pt")
+    median = int(sorted(rows[:, 0])[len(rows) // 2])
+    assert code == 0 and f"T: median {median}" in out
+    assert out.splitlines()[-1] == f"next: ./benchmark_all.py --shape-file {tmp_path / 'out.pt'}"
+    padded = out.partition("padding of batches of 30: ")[2].partition("%")[0]
+    batches = rows[: len(rows) // 30 * 30].reshape(-1, 30, 2).astype("int64")
+    useful = (batches[:, :, 0] * (batches[:, :, 1] + 1)).sum()
+    cells = 30 * (batches[:, :, 0].max(1) * (batches[:, :, 1].max(1) + 1)).sum()
+    assert abs(int(padded) - 100 * (1 - useful / cells)) < 1

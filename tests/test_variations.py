@@ -14,7 +14,7 @@ from common.analysis import logs, pairs
 from common.analysis.groups import groups, heading
 from common.core import settings, workloads
 from common.core.errors import UserError
-from common.data import measured_batches, shapes, variations
+from common.data import measured_batches, provenance, shapes, variations
 
 ROWS = np.array([[352, 60], [1, 0], [10, 1], [33, 3], [7, 5]], dtype=np.int32)
 
@@ -103,14 +103,14 @@ def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
 
 
 def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
-    shapes.provenance_path(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
+    provenance.path_of(tiny_shapes).write_text(json.dumps({"options": {"subsampling_factor": 8}}))
     as_it_is = [[[12, 2], [15, 3]], [[18, 4], [21, 5]]]
     assert load_batches(tiny_shapes) == load_batches(tiny_shapes, subsampling=8) == as_it_is
     with pytest.raises(UserError, match="at x8 already"):
         load_batches(tiny_shapes, subsampling=6)
     for text in ("[]", "{", '{"options": {}}', '{"options": null}', '{"options": {"subsampling_factor": [8]}}'):
-        shapes.provenance_path(tiny_shapes).write_text(text)
-        assert shapes.known_factor(tiny_shapes) is None
+        provenance.path_of(tiny_shapes).write_text(text)
+        assert provenance.known_factor(tiny_shapes) is None
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,16 @@ def test_bad_flags_in_one_line():
     assert_user_error(run("benchmark_torchaudio.py", "--subsampling", "5"), "--subsampling", "5", "8")
 
 
-OTHERS = {"subsampling": 8, "token_scale": 2.66, "concatenate": 4, "frames": 100, "tokens": 0, "logits": "peaky"}
+OTHERS = {
+    "min_duration": 1.0,
+    "max_duration": 20.5,
+    "subsampling": 8,
+    "token_scale": 2.66,
+    "concatenate": 4,
+    "frames": 100,
+    "tokens": 0,
+    "logits": "peaky",
+}
 
 
 def test_every_workload_setting_has_words_and_decides_what_is_compared():
@@ -158,7 +167,17 @@ def test_every_workload_setting_has_words_and_decides_what_is_compared():
     assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
     assert workloads.described(workloads.comparable({})) == []
     assert workloads.described(OTHERS) == [
-        *("x8 frames", "2.66 x tokens", "4 utterances as one", "T 100", "U 0", "peaky logits", "margin 5")
+        *(
+            "at least 1 s",
+            "at most 20.5 s",
+            "x8 frames",
+            "2.66 x tokens",
+            "4 utterances as one",
+            "T 100",
+            "U 0",
+            "peaky logits",
+            "margin 5",
+        )
     ]
 
 
@@ -195,10 +214,20 @@ def test_a_workload_end_to_end(tiny_shapes, tmp_path):
         *("--shape-file", tiny_shapes, "--log-dir", tmp_path / "log", "--limits", "false"),
     )
     assert done.returncode == 0, done.stderr
-    assert "2.66 x tokens, V 30" in done.stdout and "preset quick,chars" in done.stderr
+    assert "2.66 x tokens, V 30" in " ".join(done.stdout.split()) and "preset quick,chars" in done.stderr
     (row,) = logs.rows([tmp_path / "log"])
     # U 2 3 | 4 5 become 5 8 | 11 13
     assert (row.useful_cells, row.padded_cells) == (
         12 * 6 + 15 * 9 + 18 * 12 + 21 * 14,
         2 * 15 * 9 + 2 * 21 * 14,
     )
+
+
+def test_utterances_of_other_durations_are_left_out(tiny_shapes):
+    """T 12 to 45 at x4 are at least 51 to 183 frames of 10 ms, 0.51 to 1.83 s."""
+    assert load_batches(tiny_shapes, min_duration=0.7, num_batches=1) == [[[18, 4], [21, 5]]]  # 75 to 78 frames, 87
+    assert load_batches(tiny_shapes, max_duration=0.63) == [[[12, 2], [15, 3]]]
+    provenance.path_of(tiny_shapes).write_text(json.dumps({"options": {"frame_shift": 0.02}}))
+    assert load_batches(tiny_shapes, max_duration=1.26) == [[[12, 2], [15, 3]]]
+    with pytest.raises(UserError, match="no utterance is left of 12"):
+        load_batches(tiny_shapes, min_duration=100.0)

@@ -33,6 +33,8 @@ _SETTINGS = {
 }
 #: Likewise, of common.core.workloads.
 WORKLOAD = {
+    "min_duration": "shortest utterance, s",
+    "max_duration": "longest utterance, s",
     "subsampling": "subsampling",
     "token_scale": "token scale",
     "concatenate": "utterances as one",

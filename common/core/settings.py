@@ -36,6 +36,9 @@ PRESETS: Dict[str, Dict[str, Any]] = {
     "quick": {**_SMALL, "num_batches": 2, "vocab_size": 50, "encoder_dim": 32, "rounds": 1, "max_seconds": 0.5},
 }
 
+#: Presets for which the limits of the device would take too much of the time.
+WITHOUT_LIMITS = ("quick",)
+
 PRESET_NOTES = {
     "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
     "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 1,000 frames when "
@@ -82,9 +85,9 @@ class Settings:
     """The flags of a run as resolved.  `shape_file` is relative to the suite where it lies in there, so that runs
     of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
     `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps;
-    `preset` is as `preset_parts` reads it; `subsampling` to `tokens` are explained in
-    common.data.variations, `logits` and `margin` (nats) in common.losses.peaky; `memory_limit` is as it was given
-    ("4GiB", "80%"), `largest_cap` in the unit of what `find_largest` searches."""
+    `preset` is as `preset_parts` reads it; `min_duration` and `max_duration` are in seconds; `subsampling` to `tokens`
+    are explained in common.data.variations, `logits` and `margin` (nats) in common.losses.peaky; `memory_limit` is as
+    it was given ("4GiB", "80%"), `largest_cap` in the unit of what `find_largest` searches."""
 
     shape_file: str
     device: str
@@ -129,6 +132,8 @@ class Settings:
     l2: str = "warm"
     amp: Optional[str] = None
     compile: bool = False
+    min_duration: Optional[float] = None
+    max_duration: Optional[float] = None
 
     @property
     def precision(self) -> str:
@@ -191,13 +196,18 @@ def with_correctness(passes: Sequence[str]) -> Tuple[str, ...]:
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
     """Settings from the flags that were `given` (absent or None: not given), the workload, the size preset and the
     defaults, in this order.  `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu"
-    on a CPU unless given.  Raises UserError for a setting that this device has no use for."""
+    on a CPU unless given.  file_vocab_size: of the shape file, for a size preset that does not say another.  Raises
+    UserError for a setting that this device has no use for."""
     size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
     size = size or ("cpu" if device == "cpu" else "seed")
     values = {**DEFAULTS, **PRESETS[size], "shape_file": "shape_info.pt"}
+    if given.get("file_vocab_size") and "vocab_size" not in PRESETS[size]:
+        values["vocab_size"] = given["file_vocab_size"]
     own = workloads.WORKLOADS[workload]
     values.update({key: value[size] if isinstance(value, dict) else value for key, value in own.items()})
     values.update({key: value for key, value in given.items() if value is not None})
+    if size == "quick" and values["pruned_recipe"] == "benchmark-2022" and given.get("encoder_dim") is None:
+        values["encoder_dim"] = max(values["encoder_dim"], values["vocab_size"])  # whose scores are encoder outputs
     if values["find_largest"]:
         values.update(_of_a_search(given))
     elif values["memory_limit"] or values["largest_cap"]:

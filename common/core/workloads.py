@@ -9,6 +9,8 @@ from typing import Any, Dict, List, Mapping
 
 #: The settings of this module, and their values in results that are older than them.
 DEFAULTS: Dict[str, Any] = {
+    "min_duration": None,
+    "max_duration": None,
     "subsampling": 4,
     "token_scale": 1.0,
     "concatenate": 1,
@@ -18,7 +20,7 @@ DEFAULTS: Dict[str, Any] = {
     "margin": 5.0,  # leaves an utterance about half a nat; 10 leaves a few thousandths, which float32 can hardly add up
 }
 
-#: `frames` and `tokens` of None in comparisons, where None would say that nothing is known.
+#: Lengths of None in comparisons, where None would say that nothing is known.
 AS_IN_SHAPE_FILE = "as in the shape file"
 
 DEFAULT = "bpe500"
@@ -47,7 +49,8 @@ ESTIMATE = "the token scales are estimates: generate_shape_info.py counts those 
 def described(settings: Mapping[str, Any]) -> List[str]:
     """What is not default of a run's settings (or of a row's configuration), in a few words each."""
     values = {key: default if settings.get(key) is None else settings[key] for key, default in DEFAULTS.items()}
-    words = {"subsampling": "x{} frames", "token_scale": "{:g} x tokens", "concatenate": "{} utterances as one"}
+    words = {"min_duration": "at least {:g} s", "max_duration": "at most {:g} s", "subsampling": "x{} frames"}
+    words.update(token_scale="{:g} x tokens", concatenate="{} utterances as one")
     words.update(frames="T {}", tokens="U {}", logits="{} logits")
     found = [
         text.format(values[key]) for key, text in words.items() if values[key] not in (DEFAULTS[key], AS_IN_SHAPE_FILE)
@@ -61,5 +64,6 @@ def comparable(settings: Mapping[str, Any]) -> Dict[str, Any]:
     values = {key: settings.get(key, default) for key, default in DEFAULTS.items()}
     if values["logits"] == "random":
         values["margin"] = None
-    lengths = {key: AS_IN_SHAPE_FILE for key in ("frames", "tokens") if values[key] is None}
+    unset = ("min_duration", "max_duration", "frames", "tokens")
+    lengths = {key: AS_IN_SHAPE_FILE for key in unset if values[key] is None}
     return {**values, **lengths}

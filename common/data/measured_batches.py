@@ -12,7 +12,7 @@ from typing import List, Optional, Sequence, Tuple
 import numpy as np
 
 from common.core.settings import Settings
-from common.data import batching, shapes, variations
+from common.data import batching, provenance, shapes, variations
 from common.data.batching import Batches
 
 
@@ -32,11 +32,20 @@ def load(
 
 
 def load_utterances(settings: Settings) -> np.ndarray:
-    """(utterances, 2) int32, columns T and U: the shape file's, varied as the settings say."""
+    """(utterances, 2) int32, columns T and U: the shape file's, those of other durations left out, varied as the
+    settings say.  UserError."""
     path = Path(settings.shape_file)
-    factor = variations.check_subsampling(path, shapes.known_factor(path), settings.subsampling)
+    known = provenance.known_factor(path)
+    factor = variations.check_subsampling(path, known, settings.subsampling)
+    utterances = variations.between(
+        shapes.load(path),
+        provenance.frame_shift(path),
+        known or variations.SUBSAMPLING,
+        settings.min_duration,
+        settings.max_duration,
+    )
     lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
-    return variations.vary(shapes.load(path), subsampling=factor, **lengths)
+    return variations.vary(utterances, subsampling=factor, **lengths)
 
 
 def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:

@@ -13,16 +13,17 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.core.files import another, write_whole
+from common.data import provenance
+from common.data.provenance import FACTORS
 
 MAKE_ONE = "make one with generate_shape_info.py"
 LARGEST = np.iinfo(np.int32).max
-FACTORS = (1, 2, 4, 6, 8)
 
 
 def load(path: Path) -> np.ndarray:
@@ -45,9 +46,9 @@ def load(path: Path) -> np.ndarray:
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
-def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tuple[Path, bytes]) -> None:
-    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `provenance` to ``<stem>.json`` beside it.  The
-    provenance gets ``shape_file``: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of more
+def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple[Path, bytes]) -> None:
+    """Write `rows` (utterances, 2) as an int32 tensor to `path`, and `described`, the provenance, to ``<stem>.json``,
+    with ``shape_file`` before it: name, sha256, utterances and the ranges of T and U.  beside: (path, content) of more
     files.  Where one cannot be written, all stay as they were: UserError."""
     import torch
 
@@ -60,34 +61,14 @@ def save(path: Path, rows: np.ndarray, provenance: Dict[str, Any], *beside: Tupl
     about = {"name": path.name, "sha256": digest, "utterances": len(rows)}
     about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
     about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
-    text = json.dumps({"shape_file": about, **provenance}, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps({"shape_file": about, **described}, indent=2, ensure_ascii=False) + "\n"
     advice = "free some space or " + another("--output")
-    write_whole(advice, (path, buffer.getvalue()), (provenance_path(path), text), *beside)
-
-
-def provenance_path(path: Path) -> Path:
-    """Where the provenance of the shape file `path` is."""
-    return Path(path).with_suffix(".json")
-
-
-def known_factor(path: Path) -> Optional[int]:
-    """The subsampling of the frames in the shape file `path`, if the provenance beside it has it."""
-    factor = _provenance(path, "options").get("subsampling_factor")
-    return factor if type(factor) is int and factor in FACTORS else None
-
-
-def _provenance(path: Path, part: str) -> Dict[str, Any]:
-    """A part of the provenance beside the shape file; {} where there is none to be read."""
-    try:
-        found = json.loads(provenance_path(path).read_text(encoding="utf-8"))[part]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    write_whole(advice, (path, buffer.getvalue()), (provenance.path_of(path), text), *beside)
 
 
 def check_output(path: Path) -> None:
     """Raise UserError unless a shape file and its provenance can be written at `path` and replace no other file."""
-    path, beside = Path(path), provenance_path(path)
+    path, beside = Path(path), provenance.path_of(path)
     if path == beside:
         raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
     if path.is_dir():
@@ -96,7 +77,7 @@ def check_output(path: Path) -> None:
         raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"--output {path}: the folder {path.parent} cannot be written; name a file in another one")
-    if beside.exists() and not _provenance(path, "shape_file"):
+    if beside.exists() and not provenance.part(path, "shape_file"):
         words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
         raise UserError(f"--output {path}: {words}; choose another name")
 
@@ -172,7 +153,7 @@ def _load_tensor(path: Path) -> Any:
 
 def _check_against_provenance(path: Path, content: bytes) -> None:
     """Raise UserError where the provenance beside the file names it, with another sha256."""
-    described, beside = _provenance(path, "shape_file"), provenance_path(path)
+    described, beside = provenance.part(path, "shape_file"), provenance.path_of(path)
     wanted = described.get("sha256") if described.get("name") == path.name else None
     found = hashlib.sha256(content).hexdigest()
     if wanted not in (None, found):

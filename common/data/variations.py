@@ -12,7 +12,7 @@ from typing import Optional
 import numpy as np
 
 from common.core.errors import UserError
-from common.data.shapes import LARGEST, subsampled
+from common.data.shapes import LARGEST, feature_frames, subsampled
 
 #: Of shape_info.pt, and of every shape file whose provenance does not say another.
 SUBSAMPLING = 4
@@ -51,6 +51,24 @@ def vary(
         advice = "take a smaller --concatenate, --token-scale, --frames or --tokens"
         raise UserError(f"an utterance of {longest:.0f} frames or tokens: at most {LARGEST} can be; {advice}")
     return np.stack([T, U], axis=1).astype(np.int32)
+
+
+def between(
+    shapes: np.ndarray, frame_shift: float, factor: int, shortest: Optional[float], longest: Optional[float]
+) -> np.ndarray:
+    """The rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).  T encoder frames at
+    x`factor` are at least factor * T + factor - 1 feature frames of `frame_shift` seconds each; at x4 they are up to
+    three more, so the seconds are right to 0.03.  Raises UserError where no utterance is left."""
+    if shortest is None and longest is None:
+        return shapes
+    frames = feature_frames(np.asarray(shapes[:, 0], dtype=np.int64), factor)
+    # in frames, since 0.01 s has no exact float
+    kept = frames >= (0 if shortest is None else round(shortest / frame_shift) - (factor - 1))
+    kept &= frames <= (np.inf if longest is None else round(longest / frame_shift))
+    if not kept.any():
+        ends = f"{frames.min() * frame_shift:.2f} to {frames.max() * frame_shift:.2f} s"
+        raise UserError(f"--min-duration, --max-duration: no utterance is left of {len(shapes)}, which have {ends}")
+    return np.ascontiguousarray(shapes[kept])
 
 
 def check_subsampling(path: object, known: Optional[int], wanted: int) -> int:

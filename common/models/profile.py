@@ -24,7 +24,7 @@ from common.core import scripts
 from common.core.errors import NotRunnable, UserError
 from common.core.implementations import Implementation
 from common.core.settings import Settings
-from common.data import measured_batches, shapes
+from common.data import measured_batches, provenance, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
 from common.losses.inputs import Batch, padded_sizes
 from common.measure import labels as labelling
@@ -369,7 +369,7 @@ class _Recorded:
 def feature_rows(path: Path, fewest_targets: int) -> Any:
     """(utterances, 2), feature frames and U, of a shape file; without utterances that are too short.  One of encoder
     frames T at a subsampling gives the fewest frames that have so many.  Raises UserError."""
-    rows, factor = shapes.load(path), shapes.known_factor(path) or SUBSAMPLING
+    rows, factor = shapes.load(path), provenance.known_factor(path) or SUBSAMPLING
     rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
     fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)
     if not fit.any():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import shlex
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -19,11 +20,14 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 import numpy as np
 
 from common.core.errors import UserError
-from common.data import shapes
+from common.data import batching, shapes
+from common.data.provenance import path_of
 from common.data.sources import bpe, corpora, manifests, published
-from common.data.sources.tabulate import table
+from common.data.sources.tabulate import Kept, table
 
 SCHEMA = 1
+#: Utterances in the batches whose padding is told.
+BATCH_SIZE = 30
 #: Rows (T, U), the feature frames of each, provenance, and what is written beside them.
 Generated = Tuple[np.ndarray, np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]
 
@@ -31,7 +35,8 @@ Generated = Tuple[np.ndarray, np.ndarray, Dict[str, Any], List[Tuple[Path, bytes
 @dataclass
 class Options:
     """As the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and but for
-    figures one of bpe_model and bpe_vocab_size.  frame_shift: seconds; sampling_rate: Hz; limit: utterances;
+    figures one of bpe_model and bpe_vocab_size.  frame_shift, min_duration, max_duration: seconds; sampling_rate: Hz;
+    limit: utterances;
     write_features: (feature frames, U) too, beside the output."""
 
     output: Path
@@ -53,6 +58,9 @@ class Options:
     keep_empty: bool = False
     limit: Optional[int] = None
     write_features: bool = False
+    min_duration: Optional[float] = None
+    max_duration: Optional[float] = None
+    perturb_again: bool = False
 
     @property
     def shape_files(self) -> List[Path]:
@@ -88,7 +96,22 @@ def generate(options: Options) -> List[str]:
         *(f"wrote {path}" for path, _ in beside),
         f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
         *(f"wrote {path}: feature frames {frames.min()} to {frames.max()}" for path in options.shape_files[1:]),
+        *summary(rows, options.output),
     ]
+
+
+def summary(rows: np.ndarray, output: Path) -> List[str]:
+    """What the rows (utterances, 2) are like, and the next command to type."""
+    lines = []
+    for column, name in enumerate("TU"):
+        low, middle, high = (f"{value:.0f}" for value in np.percentile(rows[:, column], (5, 50, 95)))
+        lines.append(f"{name}: median {middle}, 5% to 95%: {low} to {high}, largest {rows[:, column].max()}")
+    useful, padded = batching.fixed_size(rows, BATCH_SIZE).all_cells()
+    by_length = batching.fixed_size(rows[np.argsort(rows[:, 0], kind="stable")], BATCH_SIZE).all_cells()
+    sizes = [f"{1 - of.sum() / total.sum():.0%}" for of, total in ((useful, padded), by_length)]
+    padding = f"{sizes[0]} of the cells in file order, {sizes[1]} sorted by length"
+    lines.append(f"padding of batches of {BATCH_SIZE}: {padding}")
+    return [*lines, f"next: ./benchmark_all.py --shape-file {shlex.quote(str(output))}"]
 
 
 def _from_figures(options: Options) -> Generated:
@@ -105,11 +128,11 @@ def _from_figures(options: Options) -> Generated:
 
 def _from_corpus(options: Options) -> Generated:
     model = bpe.load(options.bpe_model) if options.bpe_model else None
-    trained_at = shapes.provenance_path(options.output).with_suffix(".bpe.model")
+    trained_at = path_of(options.output).with_suffix(".bpe.model")
     counts: Counter = Counter()
     source = _open(options, counts)
     written = options.shape_files
-    outputs = [*written, *map(shapes.provenance_path, written), *([] if model else [trained_at])]
+    outputs = [*written, *map(path_of, written), *([] if model else [trained_at])]
     _keep_inputs(outputs, [*source.files, *([options.bpe_model] if options.bpe_model else [])])
     described = {"kind": source.kind, "files": [_described(path) for path in source.files], **source.also}
 
@@ -121,14 +144,19 @@ def _from_corpus(options: Options) -> Generated:
         model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
         beside.append((trained_at, model))
         utterances = iter(read)
-    rows, frames = table(utterances, bpe.counter(model), options.subsampling_factor, options.keep_empty, counts)
+    kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
+    rows, frames = table(utterances, bpe.counter(model), kept, counts, options.speed_perturbation)
     named = (options.bpe_model or trained_at).name
     about = {"name": named, "sha256": hashlib.sha256(model).hexdigest(), "vocab_size": bpe.vocab_size(model)}
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
+    asked = ("min_duration", "max_duration", "perturb_again")  # which are recorded where they are given
     provenance = {
         "source": described,
         "bpe_model": {**about, "trained_here": options.bpe_model_type if beside else None},
-        "options": {name: getattr(options, name) for name in recorded},
+        "options": {
+            **{name: getattr(options, name) for name in recorded},
+            **{name: value for name in asked if (value := getattr(options, name))},
+        },
         "counts": dict(sorted(counts.items())),
         "versions": _versions("torch", "lhotse", "sentencepiece"),
     }
@@ -137,7 +165,7 @@ def _from_corpus(options: Options) -> Generated:
 
 def _open(options: Options, counts: Counter) -> Source:
     """The source that `options` name.  Nothing of it is read yet except to check that it is one."""
-    timing = manifests.Timing(options.frame_shift, tuple(options.speed_perturbation))
+    timing = manifests.Timing(options.frame_shift, tuple(options.speed_perturbation), options.perturb_again)
     if options.manifest:
         recordings = options.recordings or (None if options.features else manifests.beside(options.manifest))
         utterances = manifests.utterances(options.manifest, timing, counts, recordings, options.features)

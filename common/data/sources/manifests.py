@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,12 @@ TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, feat
 
 @dataclass(frozen=True)
 class Utterance:
-    """text: of all its supervisions, "" for none; frames: feature frames at each speed asked for."""
+    """text: of all its supervisions, "" for none; frames: feature frames at each speed asked for; seconds: of its audio
+    as it is, before any perturbation."""
 
     text: str
     frames: Tuple[int, ...]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -41,10 +44,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Timing:
-    """frame_shift: seconds between frames where no features say; speeds: factors of speed perturbation, 1.0 is none."""
+    """frame_shift: seconds between frames where no features say; speeds: factors of speed perturbation, 1.0 is none;
+    again: of what is perturbed already, too."""
 
     frame_shift: float
     speeds: Tuple[float, ...]
+    again: bool = False
 
     def frames(self, span: Span) -> Tuple[int, ...]:
         """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.  As in
@@ -73,6 +78,37 @@ class Timing:
         return compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate)
 
 
+#: How lhotse (at the end) and Kaldi (in front) mark ids of what they have speed-perturbed.
+PERTURBED = re.compile(r"_sp(\d+\.?\d*)$|^sp(\d+\.\d+)-")
+
+
+def perturbed(entry: Any) -> str:
+    """The speed at which a cut, supervision or recording was perturbed already, as its id or its recording says; "" for
+    none."""
+    for name in (getattr(entry, "id", None), getattr(entry, "recording_id", None)):
+        found = PERTURBED.search(str(name or ""))
+        if found:
+            return found[1] or found[2]
+    recording = getattr(entry, "recording", None) if getattr(entry, "has_recording", False) else entry
+    for transform in getattr(recording, "transforms", None) or ():
+        about = transform if isinstance(transform, dict) else vars(transform)
+        if about.get("name") == "Speed" or type(transform).__name__ == "Speed":
+            return str((about.get("kwargs") or about).get("factor", "another speed"))
+    return ""
+
+
+def _refuse_twice(path: Path, number: int, entry: Any, timing: Timing) -> None:
+    """Raise UserError for an entry that is speed-perturbed already where it would be again."""
+    speed = "" if timing.again or timing.speeds == (1.0,) else _guarded(path, number, perturbed, entry)
+    if speed:
+        wanted = " ".join(f"{speed:g}" for speed in timing.speeds)
+        raise UserError(
+            f"{path}: entry {number} ({entry.id}) is at speed {speed} already, as icefall's training cuts are; with "
+            f"--speed-perturbation {wanted} each would count again, at products of both speeds: leave the flag out, or "
+            "add --perturb-again if that is meant"
+        )
+
+
 def utterances(
     path: Path, timing: Timing, counts: Counter, recordings: Optional[Path] = None, features: Optional[Path] = None
 ) -> Iterator[Utterance]:
@@ -91,6 +127,7 @@ def utterances(
         if recordings or features:
             raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
         for number, cut in of_kind(Cut, path, entries):
+            _refuse_twice(path, number, cut, timing)
             yield _guarded(path, number, _of_cut, cut, timing, counts)
     elif isinstance(first[1], SupervisionSegment):
         if not (recordings or features):
@@ -116,6 +153,7 @@ def of_supervisions(
     """An utterance of each (number, lhotse supervision); path: where they are from, for errors."""
     used = set()
     for number, supervision in supervisions:
+        _refuse_twice(path, number, supervision, timing)
         used.add(supervision.recording_id)
         yield _guarded(path, number, _of_supervision, supervision, recordings, features or {}, timing, counts)
     counts["recordings_without_supervision"] = len(recordings.keys() - used)
@@ -155,7 +193,7 @@ def _of_cut(cut: Any, timing: Timing, counts: Counter) -> Utterance:
         counts["frames_from_features"] += 1
     span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
     if not (isinstance(cut, MixedCut) and cut.has_recording):
-        return Utterance(text, timing.frames(span))
+        return Utterance(text, timing.frames(span), span.seconds)
     # each track of a mixed cut is perturbed and rounded to samples separately
     plain = cut.drop_features()
     at_one = Timing(timing.frame_shift, (1.0,))
@@ -163,7 +201,7 @@ def _of_cut(cut: Any, timing: Timing, counts: Counter) -> Utterance:
         at_one.frames(span)[0] if speed == 1.0 else timing.frames_of(plain.perturb_speed(speed).duration, span)
         for speed in timing.speeds
     )
-    return Utterance(text, tuple(frames))
+    return Utterance(text, tuple(frames), span.seconds)
 
 
 def _of_supervision(
@@ -176,7 +214,7 @@ def _of_supervision(
             counts["frames_from_features"] += 1
             whole = span.seconds - seconds <= TOLERANCE
             part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
-            return Utterance(text, timing.frames(part))
+            return Utterance(text, timing.frames(part), seconds)
     recording = recordings.get(supervision.recording_id)
     if recording is None:
         have = "recordings or features" if features else "recordings"
@@ -184,7 +222,8 @@ def _of_supervision(
     left = max(0.0, recording.seconds - start)
     if seconds > left + TOLERANCE:
         counts["cut_at_end_of_recording"] += 1
-    return Utterance(text, timing.frames(Span(start, min(seconds, left), recording.sampling_rate)))
+    span = Span(start, min(seconds, left), recording.sampling_rate)
+    return Utterance(text, timing.frames(span), span.seconds)
 
 
 def _text(supervisions: List[Any], counts: Counter) -> str:
@@ -201,7 +240,7 @@ def _text(supervisions: List[Any], counts: Counter) -> str:
     return text
 
 
-def _guarded(path: Path, number: int, function: Callable[..., Utterance], entry: Any, *arguments: Any) -> Utterance:
+def _guarded(path: Path, number: int, function: Callable[..., Any], entry: Any, *arguments: Any) -> Any:
     """``function(entry, ...)``; an error becomes a UserError of one line that names the entry."""
     try:
         return function(entry, *arguments)

@@ -1,0 +1,44 @@
+"""What the JSON file beside a shape file says of it: its front end, frame shift and vocabulary.  Standard library."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+FACTORS = (1, 2, 4, 6, 8)
+#: Seconds between feature frames, where nothing else is said.
+FRAME_SHIFT = 0.01
+
+
+def path_of(shape_file: Path) -> Path:
+    return Path(shape_file).with_suffix(".json")
+
+
+def part(shape_file: Path, name: str) -> Dict[str, Any]:
+    """{} where there is none to be read."""
+    try:
+        found = json.loads(path_of(shape_file).read_text(encoding="utf-8"))[name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def known_factor(shape_file: Path) -> Optional[int]:
+    """The subsampling of its frames."""
+    factor = part(shape_file, "options").get("subsampling_factor")
+    return factor if type(factor) is int and factor in FACTORS else None
+
+
+def known_vocab_size(shape_file: Path) -> Optional[int]:
+    """Of the model that counted its tokens."""
+    size = part(shape_file, "bpe_model").get("vocab_size")
+    return size if type(size) is int and size >= 2 else None
+
+
+def frame_shift(shape_file: Path) -> float:
+    """Seconds between the feature frames."""
+    shift: Any = part(shape_file, "options").get("frame_shift")
+    known = type(shift) in (int, float) and 0 < shift < math.inf
+    return float(shift) if known else FRAME_SHIFT
