@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, UserError, WrongResult
+from common.core.paths import ROOT
 from common.core.text import said
 from common.jobs.spec import SUBJECTS
 from common.system.memory import is_out_of_memory
@@ -26,6 +27,22 @@ def reason_of(error: BaseException) -> str:
     """The first line of an error that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def own_line(error: BaseException, script: str) -> str:
+    """ " (benchmark_flash.py, line 23)": the last line of the user's own that was run, of the script of a loss that the
+    table does not know or of what lies beside it; "" where there is none."""
+    if not script.endswith(".py"):
+        return ""
+    folder = Path(script).resolve().parent
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [one for one in frames if folder in Path(one.filename).parents and not _is_foreign(Path(one.filename))]
+    return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
+
+
+def _is_foreign(path: Path) -> bool:
+    """Of this suite, or of an installed package."""
+    return ROOT / "common" in path.parents or "site-packages" in path.parts
 
 
 def status_of(error: BaseException) -> str:
@@ -49,7 +66,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
         raise
     except Exception as error:
         traceback.print_exc()
-        return status_of(error), reason_of(error)
+        return status_of(error), reason_of(error) + own_line(error, job.get("script", ""))
 
 
 def main(path: str) -> int:

@@ -15,8 +15,8 @@ from common.measure.device import set_up_torch
 class Context:
     """settings: with the scopes that the loss has; batches: the measured ones, as indices into `all_batches`, which are
     all of the shape file; limit_bytes: of the probe and throughput passes on a CPU; pool: see
-    common.data.measured_batches; held: inputs that were made
-    ahead, by batch."""
+    common.data.measured_batches; held: inputs that were made ahead, by batch; wrong: what is wrong with the loss, set
+    by the correctness pass."""
 
     settings: Settings
     adapter: Any
@@ -28,6 +28,7 @@ class Context:
     limit_bytes: Optional[int] = None
     pool: Optional[int] = None
     held: Dict[int, Any] = field(default_factory=dict)
+    wrong: str = ""
 
     def shapes(self, batch: int):
         """(N, 2) integers: T and U of each utterance of a batch."""

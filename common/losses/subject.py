@@ -82,4 +82,4 @@ def _checked(context: Context) -> Iterator[Dict[str, Any]]:
     for record in correctness.run(context):
         yield record
         if not record["ok"]:
-            raise WrongResult(correctness.in_words(record))
+            raise WrongResult("; ".join(filter(None, [correctness.in_words(record), context.wrong])))

@@ -26,11 +26,14 @@ from common.data.batching import heaviest, lightest
 from common.losses import oracle
 from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
+from common.losses.passes import diagnosis
 
 #: Elements of the logits that are in float64 at a time.
 CHUNK = 1 << 23
 #: Units in the last place that sums as large as the loss may lose.
 LOST_PLACES = 4
+#: Share of the largest entry from which on an error is worth to be located.
+OFF = 1e-4
 #: Largest share of what belongs to a frame, a symbol, ... that its differences may sum to, in short sums.
 SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
 #: What belongs to a frame, a symbol, ... counts as at least this share of the mean one: rounding may exceed a smaller.
@@ -49,6 +52,7 @@ class Errors:
         self.worst: Dict[str, float] = defaultdict(float)
         self.largest: Dict[str, float] = defaultdict(float)
         self.sums: Dict[str, float] = defaultdict(float)
+        self.place: Optional[Tuple[int, str]] = None
 
     def note(self, name: str, found: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
         """|found - right|, float64; a gradient that is missing is infinitely wrong."""
@@ -56,6 +60,14 @@ class Errors:
         self.worst[name] = max(self.worst[name], largest(difference))
         self.largest[name] = max(self.largest[name], largest(right))
         return difference
+
+    def locate(self, n: int, begin: int, symbols: torch.Tensor, found: torch.Tensor, right: torch.Tensor) -> None:
+        """Say where the gradients (frames, cells, V) of an utterance, from frame `begin` on, are furthest off."""
+        frames, cells, V = right.shape
+        worst = int((found.double() - right).abs_().argmax())
+        at = worst // (cells * V), worst // V % cells, worst % V
+        values = f"{float(found[at]):.4g}, expected {float(right[at]):.4g}"
+        self.place = n, f"gradient at t {begin + at[0]}, u {int(symbols[at[:2]])}, symbol {at[2]}: {values}"
 
     def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
         """errors, sizes: of the same shape; sizes: what belongs to each."""
@@ -148,7 +160,10 @@ def compare(cells: Cells, found_lattices: Sequence[Lattice], blank: int, errors:
             of_blank, of_label = (values[begin:end].gather(1, where) for values in (d_blank, d_label))
             right = oracle.cell_gradient(log_probs, of_blank, of_label, index, blank)
             for name, found, expected in cells.compare(n, begin, end, right):
+                before = errors.worst[name]
                 difference = errors.note(name, found, expected)
+                if cells.by_cell and found is not None and errors.worst[name] > max(before, OFF * errors.largest[name]):
+                    errors.locate(n, begin, symbols, found, expected)
                 if cells.by_cell:
                     marginals.add(found, expected, difference, of_blank, of_label, index, where)
                 else:
@@ -174,7 +189,7 @@ def _widened(values: List[List[float]], T: int, columns: int) -> torch.Tensor:
 def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[str, Any]:
     """The ``at_size`` of the ``correctness`` record (see common.records.schema): of the measured batch with the most
     padded cells, or of its first `utterances`; of the one with the fewest where the loss loops over cells in Python.
-    `context`: common.losses.context.Context.
+    `context`: common.losses.context.Context.  Beside its fields: "where", in words, which is not kept in the record.
 
     tolerance: relative, of the loss, and of the gradient where sums are short.  A posterior is the exponential of a sum
     along a path, so an error of the sum is a relative error of the gradient: on top of the tolerance it may be as large
@@ -222,7 +237,20 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
     needed = sum(oracle.needed_cells(of_blank, of_label, context.dtype) for _, of_blank, of_label in known)
     sizes.update({"useful_cells": sum(T * (U + 1) for T, U in shapes), "needed_cells": needed})
-    return {"batch": index, **sizes, **found, "imprecise": max(imprecise) if ok and imprecise else None, "ok": ok}
+    found["imprecise"] = max(imprecise) if ok and imprecise else None
+    where = "" if ok else _where(loss, right, errors, shapes, found["loss_tolerance"])
+    return {"batch": index, **sizes, **found, "ok": ok, "where": where}
+
+
+def _where(loss: float, right: float, errors: Errors, shapes: Sequence[Tuple[int, int]], tolerance: float) -> str:
+    """What is off, and the place where a cell's gradient is furthest off."""
+    said = []
+    if not abs(loss - right) <= tolerance * max(abs(right), 1e-30):
+        said.append(f"loss {loss:.6g}, expected {right:.6g}{diagnosis.guess(loss, right, shapes)}")
+    if errors.place is not None:
+        n, words = errors.place
+        said.append(f"furthest off in utterance {n + 1} (T {shapes[n][0]}, U {shapes[n][1]}), {words}")
+    return "; ".join(said)
 
 
 def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -26,11 +26,13 @@ from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE, relative_error
-from common.losses.passes import at_size
+from common.losses.passes import at_size, diagnosis
 from common.losses.step import leaves_of, prepare
 
-#: (T, U): ragged in both, T = 1 and U = 0 among them.
-SHAPES = [(11, 5), (7, 4), (9, 2), (1, 0)]
+#: (T, U) of each utterance.
+Shapes = List[Tuple[int, int]]
+#: Ragged in both, T = 1 and U = 0 among them.
+SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
 VOCAB_SIZE, ENCODER_DIM = 17, 24
 #: Of the measured batch with --find-largest, which has yet to find what size fits.
 SEARCH_UTTERANCES = 2
@@ -38,19 +40,32 @@ SEARCH_UTTERANCES = 2
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
 
 
-def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
-    """(loss error, gradient error) given logits.  Padded cells count: their gradient must be zero."""
+class Answer(NamedTuple):
+    """Of one step: the loss and the oracle's, and by name each gradient (None where it is missing) and the oracle's."""
+
+    loss: torch.Tensor
+    right: torch.Tensor
+    gradients: Dict[str, Tuple[Optional[torch.Tensor], torch.Tensor]]
+
+    @property
+    def errors(self) -> Tuple[float, float]:
+        """Of the loss, and the largest of any gradient.  A gradient that is missing is wrong."""
+        errors = [math.inf if one is None else relative_error(one, right) for one, right in self.gradients.values()]
+        return relative_error(self.loss, self.right), max(errors)
+
+
+def loss_scope(adapter: Adapter, model: Joiner, batch: Batch) -> Answer:
+    """Given logits.  Padded cells count: their gradient must be zero."""
     step = prepare(adapter, model, batch, "loss")
     leaf = step.given.detach().cpu().double().clone().requires_grad_()  # a copy: the loss may overwrite its logits
     actual = step.run()
     expected = table.of(adapter).expected(leaf, batch).sum()
     expected.backward()
-    found = step.gradients()["given"]
-    return relative_error(actual, expected), math.inf if found is None else relative_error(found, leaf.grad)
+    return Answer(actual, expected, {"given": (step.gradients()["given"], leaf.grad)})
 
 
-def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
-    """(loss error, largest gradient error of any tensor) of the whole step.  A gradient that is missing is wrong."""
+def step_scope(adapter: Adapter, model: Joiner, batch: Batch) -> Answer:
+    """The whole step."""
     step = prepare(adapter, model, batch, "step")
     actual = step.run()
     double_model = copy.deepcopy(model).cpu().double()
@@ -63,17 +78,27 @@ def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[fl
     double_model.zero_grad(set_to_none=True)
     expected = table.of(adapter).expected_step(double_model, double_batch)
     expected.backward()
-    found, errors = step.gradients(), []
-    for name, leaf in leaves_of(double_model, double_batch).items():
-        if leaf.grad is not None:  # an additive loss does not use the joiner, whose weights get no gradient
-            errors.append(math.inf if found[name] is None else relative_error(found[name], leaf.grad))
-    return relative_error(actual, expected), max(errors)
+    found = step.gradients()
+    leaves = leaves_of(double_model, double_batch)  # an additive loss does not use the joiner: its weights get none
+    gradients = {name: (found[name], of.grad) for name, of in leaves.items() if of.grad is not None}
+    return Answer(actual, expected, gradients)
 
 
+def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
+    """(loss error, gradient error) given logits."""
+    return loss_scope(adapter, model, batch).errors
+
+
+def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
+    """(loss error, largest gradient error of any tensor) of the whole step."""
+    return step_scope(adapter, model, batch).errors
+
+
+ANSWERS = {"loss": loss_scope, "step": step_scope}
 SCOPE_ERRORS = {"loss": loss_scope_errors, "step": step_scope_errors}
 
 
-def cases(fewest_targets: int) -> Iterator[List[Tuple[int, int]]]:
+def cases(fewest_targets: int) -> Iterator[Shapes]:
     """The ragged batch, then each utterance alone, so that the error of one cannot hide behind a larger one."""
     shapes = [(T, max(U, fewest_targets)) for T, U in SHAPES]
     yield shapes
@@ -82,14 +107,13 @@ def cases(fewest_targets: int) -> Iterator[List[Tuple[int, int]]]:
             yield [(T, U)]
 
 
-def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[float, float]:
-    """Largest relative errors of loss and gradient over all cases and all scopes that the loss has."""
+def answers(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Iterator[Tuple[Shapes, Answer]]:
+    """Of all cases in all scopes that the loss has."""
     small = copy.copy(adapter)
     sizes = {"vocab_size": VOCAB_SIZE, "encoder_dim": ENCODER_DIM}
     small.settings = replace(adapter.settings, **sizes, logits="random", amp=None, compile=False)
     layout = table.of(small)
     model = layout.model(device, dtype)
-    errors = []
     for index, shapes in enumerate(cases(small.fewest_targets)):
         wide = small.widened(max(U for _, U in shapes))
         for scope in layout.scopes:
@@ -101,8 +125,20 @@ def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[f
                 dtype=dtype,
                 key=(small.settings.seed, index),
             )
-            errors.append(SCOPE_ERRORS[scope](wide, model, batch))
-    return max(loss for loss, _ in errors), max(gradient for _, gradient in errors)
+            yield shapes, ANSWERS[scope](wide, model, batch)
+
+
+def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Tuple[float, float, str]:
+    """Largest relative errors of loss and gradient over all cases and all scopes that the loss has, and what is wrong
+    with the first of them that is, an utterance alone where one is."""
+    tolerance = TOLERANCE[adapter.settings.dtype]
+    errors, wrong = [], []
+    for shapes, answer in answers(adapter, device, dtype):
+        errors.append(answer.errors)
+        if not max(answer.errors) <= tolerance:
+            wrong.append((len(shapes), diagnosis.in_words(shapes, answer, tolerance)))
+    first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
+    return max(loss for loss, _ in errors), max(gradient for _, gradient in errors), first
 
 
 def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
@@ -137,7 +173,7 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
 def run(context) -> Iterator[Dict[str, Any]]:
     """One ``correctness`` record.  `context`: see common.losses.context.Context."""
     adapter = context.adapter
-    loss_error, grad_error = check(adapter, context.device, context.dtype)
+    loss_error, grad_error, wrong = check(adapter, context.device, context.dtype)
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
@@ -146,6 +182,8 @@ def run(context) -> Iterator[Dict[str, Any]]:
     if ok and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
         found = at_size.check(context, TOLERANCE[context.settings.precision], few)
+        wrong = found.pop("where")
+    context.wrong = wrong  # not of the record: the status says it
     ok = ok and (found is None or found["ok"])
     yield {
         "record": "correctness",
