@@ -1,11 +1,26 @@
-"""Progress on stderr: a bar of jobs on a terminal, one line per job elsewhere, nothing when quiet."""
+"""Progress on stderr: a bar of jobs on a terminal, one line per job elsewhere, nothing when quiet; the time left, and
+who is ahead after each timing round."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.core.statistics import mean, median
+from common.core.text import number
+
+#: What a job is like, for how long it takes: the implementation and the pass.
+Like = Tuple[str, str]
+#: Without tqdm's own time left, which takes all jobs for equal.
+BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+
+
+def about(seconds: float) -> str:
+    """ "about 12 min left"."""
+    return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
 class Progress:
@@ -14,12 +29,14 @@ class Progress:
     def __init__(self, quiet: bool):
         self.quiet, self.finished, self.total = quiet, 0, 0
         self.since = time.monotonic()
+        self.coming: List[Like] = []
+        self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
         self.bar: Optional[Any] = None
         if not quiet and sys.stderr.isatty():
             with suppress(ImportError):
                 from tqdm import tqdm
 
-                self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr)
+                self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr, bar_format=BAR)
 
     def __enter__(self) -> Progress:
         return self
@@ -28,37 +45,95 @@ class Progress:
         if self.bar is not None:
             self.bar.close()
 
-    def expect(self, jobs: int) -> None:
-        """How many there will be; not called where that is not known."""
-        self.total = jobs
+    def expect(self, jobs: Sequence[Like]) -> None:
+        """What there will be; not called where that is not known."""
+        self.coming, self.total = list(jobs), len(jobs)
         if self.bar is not None:
-            self.bar.reset(total=jobs)
+            self.bar.reset(total=self.total)
 
     def start(self, what: str) -> None:
         self.since = time.monotonic()
         if self.bar is not None:
             self.bar.set_description_str(what)
+            self.note("")
 
     def note(self, text: str) -> None:
         """How far the job is."""
         if self.bar is not None:
-            self.bar.set_postfix_str(text)
+            self.bar.set_postfix_str(", ".join(filter(None, [text, self.left()])))
 
-    def skip(self) -> None:
+    def skip(self, like: Optional[Like] = None) -> None:
         """A job that will not run, because an earlier one of its implementation failed."""
-        self.finished += 1
+        self._count(like)
         if self.bar is not None:
             self.bar.update()
 
-    def done(self, what: str, status: str, reason: Optional[str]) -> None:
-        self.finished += 1
+    def done(self, what: str, status: str, reason: Optional[str], like: Optional[Like] = None) -> None:
+        seconds = time.monotonic() - self.since
+        if like is not None and status == "ok":
+            self.took[like].append(seconds)
+        if like is not None and status != "ok":  # nor will its later ones run
+            self.coming = [one for one in self.coming if one[0] != like[0]]
+        self._count(like)
         why = f": {reason}" if reason else ""
         of_total = f"/{self.total}" if self.total else ""
-        seconds = time.monotonic() - self.since
         line = f"[{self.finished}{of_total}] {what}: {status}{why} ({seconds:.1f} s)"
         if self.bar is not None:
             if status != "ok":
                 self.bar.write(line, file=sys.stderr)
             self.bar.update()
         elif not self.quiet:
+            print(", ".join(filter(None, [line, self.left()])), file=sys.stderr, flush=True)
+
+    def say(self, line: str) -> None:
+        if self.bar is not None:
+            self.bar.write(line, file=sys.stderr)
+        elif not self.quiet:
             print(line, file=sys.stderr, flush=True)
+
+    def _count(self, like: Optional[Like]) -> None:
+        self.finished += 1
+        if like in self.coming:
+            self.coming.remove(like)
+
+    def left(self) -> str:
+        """ "about 12 min left", from the jobs of the same pass so far; "" while there is none to tell by."""
+        if not self.took or not self.coming:
+            return ""
+        seconds = sum(self._expected(like) for like in self.coming)
+        return about(seconds)
+
+    def _expected(self, like: Like) -> float:
+        """Seconds: of the same implementation's pass, else of others' same pass, else of all jobs."""
+        same_pass = [one for (_, name), of in self.took.items() if name == like[1] for one in of]
+        return mean(self.took.get(like) or same_pass or [one for of in self.took.values() for one in of])
+
+
+class Standing:
+    """Who is ahead, by the batches that were timed so far: in a round all measure the same ones."""
+
+    def __init__(self, kind_of: Mapping[str, str]):
+        self.kind_of = kind_of
+        self.ms: Dict[str, Dict[Any, float]] = {}  # by implementation, then round and batch
+
+    def add(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """The records of a timing job."""
+        found: Dict[Tuple[str, Any], List[float]] = defaultdict(list)
+        for record in records:
+            if record.get("record") == "sample" and not record.get("warmup"):
+                found[record["scope"], (record["round"], record["batch"])].append(record["total_wall_ns"] / 1e6)
+        scope = "step" if any(scope == "step" for scope, _ in found) else "loss"
+        times = {batch: median(ms) for (one, batch), ms in found.items() if one == scope}
+        self.ms.setdefault(name, {}).update(times)
+
+    def words(self) -> str:
+        """ "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches; without those that have fewer."""
+        kinds: Dict[str, List[str]] = defaultdict(list)
+        for name in self.ms:
+            kinds[self.kind_of.get(name, "exact")].append(name)
+        said = []
+        for kind, names in kinds.items():
+            most = max(len(self.ms[name]) for name in names)
+            times = sorted((mean(list(self.ms[name].values())), name) for name in names if len(self.ms[name]) == most)
+            said.append(f"{kind}: {', '.join(f'{name} {number(ms)}' for ms, name in times)} ms" if most else "")
+        return "; ".join(filter(None, said))

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import List, Mapping, Sequence, Set
+from itertools import groupby
+from typing import List, Mapping, Optional, Sequence, Set
 
 from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs.executor import Executor, Interrupted
-from common.jobs.progress import Progress
+from common.jobs.progress import Progress, Standing
 from common.jobs.spec import Job
 from common.records import store
 from common.records.run import Run
@@ -42,22 +43,27 @@ class Session:
         """
         pending = self.pending(jobs)
         with_limits = with_limits and any(job.pass_name == "timing" for job in pending)
-        self.progress.expect(len(pending) + with_limits)
-        for job in pending:
-            if self.run_of[job.implementation].failed:
-                self.progress.skip()
-                continue
-            if with_limits and job.pass_name == "timing":
-                with_limits = False
-                self.limits()
-            self.carry_out(job)
+        limits = [("limits", "limits")] if with_limits else []
+        self.progress.expect([*limits, *((job.implementation, job.pass_name) for job in pending)])
+        standing = Standing({name: run.header.kind or "exact" for name, run in self.run_of.items()})
+        for (pass_name, number), of_round in groupby(pending, key=lambda job: (job.pass_name, job.round)):
+            for job in of_round:
+                if self.run_of[job.implementation].failed:
+                    self.progress.skip((job.implementation, job.pass_name))
+                    continue
+                if with_limits and pass_name == "timing":
+                    with_limits = False
+                    self.limits()
+                self.carry_out(job, standing)
+            if pass_name == "timing" and len(standing.ms) > 1:
+                self.progress.say(f"so far, after round {number}: {standing.words()}")
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
         """Those that are not done yet, of implementations that can run."""
         runs = [self.run_of[job.implementation] for job in jobs]
         return [job for job, run in zip(jobs, runs) if not run.failed and not run.is_done(job.name)]
 
-    def carry_out(self, job: Job) -> str:
+    def carry_out(self, job: Job, standing: Optional[Standing] = None) -> str:
         """Run one job and keep its records; returns its status.  Raises Interrupted and UserError."""
         title = f"{job.implementation} {job.name}"
         run, choice = self.run_of[job.implementation], self.python_of[job.implementation]
@@ -72,8 +78,10 @@ class Session:
                 raise
             self._keep(job, records)
             self._warn(records)
+            if standing and job.pass_name == "timing":
+                standing.add(job.implementation, records)
         end = run.last_status
-        self.progress.done(title, end.status, end.reason)
+        self.progress.done(title, end.status, end.reason, (job.implementation, job.pass_name))
         return end.status
 
     def limits(self) -> None:
@@ -95,7 +103,7 @@ class Session:
         for name in pythons:
             with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
                 self.run_of[name].add(of_all)
-        self.progress.done(job.name, status["status"], status["reason"])
+        self.progress.done(job.name, status["status"], status["reason"], ("limits", "limits"))
 
     def _execute(self, job: Job) -> List[Record]:
         python, folder = self.python_of[job.implementation].python, self.run_of[job.implementation].folder

@@ -1,0 +1,38 @@
+"""Progress: the time left, and who is ahead."""
+
+from __future__ import annotations
+
+import pytest
+from fixtures_runs import timing
+
+from common.jobs.progress import Progress, Standing
+
+
+def test_the_time_left_is_of_jobs_like_those_to_come():
+    progress = Progress(quiet=True)
+    progress.expect([("a", "correctness"), ("b", "correctness"), ("a", "timing"), ("b", "timing"), ("a", "timing")])
+    assert progress.left() == ""
+    progress.done("a correctness", "ok", None, ("a", "correctness"))
+    progress.took = {("a", "correctness"): [10.0]}
+    assert progress.left() == "about 40 s left"  # nothing better is known
+    progress.took = {("a", "correctness"): [10.0], ("a", "timing"): [100.0, 140.0]}
+    assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
+    progress.done("b correctness", "missing", "no b", ("b", "correctness"))
+    assert progress.left() == "about 4 min left" and progress.finished == 2
+
+
+def test_who_is_ahead_by_the_batches_that_all_have():
+    standing = Standing({"slow": "exact", "fast": "exact", "few": "exact", "approx": "pruned"})
+    for number in (1, 2):
+        standing.add("slow", timing(f"timing-{number}", [20, 40], [1, 2]))
+        standing.add("fast", timing(f"timing-{number}", [10, 20], [9, 9]))
+        standing.add("approx", timing(f"timing-{number}", [1, 3], [1, 1]))
+    standing.add("few", timing("timing-1", [1], [1]))
+    assert standing.words() == "exact: fast 15.00, slow 30.00 ms; pruned: approx 2.000 ms"
+
+
+@pytest.mark.parametrize("step", [[], [7]])
+def test_without_a_step_it_is_the_loss(step):
+    standing = Standing({})
+    standing.add("a", timing("timing-1", step, [3]))
+    assert standing.words() == f"exact: a {'7.000' if step else '3.000'} ms"
