@@ -13,13 +13,14 @@ from common.analysis.pairs import Sides
 from common.cli import flag_types
 from common.cli.flags import add_flags
 from common.cli.parser import Parser, add_choice, chosen
+from common.cli.screen import how
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.guard import guarded
 from common.core.settings import with_correctness
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.jobs import revisions
-from common.tables.comparison import FORMATS, on_one_side, render
+from common.tables.comparison import FORMATS, on_one_side, render, screen
 
 #: With --rev, where the flags do not say.
 REVISION_ROUNDS, REVISION_PASSES = 10, ("timing", "memory")
@@ -98,6 +99,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="P%",
         help="exit with 1 when a time grew by more than P%%. Default: never",
     )
+    result.add_argument(
+        "--details", action="store_true", help="print every number with its reason, and what changed in the code"
+    )
     result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects. Default: table")
     return result
 
@@ -157,7 +161,11 @@ def main(arguments: Sequence[str]) -> int:
     failures = []
     if options.fail_on_slower is not None:
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)
-    print(render(rows, on_one_side(sides), options.format), end="", flush=True)
+    if options.format == "table" and not options.details:
+        text = screen(rows, on_one_side(sides), **how())
+    else:
+        text = render(rows, on_one_side(sides), options.format)
+    print(text, end="", flush=True)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
 from common.analysis import conformance
 from common.cli import flag_types
 from common.cli.parser import Parser, implementations
+from common.cli.screen import how, in_color
 from common.conformance.cases import CASES, Case
 from common.conformance.isolated import examine
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -30,7 +30,7 @@ from common.jobs.progress import Progress
 from common.records.conformance import ERROR, Judged
 from common.setup import interpreters
 from common.system import machine
-from common.tables.conformance import block, markdown, table
+from common.tables.conformance import block, markdown, screen, table
 
 JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
@@ -91,6 +91,7 @@ def parser() -> Parser:
     )
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
     result.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")
     return result
 
 
@@ -141,7 +142,7 @@ def main(arguments: argparse.Namespace) -> int:
         if not judged:
             raise
         problem, interrupted = kept(), True
-    show(found(), arguments.format)
+    show(found(), arguments)
     if problem:
         raise problem
     if interrupted:
@@ -152,7 +153,8 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def show(found: Dict[str, Any], format: str) -> None:
+def show(found: Dict[str, Any], arguments: argparse.Namespace) -> None:
+    format = arguments.format
     if format == "json":
         print(json.dumps(found, indent=1))
     elif format == "markdown":
@@ -160,7 +162,7 @@ def show(found: Dict[str, Any], format: str) -> None:
     elif format == "readme":
         print(block(found))
     else:
-        print(table(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR")), end="")
+        print(table(found, color=in_color()) if arguments.details else screen(found, **how()), end="")
 
 
 def judge_all(
@@ -168,7 +170,7 @@ def judge_all(
 ) -> Iterator[Judged]:
     """Every implementation in turn; one that cannot run costs only its own column."""
     with Progress(arguments.quiet) as progress:
-        progress.expect(len(choices))
+        progress.expect([(name, "conformance") for name in choices])
         for name, choice in choices.items():
             progress.start(name)
             if choice.python is None:
@@ -183,7 +185,7 @@ def judge_all(
                     large=name in arguments.large,
                     note=progress.note,
                 )
-            progress.done(name, one.status, one.reason)
+            progress.done(name, one.status, one.reason, (name, "conformance"))
             yield one
 
 

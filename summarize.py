@@ -9,16 +9,17 @@ from typing import List, Optional
 
 from common.analysis import logs
 from common.analysis.logs import Log
-from common.cli import flag_types
+from common.cli import flag_types, screen
 from common.cli.parser import Parser
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.core.guard import guarded
-from common.tables import results, search, sweep
+from common.tables import answer, results, search, sweep
 from common.tables.results import FORMATS
 
 DESCRIPTION = """\
-One row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
+On one screen: a table by kind, what did not run, correctness and the verdict. --details has all of it:
+one row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
 traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
 
   step ms, loss ms   mean over batches of their medians, spread within a batch, number of samples (n), unprofiled
@@ -54,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show earlier runs too, not only the newest of each implementation and configuration",
     )
+    result.add_argument(
+        "--details", action="store_true", help="the whole table, and stages, options, limits, errors and notes below it"
+    )
     result.add_argument("--output", metavar="FILE", type=flag_types.path, help="write to FILE instead of the screen")
     return result
 
@@ -61,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
     log = logs.found(options.log, options.all_runs)
-    text = _text(log, options.format)
+    text = _text(log, options)
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))
     else:
@@ -69,10 +73,16 @@ def main(arguments: Optional[List[str]] = None) -> int:
     return EXIT_OK if log.readable else EXIT_FAILED
 
 
-def _text(log: Log, format: str) -> str:
+def _text(log: Log, options: argparse.Namespace) -> str:
+    format = options.format
     if format in ("csv", "json"):
         rows = [*log.rows, *log.searches, *(row for swept in log.sweeps for row in swept.rows)]
         return results.render(rows, format)
+    if format == "table" and not options.details:
+        how = {"width": answer.WIDTH} if options.output else screen.how()
+        parts = [answer.render(rows, folders=options.log, **how) for rows in (log.rows, log.searches) if rows]
+        parts += [sweep.screen(log.sweeps, **how)] if log.sweeps else []
+        return "\n".join(parts)
     parts = [results.render(log.rows, format)] if log.rows else []
     parts += [search.render(log.searches, format)] if log.searches else []
     parts += [sweep.render(log.sweeps, format)] if log.sweeps else []

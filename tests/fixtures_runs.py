@@ -271,7 +271,9 @@ def garbled(folder: Path, times: int) -> Iterator[None]:
         yield
 
 
-def summarize(*arguments, code=0, cwd=None, environment=None):
+def summarize(*arguments, code=0, cwd=None, environment=None, details=True):
+    """What summarize.py prints: all of it, or with details=False what fits a screen."""
+    arguments = [*arguments, *(["--details"] if details else [])]
     done = subprocess.run(
         [sys.executable, str(COMMAND), *map(str, arguments)], capture_output=True, cwd=cwd, env=environment
     )

@@ -40,7 +40,7 @@ def measured(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchau
 
 
 def compare(*arguments, code=0):
-    done = run("compare.py", *arguments)
+    done = run("compare.py", "--details", *arguments)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -339,3 +339,16 @@ def test_garbled_records_are_one_line(tmp_path):
 def test_help_tells_the_exit_codes():
     text = compare("--help").stdout
     assert "Exit code" in text and "--fail-on-slower" in text and "--rev main --rev WORKTREE" in text
+
+
+def test_a_screen_tells_the_verdict(tmp_path):
+    """Ten losses, one of which became slower, in 100 columns and 40 lines."""
+    for at in range(10):
+        for side, factor in (("a", 1.0), ("b", 1.5 if at == 3 else 1.0)):
+            measured(tmp_path / side / f"l{at}", factor, name=f"loss{at}", run_id=side)
+    text = run("compare.py", tmp_path / "a", tmp_path / "b").stdout
+    lines = text.splitlines()
+    assert len(lines) <= 44 and max(map(len, lines)) <= 100 and "\x1b" not in text
+    said = " ".join(text.partition("VERDICT")[2].split())
+    assert re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", said) and "or more would have shown" in said
+    assert "slower: " in said and "loss3 step, loss3 loss" in said

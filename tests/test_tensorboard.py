@@ -227,3 +227,12 @@ def test_mistakes_are_one_line(tmp_path, variables, said):
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
     assert line.startswith("trace-viewer: error: ") and said in line
+
+
+def test_a_run_without_a_trace_is_there(tmp_path):
+    many(tmp_path)
+    for folder, name in (("fast_rnnt-2", "fast_rnnt"), ("k2-simple-2", "k2-simple")):
+        write_run(tmp_path / folder, name=name, jobs=[])
+    for said, name in (("fast_rnnt", "fast_rnnt-2"), ("k2-simple-2", "k2-simple-2")):
+        with pytest.raises(UserError, match=f"there, but without a trace: {name} "):
+            trace_viewer.choose(said, tmp_path, 1)

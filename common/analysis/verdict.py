@@ -7,7 +7,7 @@ and largest batches are measured in one process and have no interval: there a ma
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -20,6 +20,8 @@ from common.core.ratios import Ratio
 MEMORY_MARGIN = 0.02
 #: Largest batches likewise: the search stops when it knows them to 5%.
 SIZE_MARGIN = 0.05
+#: Kinds of exact rows; None: not known, of traces alone.
+EXACT = ("exact", None)
 
 
 @dataclass(frozen=True)
@@ -52,16 +54,21 @@ class Verdict(NamedTuple):
 
 def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     """Of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides docs/."""
-    exact = [row for row in rows if row.is_exact and row.status == "ok"]
-    fastest = _fastest(exact, folders)
-    approximate = _fastest([row for row in rows if row.kind == "pruned" and row.status == "ok"], folders)
-    if fastest and approximate:
-        approximate = _beside(approximate, fastest.row, rows)
-    return Verdict(fastest, smallest(exact), approximate)
+    quick, small, approximate = fastest(rows, EXACT), smallest(rows), fastest(rows, ("pruned",))
+    if approximate:
+        approximate = replace(approximate, caveats=conformance.caveats(approximate.row.loss, folders))
+    if approximate and quick:
+        over = ranking.over(quick.row, approximate.row, approximate.row.against_fastest["scope"], rows)
+        peaks = approximate.row.peak_mb, quick.row.peak_mb
+        approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
+    if quick:
+        quick = replace(quick, caveats=conformance.caveats(quick.row.loss, folders))
+    return Verdict(quick, small, approximate)
 
 
-def _fastest(rows: Sequence[Row], folders: Sequence[Path]) -> Optional[Pick]:
-    """Of rows of one kind that are ok, as they stand against the fastest of it; None where nothing was timed."""
+def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+    """Of rows of these kinds that are ok, as they stand against the fastest; None where nothing was timed."""
+    rows = _ok(rows, kinds)
     firsts = [row for row in rows if row.against_fastest.get("is_fastest")]
     if not firsts:
         return None
@@ -71,31 +78,23 @@ def _fastest(rows: Sequence[Row], folders: Sequence[Path]) -> Optional[Pick]:
     others.sort(key=lambda row: row.over_fastest or math.inf)
     rivals = [row for row in others if row.against_fastest["verdict"] != "slower"]
     first = next(iter(rivals or others), None)
-    caveats = conformance.caveats(best.loss, folders)
-    return Pick(best, rivals, first, first and first.over_fastest, caveats=caveats)
+    return Pick(best, rivals, first, first.over_fastest if first else None)
 
 
-def _beside(pick: Pick, against: Row, rows: Sequence[Row]) -> Pick:
-    over = ranking.over(against, pick.row, pick.row.against_fastest["scope"], rows)
-    peaks = pick.row.peak_mb, against.peak_mb
-    memory = peaks[0] / peaks[1] if peaks[0] and peaks[1] else None
-    return Pick(pick.row, pick.rivals, pick.next, pick.times, over, memory, pick.caveats)
-
-
-def smallest(rows: Sequence[Row]) -> Optional[Pick]:
+def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
     """By the highest peak over the batches."""
-    return _by_size([(row, peak) for row in rows if (peak := row.peak_mb)], MEMORY_MARGIN)
+    return _by_size([(row, peak) for row in _ok(rows, kinds) if (peak := row.peak_mb)], MEMORY_MARGIN)
 
 
-def largest(rows: Sequence[Row]) -> Optional[Pick]:
-    """Of --find-largest, rows of one kind."""
-    return _by_size([(row, size) for row in rows if (size := row.largest["size"])], SIZE_MARGIN, most=True)
+def largest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+    """Of --find-largest."""
+    return _by_size([(row, size) for row in _ok(rows, kinds) if (size := row.largest["size"])], SIZE_MARGIN, most=True)
 
 
-def trains_fastest(rows: Sequence[Row]) -> Optional[Pick]:
+def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
     """Of --find-largest: by utterances per second, each at its own largest size; None where none was timed, or not all
     over the same utterances."""
-    timed = ranking.of_one_torch([row for row in rows if row.status == "ok" and row.largest["utterances_per_second"]])
+    timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.largest["utterances_per_second"]])
     if not timed or any(row.largest["timed_over"] != timed[0].largest["timed_over"] for row in timed):
         return None
     best = max(timed, key=lambda row: float(row.largest["utterances_per_second"]))
@@ -104,7 +103,11 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Pick]:
     rivals = [row for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
     times = {row.name: ratio.ratio for row, ratio in found}
     first = next(iter(rivals or [row for row, _ in found]), None)
-    return Pick(best, rivals, first, first and times[first.name])
+    return Pick(best, rivals, first, times[first.name] if first else None)
+
+
+def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
+    return [row for row in rows if row.status == "ok" and row.kind in kinds]
 
 
 def slowdown(best: Row, other: Row) -> Optional[Ratio]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from common.analysis import metrics
 from common.analysis.logs import Log
-from common.cli import ending, parser, sweep
+from common.cli import ending, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import settings, workloads
@@ -25,7 +25,7 @@ from common.jobs.session import Session
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup import interpreters
-from common.tables import results, search
+from common.tables import answer, results, search
 
 
 def benchmark(
@@ -51,7 +51,7 @@ def benchmark(
     more = {"memory_limit": memory_limit(resolved)} if resolved.find_largest else {}
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, more) as run_of:
         if not arguments.quiet:
-            announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit())
+            announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)
 
         def measure() -> None:
             with Progress(arguments.quiet) as progress:
@@ -59,19 +59,22 @@ def benchmark(
                 if resolved.find_largest:
                     Searches(session).run()
                 else:
-                    session.run(plan(names, resolved), arguments.limits)
+                    session.run(plan(names, resolved), parser.with_limits(arguments, resolved))
 
         kept = "the rows above are what is known; --resume continues" if resolved.find_largest else ""
         return ending.finish(
-            measure, lambda log: show(run_of, log), lambda: ending.discard_empty(run_of), arguments, kept
+            measure, lambda log: show(run_of, log, arguments), lambda: ending.discard_empty(run_of), arguments, kept
         )
 
 
-def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit) -> None:
+def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
     """The first lines: what is about to be measured, and how long that may take."""
     joiner = (
         f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
     )
+    told = given.get("file_vocab_size")
+    if told not in (None, resolved.vocab_size):
+        print(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {told} symbols", file=sys.stderr)
     if resolved.find_largest:
         size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
         what = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"
@@ -87,10 +90,12 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit) -> No
     print(f"{what}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
-def show(run_of: Mapping[str, Run], log: Log) -> Shown:
-    """Print the table of this run's rows; the status of each."""
+def show(run_of: Mapping[str, Run], log: Log, arguments: argparse.Namespace) -> Shown:
+    """Print what this run's rows tell; the status of each."""
     folders = [run.folder for run in run_of.values()]
     rows, searches = ([row for at in folders for row in of if row.folder == at] for of in (log.rows, log.searches))
-    if searches:
-        return ending.printed(search.render(searches, "table") + "\n", [row.status for row in searches])
-    return ending.printed(results.render(rows, "table") + "\n", [run.status for run in run_of.values()])
+    found = searches or rows
+    details = search.render(found, "table") if searches else results.render(found, "table")
+    statuses = [row.status for row in searches] or [run.status for run in run_of.values()]
+    short = answer.render(found, folders=[arguments.log_dir], **screen.how())
+    return ending.printed(short + "\n", details + "\n", statuses, arguments)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Callable, Mapping, Optional, Sequence
 
 from common.analysis import logs
 from common.analysis.logs import Log
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.files import write_whole
 from common.core.guard import drop_stdout
 from common.records import store
 from common.records.run import Run
@@ -16,6 +18,9 @@ from common.report import writing
 
 #: The status of each row of a table; None where stdout did not take the table.
 Shown = Optional[Sequence[str]]
+
+#: In --log-dir: the last tables with all that stands below them.
+DETAILS = "details.txt"
 
 
 def finish(
@@ -60,15 +65,29 @@ def exit_code(statuses: Sequence[str]) -> int:
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
 
 
-def printed(table: str, statuses: Sequence[str]) -> Shown:
-    """Print the table.  Where stdout does not take it, that is a warning: the results are on disk."""
+def printed(short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace) -> Shown:
+    """Print what one came for, or with --details all of it, which is kept in --log-dir in any case.  Where stdout does
+    not take it, that is a warning: the results are on disk."""
+    kept = _keep(arguments.log_dir / DETAILS, details)
     try:
-        print(table, end="", flush=True)
+        print(details if arguments.details else short, end="", flush=True)
+        if kept and not arguments.quiet:
+            print(f"stages, options, limits, notes: {kept}", file=sys.stderr)
         return statuses
     except OSError as error:
         drop_stdout()
         if not isinstance(error, BrokenPipeError):
             print(f"warning: no table: {error.strerror or error}; summarize.py prints it", file=sys.stderr)
+        return None
+
+
+def _keep(path: Path, text: str) -> Optional[Path]:
+    """Write it; None, and a warning, where that cannot be."""
+    try:
+        write_whole("summarize.py --details has it", (path, text))
+        return path
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
         return None
 
 

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from contextlib import closing
 from typing import Any, List, Mapping, Sequence
 
 from common.analysis.logs import Log
-from common.cli import ending
+from common.cli import ending, parser, screen
 from common.cli.ending import Shown
 from common.core import grid, settings
 from common.core.errors import UserError
 from common.core.settings import Settings
+from common.core.statistics import mean
 from common.core.text import count
 from common.jobs.executor import Executor
 from common.jobs.plan import plan
-from common.jobs.progress import Progress
+from common.jobs.progress import Progress, about
 from common.jobs.session import Session
 from common.jobs.sweep import reuse
 from common.records.sweep import SweepFile, resume, start
 from common.setup import interpreters
-from common.tables.sweep import render
+from common.tables import sweep as tables
 
 
 def benchmark(
@@ -49,15 +51,19 @@ def benchmark(
     file = resume(axes, shared, log_dir) if arguments.resume else start(axes, shared, names, log_dir)
 
     def measure() -> None:
+        took: List[float] = []  # seconds, of the cells that had something to measure
         for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
             run_of = {name: file.open_run(number, cell, name, resolved) for name in names}
-            limits = arguments.limits and not reuse(file, run_of)
+            limits = parser.with_limits(arguments, resolved) and not reuse(file, run_of)
             with Progress(arguments.quiet) as progress:
                 session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
                 jobs = session.pending(plan(names, resolved))
                 if jobs and not arguments.quiet:
-                    print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}", file=sys.stderr)
+                    left = f", {about(mean(took) * (len(cells) - number))}" if took else ""
+                    print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}{left}", file=sys.stderr)
+                began = time.monotonic()
                 session.run(jobs, limits)
+                took += [time.monotonic() - began] * bool(jobs)
 
     def discard() -> bool:
         file.discard_if_empty()
@@ -66,7 +72,7 @@ def benchmark(
     with closing(file):
         if not arguments.quiet:
             announce(names, axes, settings_of)
-        return ending.finish(measure, lambda log: show(file, log), discard, arguments)
+        return ending.finish(measure, lambda log: show(file, log, arguments), discard, arguments)
 
 
 def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
@@ -89,6 +95,7 @@ def announce(names: Sequence[str], axes: Sequence[grid.Axis], settings_of: Seque
     print(f"measuring {', '.join(names)} on {first.device} in each: {how}", file=sys.stderr)
 
 
-def show(file: SweepFile, log: Log) -> Shown:
+def show(file: SweepFile, log: Log, arguments: argparse.Namespace) -> Shown:
     found = [sweep for sweep in log.sweeps if sweep.path == file.path]
-    return ending.printed(render(found, "table"), [run.status for run in file.runs.values()])
+    short, details = tables.screen(found, **screen.how()), tables.render(found, "table")
+    return ending.printed(short + "\n", details, [run.status for run in file.runs.values()], arguments)

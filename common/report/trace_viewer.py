@@ -39,7 +39,8 @@ def implementation(folder: Path) -> str:
 def choose(name: str, log_dir: Path, window: int) -> Path:
     """The trace of the run that `name` means: a folder as seen from `log_dir`, else the newest one of that name, else
     the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
-    UserError, with what is there, when nothing or more than one implementation matches, or there is no such window."""
+    UserError, with what is there, when nothing or more than one implementation matches, the run has no trace, or there
+    is no such window."""
     if not log_dir.is_dir():
         raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
     folders = traced_folders(log_dir)
@@ -52,8 +53,15 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
         [folder for folder in folders if label[folder] == name]
         or [folder for folder in folders if folder.name == name]
         or [folder for folder in folders if names[folder] == name]
-        or [folder for folder in folders if folder.name.startswith(name)]
     )
+    if not matching:
+        untraced = [folder for folder in logs.run_folders(log_dir) if folder not in folders]
+        meant = [folder.name for folder in untraced if name in (folder.name, implementation(folder))]
+        if meant:
+            why = "its trace pass was left out, or failed"
+            said = f"there, but without a trace: {plain(meant[0])} ({why})"
+            raise UserError(f"NAME={plain(name)}: {said}; with one: {here}")
+        matching = [folder for folder in folders if folder.name.startswith(name)]
     if not matching:
         raise UserError(f"NAME={plain(name)}: no such run; {log_dir} holds {here}")
     if len({names[folder] for folder in matching}) > 1:

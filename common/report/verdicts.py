@@ -22,7 +22,6 @@ from common.core.text import number
 from common.report.section import Verdict
 from common.tables import search
 
-
 Words = List[Union[str, Link]]
 
 
@@ -149,8 +148,6 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
         return _clear(question, best, ["It trains ", pace], [said], remark)
     advice = " Measure with more --rounds." if ratio and ratio.low is not None else " Measure with --rounds 3 or more."
     return _unclear(question, f"{best.label} trains ", pace, f", but {said}.", advice, remark)
-
-
 
 
 def _rate(row: Row) -> float:

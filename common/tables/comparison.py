@@ -4,7 +4,7 @@ JSON."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from common.analysis import metrics
 from common.analysis.change_verdicts import percent
@@ -13,6 +13,7 @@ from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
 from common.core.table import Cell, Column, Table
 from common.core.text import error, escaped, gathered
+from common.tables import answer
 from common.tables.export import json_text
 from common.tables.text import aligned, listed, markdown
 
@@ -49,6 +50,47 @@ def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table"
     else:
         blocks = [listed(_head(rows), format), aligned(table(shown))]
     return "\n\n".join([*blocks, listed(below, format)]) + "\n"
+
+
+def screen(
+    rows: Sequence[Change],
+    remarks: Sequence[str],
+    width: int = answer.WIDTH,
+    colors: Mapping[str, str] = answer.NO_COLORS,
+) -> str:
+    """What the comparison comes to, as lines of at most `width` characters, the last with a newline: all times, what
+    else is not the same, and the verdict."""
+    shown = [row for row in rows if _measured(row)] or rows
+    lines = [(row.name, line) for row in shown for line in _lines(row)]
+    lines = [(name, line) for name, line in lines if line.what.endswith(" time") or line.verdict != "same"]
+    cells = [[Cell(name), Cell(of.what), Cell(of.verdict, mark=MARKS.get(of.verdict, ""))] for name, of in lines]
+    body = [[*first, *map(Cell, line.cells[:4])] for first, (_, line) in zip(cells, lines)]
+    failed = [note for row in shown for note in _notes_of(row) if " run is " in note]
+    below = [*(f"{row.name}: {note}" for row in shown for note in _notes_of(row) if note in failed), *remarks]
+    table = Table("comparison", "Comparison", COLUMNS[:7], body)
+    blocks = [
+        [line for text in _head(rows)[:2] for line in answer.wrapped(text, width, "  ")],
+        aligned(table, answer.LONGEST_NAME, colors).splitlines(),
+        [line for text in below for line in answer.wrapped(text, width, "  ", answer.MOST_LINES)],
+        answer.said(_verdict(shown, lines), width, colors),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+#: Of verdicts, as of cells.
+MARKS = {
+    **dict.fromkeys(("faster", "less", "better"), "good"),
+    **dict.fromkeys(("slower", "more", "worse", "wrong"), "bad"),
+}
+
+
+def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[str, str]:
+    found = {"times": next(_power(rows), "none to compare").partition("times: ")[2] or "none to compare"}
+    said = gathered((line.verdict, f"{name} {line.what.replace(' time', '')}") for name, line in lines)
+    for verdict in MARKS:
+        if verdict in said:
+            found[verdict] = ", ".join(said[verdict])
+    return found
 
 
 def table(rows: Sequence[Change]) -> Table:
@@ -131,12 +173,13 @@ def _power(rows: Sequence[Change]) -> Iterator[str]:
     if not times:
         return
     verdicts = [time.verdict for time in times]
-    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("faster", "slower", "same", "unclear"))
+    words = ("faster", "slower", *(["same"] if "same" in verdicts else []), "unclear")
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
     found = sorted(time.detectable for time in times if time.detectable is not None)
     if not found:
-        said = "no slowdown would have shown"
+        said = "no change would have shown"
     else:
-        said = f"with these samples a slowdown of {percent(found[-1], 2)} or more would have shown"
+        said = f"with these samples a change of {percent(found[-1], 2)} or more would have shown"
         said += f" in {'each' if len(found) == len(times) else f'{len(found)} of them'}"
         said += f", one of {percent(found[0], 2)} in the surest" if len(found) > 1 else ""
     yield f"times: {counts}; {said} (four times in five)"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import conformance as judging
 from common.core.table import Cell, Column, Table, tabulated
-from common.core.text import escaped, gathered, plain
-from common.records.conformance import RESULTS, Outcome
+from common.core.text import count, escaped, gathered, plain
+from common.records.conformance import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT, Outcome
 from common.setup import obtaining
+from common.tables import answer
 from common.tables.text import aligned
 from common.tables.text import markdown as markdown_table
 
@@ -17,6 +19,8 @@ MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", 
 SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
 COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI, by mark
 LONGEST_TITLE = 80  # characters of a case's
+WRONG = (DIFFERS, CRASHES, TIMEOUT)
+MOST_FINDINGS = 8  # of wrong answers, on a screen
 HOW_TO_RUN = (
     f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
     "command above it there. The comment at its end says what it prints."
@@ -81,6 +85,39 @@ def table(document: Mapping[str, Any], color: bool) -> str:
             lines.append(f"  {finding.case.title}: {finding.sentence}")
             lines += [f"    {', '.join(who)}: {plain(words) or 'no message'}" for words, who in finding.who.items()]
     return "\n".join(lines) + "\n"
+
+
+def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
+    """How many cases each implementation answers how, what they get wrong, and the verdict, as lines of at most `width`
+    characters, the last with a newline."""
+    judged = judging.judged_of(document)
+    used = [result for result in RESULTS if result in legend(document)]
+    rows, clean = [], []
+    for entry in judged:
+        counts = Counter(outcome["result"] for outcome in entry["cells"].values())
+        rows.append([Cell(judging.called(entry)), *(Cell(str(counts[result]), counts[result]) for result in used)])
+        if not any(counts[result] for result in (*WRONG, REFUSES)):
+            clean.append(judging.called(entry))
+    columns = [Column("implementation", False), *(Column(result) for result in used)]
+    table = Table("conformance", "Conformance", columns, rows)
+    found = findings_by_kind(document)
+    silent = gathered((finding.case.wrong, who) for finding in found.get(judging.WRONG, ()) for who in _who(finding))
+    often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
+    lines = {kind.lower(): count(sum(len(_who(one)) for one in of), "answer") for kind, of in found.items()}
+    lines = {"right in every case": ", ".join(clean) or "none", **lines}
+    others = [entry["name"] for entry in _not_judged(document)]
+    blocks = [
+        answer.wrapped(f"{judging.heading(document)}; {count(len(document['cases']), 'case')}", width),
+        aligned(table, answer.LONGEST_NAME, colors).splitlines() if rows else [],
+        [line for words, who in often for line in answer.wrapped(f"{', '.join(who)}: {words}", width, "  ", 2)],
+        answer.wrapped(f"not judged: {', '.join(others)}", width, "  ", 2) if others else [],
+        answer.said(lines, width, colors),
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def _who(finding: judging.Finding) -> List[str]:
+    return [name for names in finding.who.values() for name in names]
 
 
 # -- Markdown --------------------------------------------------------------------------------------------------------

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from common.analysis import groups, metrics
+from common.analysis import groups, metrics, verdict
+from common.analysis.row import Row
 from common.analysis.sweep import Sweep, growth, is_number, is_numeric
 from common.core import grid
 from common.core.table import Cell, Column, Table
 from common.core.text import count, gathered, plain
-from common.tables import results
-from common.tables.text import block, listed
+from common.tables import answer, results
+from common.tables.text import aligned, block, listed
 
 GAP = (
     "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with the range "
@@ -98,3 +99,78 @@ def notes(sweep: Sweep) -> List[str]:
         many = count(sweep.earlier, "earlier sweep")
         lines.append(f"{sweep.name}: {many} of the same grid and settings not shown (--all-runs shows them)")
     return lines
+
+
+# On a screen.
+
+
+def screen(found: Sequence[Sweep], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
+    """The sweeps as lines of at most `width` characters, the last with a newline: time and peak of each implementation,
+    a column for each cell."""
+    parts = ["\n".join(_on_screen(sweep, width, colors)) for sweep in found]
+    return "\n\n".join(parts) + "\n"
+
+
+def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[str]:
+    lines = answer.wrapped(heading(sweep) if sweep.rows else sweep.name, width)
+    scope = "step" if any(row.step_ms for row in sweep.rows) else "loss"
+    shown = [(f"{scope} ms", f"{scope}_median"), ("peak MB", "peak_mb")]
+    known = [each for each in shown if any(metrics.METRICS[each[1]].value(row) is not None for row in sweep.rows)]
+    for title, key in known or [("grad error", "grad_error")] * bool(sweep.rows):
+        lines += ["", *_pivot(sweep, title, metrics.METRICS[key], width, colors)]
+    below = [*failures(sweep), *growth(sweep), *notes(sweep)]
+    lines += [""] * bool(below) + [line for text in below for line in answer.wrapped(text, width, "  ", 3)]
+    told = answer.said(_verdict(sweep), width, colors)
+    return [*lines, "", *told] if told else lines
+
+
+def _pivot(sweep: Sweep, title: str, metric: metrics.Metric, width: int, colors: Mapping[str, str]) -> List[str]:
+    """A row for each implementation; as many tables below each other as the cells need."""
+    every: Dict[str, Dict[int, Row]] = {}
+    for run in sorted(sweep.runs, key=lambda run: (groups.kind_rank(run.row), run.cell)):
+        every.setdefault(run.row.name, {})[run.cell] = run.row
+    names = list(every.items())
+    rows = [next(iter(of.values())) for _, of in names]
+    heads = {run.cell: _head(run.values) for run in sweep.runs}
+    first = Column(f"{title} at {', '.join(map(grid.flag, sweep.grid))}", False)
+    lines: List[str] = []
+    cells = sorted(heads)
+    while cells:
+        for some in range(len(cells), 0, -1):  # the most that there is room for
+            columns = [first, *(Column(heads[cell]) for cell in cells[:some])]
+            body = [[Cell(name), *(_value(of.get(cell), metric) for cell in cells[:some])] for name, of in names]
+            shown = Table(sweep.name, "", columns, body)
+            if some == 1 or max(map(len, aligned(shown, answer.LONGEST_NAME).splitlines())) <= width:
+                break
+        lines += answer.titled(aligned(shown, answer.LONGEST_NAME, colors), rows)
+        cells = cells[some:]
+    return lines
+
+
+def _head(values: Mapping[str, Any]) -> str:
+    return " ".join(map(grid.said, values.values()))
+
+
+def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
+    """The number, in color where it is the fastest's; the status where it failed."""
+    if row is None or row.status != "ok":
+        return Cell("-" if row is None else row.status)
+    best = metric.key != "peak_mb" and row.against_fastest.get("is_fastest")
+    return Cell(plain(metric.shown(row)), mark="good" if best else "")
+
+
+def _verdict(sweep: Sweep) -> Dict[str, str]:
+    """Who is the fastest of the exact losses, and which is the smallest, with the cells where it is."""
+    cells = {cell: [run for run in sweep.runs if run.cell == cell] for cell in sorted({run.cell for run in sweep.runs})}
+    found: Dict[str, Dict[str, List[Dict[str, Any]]]] = {"fastest exact": {}, "smallest exact": {}}
+    for runs in cells.values():
+        rows = [run.row for run in runs]
+        for question, pick in zip(found, (verdict.fastest(rows), verdict.smallest(rows))):
+            if pick:
+                said = pick.row.name if pick.sure else " or ".join([pick.row.name, *(row.name for row in pick.rivals)])
+                found[question].setdefault(said, []).append(runs[0].values)
+    return {
+        question: "; ".join(f"{name}{where(sweep, at) or ' everywhere'}" for name, at in of.items())
+        for question, of in found.items()
+        if of
+    }

@@ -1,0 +1,269 @@
+"""Rows of runs -> what one came for, on a screen: a table by kind, what did not run, correctness, the verdict.
+
+Stages, options, limits, errors at size and notes are in results.py's tables (--details).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from textwrap import wrap
+from typing import Callable, Dict, List, Mapping, Optional, Sequence
+
+from common.analysis import metrics, verdict
+from common.analysis.groups import groups, heading, kind_rank
+from common.analysis.metrics import Metric
+from common.analysis.row import Row
+from common.analysis.verdict import Pick
+from common.core.errors import NOT_RUNNABLE
+from common.core.table import Cell, Table
+from common.core.text import count, error, gathered, number, plain
+from common.setup import environments, obtaining
+from common.tables import results, search
+from common.tables.text import aligned
+
+#: Characters of a line where the width is not known.
+WIDTH = 100
+#: Marks of cells, and words, as ANSI codes.
+COLORS = {"good": "32", "bad": "1;31", "title": "1"}
+NO_COLORS: Mapping[str, str] = {}
+#: Above the rows of each kind.
+KINDS = {
+    "exact": "exact",
+    "topology": "exact, on another lattice (one symbol per frame)",
+    "pruned": "approximate",
+    "additive": "of another model: an additive joiner",
+}
+#: The columns in the order in which they get room.
+FIRST = (
+    *("name", "status", "step_median", "ratio", "verdict", "peak_mb", "loss_median", "interval", "half", "gap"),
+    *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
+    *("torch", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
+)
+LONGEST_NAME = 40
+MOST_LINES = 3  # of one remark
+MOST_FAILURES = 5
+
+
+def render(
+    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
+) -> str:
+    """The rows as lines of at most `width` characters, the last with a newline.  colors: COLORS for a terminal that
+    shows them; folders: where a conformance matrix may be, besides docs/."""
+    parts = [_of_group(group, width, colors, folders) for group in groups(rows)]
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
+    of = "answer search" if rows[0].largest else "answer"
+    blocks = [
+        wrapped(heading(rows), width),
+        by_kind(of, [row for row in rows if _has_numbers(row)], width, colors),
+        [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
+        (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
+    ]
+    lines: List[str] = []
+    for block in filter(None, blocks):
+        lines += [*([""] if lines else []), *block]
+    return lines
+
+
+def _has_numbers(row: Row) -> bool:
+    """Whether it has a line of the table: rows that did not get so far are named below it."""
+    times = row.step_ms or row.loss_ms or row.average_step_time_us or row.peak_memory_mb or row.largest.get("size")
+    return row.status == "ok" or bool(times)
+
+
+# The table.
+
+
+def by_kind(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """The lines of the table `of` metrics.COLUMNS; empty without rows."""
+    rows = sorted(rows, key=kind_rank)
+    return titled(fitted(of, rows, width, colors), rows) if rows else []
+
+
+def titled(table: str, rows: Sequence[Row]) -> List[str]:
+    """The lines of a table of these rows, those of each kind below its title."""
+    lines, body = table.splitlines()[: -len(rows)], table.splitlines()[-len(rows) :]
+    for kind, of_kind in gathered(zip((KINDS.get(row.kind or "") for row in rows), body)).items():
+        lines += [*([f"{kind}:"] if kind else []), *of_kind]
+    return lines
+
+
+def fitted(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> str:
+    """The table with as many columns as there is room for, the most important first; those in which no row has
+    anything are left out."""
+    every = [metric for metric in metrics.columns(of, rows) if _tells(metric, rows)]
+    order = sorted(every, key=lambda metric: FIRST.index(metric.key) if metric.key in FIRST else len(FIRST))
+    shown: List[Metric] = []
+    text = ""
+    for metric in order:
+        tried = [one for one in every if one in shown or one is metric]
+        table = Table(of, "", results.columns(tried, of), [_cells(row, tried) for row in rows])
+        if shown and max(map(len, aligned(table, LONGEST_NAME).splitlines())) > width:
+            continue
+        shown, text = tried, aligned(table, LONGEST_NAME, colors)
+    return text
+
+
+def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
+    said = {metric.shown(row) for row in rows}
+    return bool(said - ({"ok"} if metric.key == "status" else {"-", ""}))
+
+
+def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
+    best = bool(row.against_fastest.get("is_fastest"))
+    return [
+        cell._replace(mark="good" if best and metric.key == "verdict" else cell.mark if metric.key == "status" else "")
+        for metric, cell in zip(shown, results.cells(row, shown))
+    ]
+
+
+# Below it.
+
+
+def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None) -> List[str]:
+    """Lines of at most `width` characters, from the second on indented; "..." where there would be more than `most`."""
+    lines = wrap(plain(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1][: width - 4].rstrip()} ..."]
+    return lines
+
+
+def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """What could have run and did not come to its end, and why."""
+    failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
+    lines: List[str] = []
+    for row in failed[:MOST_FAILURES]:
+        first, *more = wrapped(f"{row.name}: {row.status}: {row.reason or 'no reason known'}", width, "  ", MOST_LINES)
+        lines += [painted(first, "bad", colors), *more]
+    others = len(failed) - MOST_FAILURES
+    return lines + ([f"and {others} more (--details)"] if others > 0 else [])
+
+
+def absent(rows: Sequence[Row], width: int) -> List[str]:
+    """What cannot run here, and how to get it."""
+    found = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
+    if not found:
+        return []
+    said = "; ".join(f"{', '.join(names)} ({how})" for how, names in found.items())
+    return wrapped(f"did not run: {said}", width, "  ", MOST_LINES)
+
+
+def _obtained(row: Row) -> str:
+    """What a row that cannot run wants, in a few words."""
+    reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
+    implementation = obtaining.implementation_of(row.name)
+    if row.status == "unsupported":
+        needs = re.search(r"; it runs on ([a-z ]+)", reason)
+        return f"needs {needs[1].strip().upper()}" if needs else reason
+    if implementation is None or implementation.template or row.name.partition("@")[2]:
+        return reason
+    if obtaining.effort(row.name) < 2:
+        return environments.ENVIRONMENTS[implementation.environment].command
+    return "by hand: --list says how"
+
+
+def correctness(rows: Sequence[Row], width: int) -> List[str]:
+    """Of the rows that were compared with the oracle and are right; those that are not are failures."""
+    right = [row for row in rows if row.loss_error is not None and row.grad_error is not None and row.status == "ok"]
+    if not right:
+        return []
+    worst = [error(max(getattr(row, key) for row in right)) for key in ("loss_error", "grad_error")]
+    unsure = [row.name for row in right if row.imprecise]
+    said = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
+    return wrapped(said + " oracle's" + f"; imprecise: {', '.join(unsure)}" * bool(unsure), width, "  ")
+
+
+# The verdict.
+
+
+def said(lines: Mapping[str, str], width: int, colors: Mapping[str, str]) -> List[str]:
+    """VERDICT: a line for each question, its answers under each other; empty without answers."""
+    room = max(map(len, lines), default=0) + 4
+    found = []
+    for question, answer in lines.items():
+        head = f"  {question}:"
+        for line in wrapped(answer, width - room, most=MOST_LINES + 1):
+            found.append(head.ljust(room) + line)
+            head = ""
+    return [painted("VERDICT", "title", colors), *found] if found else []
+
+
+def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
+    return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
+
+
+def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
+    found = verdict.of(rows, folders)
+    lines: Dict[str, str] = {}
+    if found.fastest:
+        lines["fastest exact"] = _timed(found.fastest)
+    if found.smallest:
+        lines["smallest exact"] = _picked(found.smallest, _peak, "times its peak")
+    if found.approximate:
+        lines["approximate"] = _approximate(found.approximate)
+    if found.fastest:
+        name, caveats = found.fastest.row.name, found.fastest.caveats
+        unjudged = f"its corners were not judged: ./conformance.py --only {name}"
+        told = unjudged if caveats is None else "; ".join(caveats) or "of nothing that was asked"
+        lines["beware"] = f"{name}: {told}"
+    return said(lines, width, colors)
+
+
+def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
+    """ "a, 577.8 ms; next is b, 1.67 times its time", or which cannot be told from it."""
+    best = f"{pick.row.name}, {size(pick.row)}"
+    if pick.next is None:
+        return f"{best} (the only one)"
+    ratio = f"{number(pick.times, 3)} {times}"
+    if pick.sure:
+        return f"{best}; next is {pick.next.name}, {ratio}"
+    others = f" (and {len(pick.rivals) - 1} more)" if len(pick.rivals) > 1 else ""
+    return f"unclear: {best}, or {pick.next.name}, {ratio}{others}"
+
+
+def _timed(pick: Pick) -> str:
+    scope = pick.row.against_fastest["scope"]
+    described = _picked(pick, lambda row: f"{_ms(row, scope)} ms a {scope}", "times its time")
+    interval = "-" if pick.next is None else metrics.METRICS["interval"].shown(pick.next)
+    if pick.next is not None and interval == "-":
+        return f"{described}; one round gives no interval: --rounds 3 or more"
+    return described + (f" ({interval})" if pick.next else "")
+
+
+def _ms(row: Row, scope: str) -> str:
+    return number((row.ms(scope) or {}).get("median"))
+
+
+def _peak(row: Row) -> str:
+    return f"{number(row.peak_mb)} MB"
+
+
+def _approximate(pick: Pick) -> str:
+    parts = [pick.row.name]
+    if pick.over:
+        memory = f" and {number(pick.memory, 2)} of its peak" if pick.memory else ""
+        parts.append(f"{number(pick.over.ratio, 2)} of the exact step's time{memory}")
+    gaps = {kind: gap for kind, gap in pick.row.approximation_gaps.items() if gap is not None}
+    if gaps:
+        parts.append("loss " + ", ".join(f"{100 * abs(gap):.2g}% off on {kind} logits" for kind, gap in gaps.items()))
+    elif pick.row.approximation_gap is not None:
+        parts.append(f"loss {100 * abs(pick.row.approximation_gap):.2g}% off")
+    return ", ".join(parts)
+
+
+def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
+    lines: Dict[str, str] = {}
+    for kinds, name in ((verdict.EXACT, "exact"), (("pruned",), "approximate")):
+        size, pace = verdict.largest(rows, kinds), verdict.trains_fastest(rows, kinds)
+        if size:
+            lines[f"largest batch, {name}"] = _picked(size, search.said, "times its size")
+        if pace:
+            lines[f"trains fastest, {name}"] = _picked(pace, _pace, "times the time of an utterance")
+    return said(lines, width, colors)
+
+
+def _pace(row: Row) -> str:
+    return f"{number(row.utterances_per_second or row.largest['utterances_per_second'])} utterances/s"

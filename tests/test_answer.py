@@ -1,0 +1,157 @@
+"""What a command ends with: one screen with a table by kind, what did not run, correctness and the verdict."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from commands import ROOT
+from fixtures_runs import COMMAND, correctness, status, summarize, timed, timing, write_run
+
+from common.analysis import conformance, logs, verdict
+from common.analysis.groups import groups
+from common.tables import answer
+
+
+def screen(log):
+    return summarize(log, details=False)
+
+
+@pytest.fixture
+def log(tmp_path):
+    """Three exact losses, one approximation, one that is missing, one that failed; three rounds of one run."""
+    folder = tmp_path / "log"
+    timed(folder, "optimized_transducer", [100, 101, 102], peak=50)
+    timed(folder, "fast_rnnt", [200, 202, 203], peak=90)
+    timed(folder, "torchaudio", [300, 303, 301], peak=40)
+    timed(folder, "fast_rnnt-pruned", [10, 10.1, 10.2], exact=False, peak=5, kind="pruned")
+    missing = "the nemo environment is not there; run `make setup ENVIRONMENTS=nemo`"
+    write_run(folder / "nemo", name="nemo", jobs=[[status("correctness", "missing", missing)]])
+    why = "apex has no cpu version; it runs on cuda"
+    write_run(folder / "apex", name="apex", jobs=[[status("correctness", "unsupported", why)]])
+    write_run(folder / "k2", name="k2", jobs=[correctness(), [status("timing-1", "error", "killed by SIGKILL")]])
+    return folder
+
+
+def test_the_answer_fits_a_screen(log):
+    text = screen(log)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100 and len(lines) <= 40 and "\x1b" not in text
+    begins = ["exact:", "optimized_transducer ", "fast_rnnt ", "torchaudio ", "approximate:", "fast_rnnt-pruned "]
+    found = [next(at for at, line in enumerate(lines) if line.startswith(begin)) for begin in begins]
+    assert found == sorted(found)
+    row = next(line.split() for line in lines if line.startswith("fast_rnnt "))
+    assert {"202.0", "2.00", "slower", "90.00"} <= set(row)
+
+
+def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
+    text = " ".join(screen(log).split())
+    assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text
+    assert "k2: error: timing-1: killed by SIGKILL" in text
+
+
+def test_the_verdict_is_of_the_rows(log):
+    (group,) = groups(logs.rows([log]))
+    found = verdict.of(group)
+    assert (found.fastest.row.name, found.fastest.next.name) == ("optimized_transducer", "fast_rnnt")
+    assert found.fastest.sure and found.fastest.times == pytest.approx(2, rel=0.01)
+    assert found.smallest.row.name == "torchaudio" and found.smallest.times == pytest.approx(50 / 40)
+    assert found.approximate.row.name == "fast_rnnt-pruned"
+    assert found.approximate.over.ratio == pytest.approx(0.1, rel=0.01)
+    assert found.approximate.memory == pytest.approx(0.1)
+    said = screen(log).partition("VERDICT")[2]
+    for name in ("optimized_transducer", "torchaudio", "fast_rnnt-pruned"):
+        assert name in said
+
+
+def test_what_cannot_be_told_apart_is_unclear(tmp_path):
+    timed(tmp_path, "torchaudio", [100, 130, 90])
+    timed(tmp_path, "k2", [101, 100, 120])
+    (group,) = groups(logs.rows([tmp_path]))
+    assert not verdict.of(group).fastest.sure and "unclear" in screen(tmp_path).partition("VERDICT")[2]
+
+
+def test_a_line_has_as_many_columns_as_there_is_room_for(log):
+    rows = logs.rows([log])
+    heads = {}
+    for width in (60, 80, 100, 200):
+        text = answer.render(rows, width)
+        assert max(map(len, text.splitlines())) <= width
+        heads[width] = set(re.findall(r"[a-z]+", text.partition("exact:")[0]))
+    assert "torch" in heads[200] and "torch" not in heads[60] and "verdict" in heads[60]
+
+
+def test_details_have_what_the_screen_leaves_out(log):
+    short, details = screen(log), summarize(log)
+    for word in ("fast_rnnt step: joiner 20", "approximate by design"):
+        assert word in details and word not in short
+
+
+def on_a_terminal(log, columns, **variables):
+    """What summarize.py writes to a terminal of so many columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
+    command = [sys.executable, str(COMMAND), str(log)]
+    process = subprocess.Popen(command, stdout=theirs, env={**environment, "TERM": "xterm", **variables})
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            more = os.read(ours, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not more:
+            break
+        text += more
+    os.close(ours)
+    assert process.wait() == 0
+    return text.decode()
+
+
+def test_a_terminal_shows_colors_and_its_width_unless_told_not_to(log):
+    wide, plain = on_a_terminal(log, 200), on_a_terminal(log, 200, NO_COLOR="1")
+    assert "\x1b[" in wide and "\x1b" not in plain
+    assert re.sub(r"\x1b\[[\d;]*m", "", wide) == plain and max(map(len, plain.splitlines())) > 100
+    assert max(map(len, on_a_terminal(log, 80, NO_COLOR="1").splitlines())) <= 80
+
+
+def test_caveats_are_those_of_the_matrix(tmp_path):
+    assert "a second backward gives another gradient, without an error" in conformance.caveats(
+        "optimized_transducer", [tmp_path]
+    )
+    assert conformance.caveats("no such loss", []) is None
+    for text, expected in (("{", None), ('{"implementations": [3]}', None), (matrix("flash"), ["it is wrong"])):
+        (tmp_path / "conformance.json").write_text(text)
+        assert conformance.caveats("flash", [tmp_path]) == expected
+
+
+def matrix(name):
+    cases = [{"name": word, "title": word, "asks": word, "wrong": f"it is {word}"} for word in ("wrong", "right")]
+    cells = {"wrong": {"result": "differs"}, "right": {"result": "pass"}}
+    entry = {"name": name, "kind": "exact", "status": "judged", "cells": cells}
+    return json.dumps({"cases": cases, "implementations": [entry]})
+
+
+def test_searches_and_sweeps_end_in_a_verdict_too():
+    """On the committed records."""
+    text = screen(ROOT / "results" / "2026-11-21-amd-epyc-2-cores")
+    searched = text[text.index("largest batch-size that fits") :].partition("sweep-vocab-size")
+    assert re.search(r"largest batch, exact: +optimized_transducer, 6 utterances", searched[0])
+    assert re.search(r"trains fastest, exact: +.*optimized_transducer", searched[0])
+    assert re.search(r"fastest exact: .*; optimized_transducer at vocab-size 4096", " ".join(searched[2].split()))
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_row_without_a_step_is_told_by_its_loss(tmp_path):
+    jobs = [correctness(), *(timing(f"timing-{at}", [], [10, 20]) for at in (1, 2, 3))]
+    write_run(tmp_path / "a", jobs=jobs, scopes=["loss"], rounds=3, passes=["correctness", "timing"])
+    assert re.search(r"fastest exact: +torchaudio, .* ms a loss", screen(tmp_path))
