@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import os
+import re
 import sys
 
 import pytest
 from commands import ROOT, assert_user_error, run
 
 from common.cli import flag_types, flags
-from common.cli.parser import Parser, given_settings
+from common.cli.parser import Parser, given_settings, with_limits
 from common.core import settings
-from common.core.implementations import IMPLEMENTATIONS
+from common.core.errors import UserError
+from common.core.implementations import BY_NAME, IMPLEMENTATIONS
+from common.data.provenance import path_of
 
 SCRIPTS = [implementation.script + ".py" for implementation in IMPLEMENTATIONS]
 
@@ -30,7 +34,7 @@ def test_help_needs_no_torch(script, tmp_path):
 
 @pytest.mark.parametrize("script", [*SCRIPTS, "benchmark_all.py"])
 def test_every_script_takes_the_same_flags(script):
-    text = run(script, "--help").stdout
+    text = run(script, "--help-all").stdout
     flags = (
         "shape-file device dtype batch-size max-frames sort-utterance batches vocab-size encoder-dim preset schedule "
     )
@@ -166,3 +170,68 @@ def test_threads_that_would_stop_the_machine_are_refused():
     assert flag_types.threads(str(most)) == most
     for flag in (["--threads", str(most + 1)], ["--sweep", f"threads=1,{most + 1}"]):
         assert_user_error(run("benchmark_torchaudio.py", *flag), f"must be at most {most}", str(most + 1))
+
+
+@pytest.mark.parametrize("script", ["benchmark_all.py", "benchmark_ot.py", "benchmark_mine.py"])
+def test_help_is_short_and_names_flags_that_are_there(script):
+    """About 25 lines of flags and five examples, which parse."""
+    short, every = run(script, "--help").stdout, run(script, "--help-all").stdout
+    lines = short.splitlines()
+    assert len(lines) <= 36 and max(map(len, lines)) <= 100 and len(every.splitlines()) > 100
+    named = set(re.findall(r"--[a-z][a-z-]+", short)) - {"--list"}  # of benchmark_all.py
+    assert len(named) >= 15 and not {flag for flag in named if not re.search(rf"{flag}\b", every)}
+    assert ("--only" in short) is (script != "benchmark_ot.py")
+    examples = [line.split("     ")[0].split() for line in lines if line.startswith(f"  {script} ")]
+    assert len(examples) == 5
+    for _, *words in examples:
+        parser = Parser()
+        flags.add_flags(parser)
+        parser.parse_args(words)
+
+
+@pytest.mark.parametrize("preset, measured", [(None, True), ("quick", False), ("quick,chars", False), ("cpu", True)])
+def test_the_limits_are_not_measured_in_a_smoke_run(preset, measured):
+    parser = Parser()
+    flags.add_flags(parser)
+    chosen = settings.resolve({"preset": preset}, "cpu")
+    assert with_limits(parser.parse_args([]), chosen) is measured
+    assert with_limits(parser.parse_args(["--limits", "true"]), chosen) is True
+
+
+def test_the_list_says_what_each_row_lacks():
+    rows = {line.split()[0]: line for line in run("benchmark_all.py", "--list", "--device", "cpu").stdout.splitlines()}
+    assert {one.name for one in IMPLEMENTATIONS} <= set(rows)
+    assert "no cpu version and runs on cuda" in rows["apex"] or "missing" in rows["apex"]
+    for name, hint in (("awni", "github.com/awni/transducer"), ("warp-transducer", "github.com/")):
+        if importlib.util.find_spec(BY_NAME[name].package) is None:
+            assert "missing: " in rows[name] and hint in rows[name]
+    assert "missing" not in rows["reference"]
+
+
+def test_the_shell_is_answered_and_nobody_else_pays(tmp_path):
+    """A stub stands in for argcomplete."""
+    (tmp_path / "argcomplete.py").write_text("def autocomplete(parser): print('asked'); raise SystemExit(0)")
+    where = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert run("benchmark_all.py", "--help", env={**where, "_ARGCOMPLETE": "1"}).stdout == "asked\n"
+    assert "asked" not in run("benchmark_all.py", "--help", env=where).stdout
+
+
+def test_the_vocabulary_is_that_of_the_shape_file(tiny_shapes):
+    path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": 100}}))
+    given = parsed("--shape-file", str(tiny_shapes))
+    assert settings.resolve(given, "cpu").vocab_size == 100
+    assert settings.resolve({**given, "preset": "chars"}, "cpu").vocab_size == 30
+    assert settings.resolve(parsed("--shape-file", str(tiny_shapes), "--vocab-size", "7"), "cpu").vocab_size == 7
+    path_of(tiny_shapes).write_text(json.dumps({"bpe_model": {"vocab_size": "many"}}))
+    assert settings.resolve(parsed("--shape-file", str(tiny_shapes)), "cpu").vocab_size == 500
+
+
+def test_durations_that_leave_nothing_are_refused():
+    with pytest.raises(UserError, match="--min-duration 5"):
+        parsed("--min-duration", "5", "--max-duration", "2")
+
+
+def test_the_older_pruned_step_runs_in_a_smoke_run():
+    chosen = settings.resolve({"preset": "quick", "pruned_recipe": "benchmark-2022"}, "cpu")
+    assert chosen.encoder_dim >= chosen.vocab_size
+    assert settings.resolve({"preset": "quick"}, "cpu").encoder_dim == 32

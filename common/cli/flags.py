@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from textwrap import fill
 from typing import Any, Dict, Iterator
 
 from common.cli import flag_types as types
@@ -34,10 +36,11 @@ what is measured
     says, and a loss that does not take the dtype gets float32 logits. Default: off
   --compile: the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax.
     Compiling is not timed. Default: false
-  --vocab-size V: symbols, blank included. Default: {DEFAULTS["vocab_size"]} (50 with --preset quick, 4096 with
+  --vocab-size V: symbols, blank included. Default: those of the shape file where it says how many (as files of
+    generate_shape_info.py from a corpus do), else {DEFAULTS["vocab_size"]} (50 with --preset quick, 4096 with
     bpe4096-x8, 30 with chars)
   --encoder-dim D: dimension of encoder and decoder outputs and of the joiner's input. Default:
-    {DEFAULTS["encoder_dim"]} (32 with --preset quick)
+    {DEFAULTS["encoder_dim"]} (32 with --preset quick, at least V there with --pruned-recipe benchmark-2022)
   --logits: random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; peaky: inputs
     and weights that give one random alignment almost all of the probability, as a trained model does. Default:
     {DEFAULTS["logits"]}
@@ -59,6 +62,9 @@ batches
     whose throughput is over the utterances of so many of the largest batches: {settings.LARGEST_NUM_BATCHES}
   --seed: of inputs, weights, choice of batches and order of processes. Default: {DEFAULTS["seed"]}
 other lengths, from the same utterances (in this order)
+  --min-duration S: leave out utterances of the shape file that are shorter, as recipes do (icefall: 1), told from their
+    frames to 0.03 s. Default: none
+  --max-duration S: leave out those that are longer (icefall: 20). Default: none
   --concatenate K: K utterances in a row become one, their T and U added up: long form; --batch-size counts the long
     ones. Default: {DEFAULTS["concatenate"]} (4 with --preset long-form)
   --subsampling: of the front end: the frames that the same audio has after x6 or x8, at least 1; 4 is the shape file as
@@ -94,7 +100,7 @@ timing (profiler off)
   --l2: CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with
     what making the inputs put there. Default: cold; warm with --find-largest
   --limits: measure how fast the device moves, multiplies and takes exponentials before the first round, which '%% of
-    limit' needs; a few seconds for the whole run. Default: true
+    limit' needs; a few seconds for the whole run. Default: true; false with --preset quick, half of whose time it takes
 trace (torch.profiler, for TensorBoard)
   --schedule wait=A,warmup=B,active=C,repeat=D: steps of the profiler's schedule. Default:
     wait=10,warmup=10,active=20,repeat=2 (seed), shorter for cpu and quick
@@ -111,8 +117,41 @@ the run
   --resume: continue the newest unfinished run, or sweep, with the same settings instead of starting one
   --in-place: run everything in this Python, with what it has installed; use no environment of `make setup`
   --quiet: no progress on stderr; the table still goes to stdout
+  --details: print the whole table, and stages, options, limits, errors and notes below it, as in details.txt of
+    --log-dir. Default: what they come to, on one screen
   --sweep KEY=A,B,...: measure at each of these values instead of one; given several times, at all combinations. One
     folder, sweep-KEY, for all; no traces. KEY is one of %(sweepable)s. Default: no sweep
+"""
+
+#: What --help shows of these flags; --help-all shows all.
+SHORT = """\
+usage: {prog} [flags]     (--help-all: every flag, with unit and default)
+
+{about}
+
+  --only A,B, --skip A,B          these losses, or all but these (benchmark_all.py --list)
+  --preset SIZE,WORKLOAD          seed, cpu or quick; bpe500, chars, bpe4096-x8 or long-form
+  --device cpu|cuda|cuda:N        default: CUDA where there is one
+  --dtype D                       float32, float64, float16 or bfloat16
+  --vocab-size V                  symbols, blank included
+  --batch-size N                  utterances in a batch, in file order
+  --sort-utterance true           sorted by length instead, in batches of up to --max-frames
+  --shape-file FILE               your own (T, U), from generate_shape_info.py
+  --min-duration S, --max-duration S  leave out shorter and longer utterances
+  --find-largest batch-size       what fits (--memory-limit 16GB), and how fast it trains then
+  --sweep vocab-size=500,4096     measure at each of these values
+  --passes A,B                    some of correctness, timing, memory, trace
+  --rounds K                      fresh processes for each; intervals are over them
+  --threads K                     CPU threads
+  --log-dir DIR, --resume         where results go; go on after an interruption
+  --details                       print stages, options, limits and notes too
+
+examples
+  {prog} --preset quick                          a smoke run
+  {prog} --device cuda --vocab-size 4096         on my GPU, with my vocabulary
+  {prog} --find-largest batch-size --memory-limit 16GB
+  {prog} --shape-file mine.pt --min-duration 1 --max-duration 20
+  {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
 """
 
 #: What each flag takes: a type, a tuple of choices, or argparse's own arguments.
@@ -137,7 +176,7 @@ TAKES: Dict[str, Any] = {
     "--denormals": ("flush", "keep"),
     "--allocator": ("reuse", "system"),
     "--l2": ("cold", "warm"),
-    "--limits": {**BOOL, "default": True},
+    "--limits": BOOL,
     "--schedule": types.schedule,
     "--gzip-traces": settings.GZIP_TRACES,
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
@@ -147,8 +186,8 @@ TAKES: Dict[str, Any] = {
     **dict.fromkeys(("--encoder-dim", "--batch-size", "--max-frames", "--num-batches"), types.whole(1)),
     **dict.fromkeys(("--concatenate", "--frames", "--largest-cap", "--rounds", "--max-samples"), types.whole(1)),
     **dict.fromkeys(("--vocab-size", "--prune-range"), types.whole(2)),
-    **dict.fromkeys(("--margin", "--token-scale", "--max-seconds"), types.positive),
-    **dict.fromkeys(("--resume", "--in-place", "--quiet"), SWITCH),
+    **dict.fromkeys(("--margin", "--token-scale", "--max-seconds", "--min-duration", "--max-duration"), types.positive),
+    **dict.fromkeys(("--resume", "--in-place", "--quiet", "--details"), SWITCH),
 }
 
 
@@ -173,3 +212,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def _whole_lines() -> Iterator[str]:
     """The titles and flags of HELP, each on one line."""
     return (" ".join(line.split()) for line in HELP.strip().replace("\n    ", " ").split("\n"))
+
+
+def short(prog: str, about: str, chooses: bool) -> str:
+    """What --help shows.  about: what the script does, in its first paragraph; chooses: it has --only and --skip."""
+    first = " ".join(about.strip().partition("\n\n")[0].split())
+    text = SHORT.format(prog=prog, about=fill(first, 100, break_on_hyphens=False))
+    return text if chooses else re.sub(r"^  --only .*\n", "", text, flags=re.MULTILINE)

@@ -6,7 +6,9 @@ No torch here: ``--help`` and a wrong flag answer at once.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import sys
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -17,10 +19,28 @@ from common.core import paths, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
+from common.data import provenance
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line."""
+    """argparse, but an error is one line; short: what --help shows, where --help-all shows every flag."""
+
+    short = ""
+
+    def shorten(self, text: str) -> None:
+        self.short = text
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, with its unit and default")
+
+    def print_help(self, file: Any = None) -> None:
+        self._print_message(self.short or self.format_help(), file or sys.stdout)
+
+    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
+            with suppress(ImportError):
+                import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
+
+                argcomplete.autocomplete(self)
+        return super().parse_known_args(*arguments, **more)
 
     def __init__(self, *of: Any, **more: Any):
         safe_streams()  # before --help or an error is printed
@@ -35,6 +55,12 @@ class Parser(argparse.ArgumentParser):
     def _print_message(self, message: str, file: Any = None) -> None:
         with suppress(OSError):  # as Python 3.12 does: a help that nobody can read is no error
             super()._print_message(message, file)
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        parser._print_message(parser.format_help(), sys.stdout)
+        parser.exit()
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
@@ -52,7 +78,18 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         path = shape_file.resolve()
         inside = paths.ROOT in path.parents
         given["shape_file"] = str(path.relative_to(paths.ROOT) if inside else path)
+        given["file_vocab_size"] = provenance.known_vocab_size(path)
+    shortest, longest = given["min_duration"], given["max_duration"]
+    if shortest is not None and longest is not None and shortest > longest:
+        raise UserError(f"--min-duration {shortest:g}: is above --max-duration {longest:g}; no utterance is between")
     return given
+
+
+def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
+    """Whether the device's limits are measured: as --limits says, else as the preset does."""
+    if arguments.limits is None:
+        return settings.preset_parts(resolved.preset)[0] not in settings.WITHOUT_LIMITS
+    return bool(arguments.limits)
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:

@@ -26,6 +26,7 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
         implementation = scripts.of_file(file)
     except UserError as error:
         parser.error(str(error))
+    parser.shorten(flags.short(parser.prog, description or "", implementation.template))
     name, variants = implementation.name, implementation.variants
     if variants:
         parser.add_argument(
