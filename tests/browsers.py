@@ -6,7 +6,9 @@ import base64
 import json
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Optional
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 DRIVER = shutil.which("chromedriver") or ""
@@ -19,6 +21,16 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+
+def _axe() -> Optional[Path]:
+    """axe-core's one script, of the Python package that brings it; None where that is not installed."""
+    found = find_spec("axe_core_python")
+    scripts = [Path(folder) / "axe.min.js" for folder in (found.submodule_search_locations or () if found else ())]
+    return next(filter(Path.exists, scripts), None)
+
+
+AXE = _axe()
 
 
 class Browser:
@@ -40,12 +52,15 @@ class Browser:
 
     def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen") -> None:
         """Until all plots of the report are drawn."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
         self.driver.get(path.as_uri())
         self.wait.until(lambda _: self.js("document.documentElement.dataset.plots === 'drawn'"))
+
+    def resize(self, width: int, height: int = 900) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def js(self, code: str, *arguments):
         return self.driver.execute_script(f"return {code}", *arguments)
@@ -60,6 +75,16 @@ class Browser:
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
         return [params["request"]["url"] for params in sent if not params["documentURL"].startswith("chrome")]
 
+    def violations(self) -> list:
+        """[rule, where] of what axe-core finds that people with a keyboard, magnifier or screen reader cannot use."""
+        self.driver.execute_script(AXE.read_text(encoding="utf-8"))
+        return self.driver.execute_async_script(
+            "const done = arguments[0], where = (node) => `${node.target.join(' ')}: ${node.failureSummary}`;"
+            "axe.run({resultTypes: ['violations']}).then("
+            "({violations}) => done(violations.map(({id, nodes}) => [id, nodes.slice(0, 3).map(where)])),"
+            "(error) => done([String(error)]))"
+        )
+
     def screenshot(self, path: Path, height: int) -> None:
         """The upper `height` pixels of the page, seen or not, as PNG."""
         clip = {"x": 0, "y": 0, "width": self.js("document.documentElement.clientWidth"), "height": height, "scale": 1}
@@ -68,8 +93,11 @@ class Browser:
 
     def printed(self) -> bytes:
         """The page as PDF, on A4."""
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         paper = {"paperWidth": 8.27, "paperHeight": 11.69, "printBackground": True}
-        return base64.b64decode(self.driver.execute_cdp_cmd("Page.printToPDF", paper)["data"])
+        data = self.driver.execute_cdp_cmd("Page.printToPDF", paper)["data"]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "screen"})
+        return base64.b64decode(data)
 
     def close(self) -> None:
         self.driver.quit()

@@ -20,6 +20,8 @@ from common.core import settings, table, units
 from common.core.errors import UserError
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
+from common.plots import png
+from common.plots.search import figures
 from common.records.search import bounds
 from common.report.page import page
 from common.report.verdicts import of_search
@@ -460,6 +462,18 @@ def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     assert answer == "quick" and "slim at 5.00 times the time" in reason
     assert "Largest batch that fits" in text and "k2-pruned (approx.)" in text and "90" in text
     assert "throughput over the same 40 utterances (400 frames)" in text
+
+
+def test_the_largest_batch_is_drawn_against_memory(tmp_path):
+    write_search(tmp_path / "slim", "slim", probe(20), probe(10), probe(40, "oom"), probe(5))
+    write_search(tmp_path / "none", "none", probe(1, "oom", "no memory"))
+    (group,) = logs.read([tmp_path]).groups
+    (figure,) = figures(group.rows)
+    limit, curve = figure.data
+    assert limit["x"] == [1024, 1024]  # MB
+    assert (curve["name"], curve["x"], curve["y"]) == ("slim", [5, 10, 20], [5, 10, 20])
+    assert len(png.draw(figure).axes[0].lines) == 2
+    assert 'id="largest-memory-batch-size-0"' in page([group], tmp_path, "/* plotly */")
 
 
 def test_speeds_over_other_utterances_are_not_compared(tmp_path):

@@ -23,7 +23,7 @@ from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs, machines
 from common.analysis.sweep import read
-from common.plots import png, runs, shapes, sweep
+from common.plots import png, runs, shapes, style, sweep
 from common.plots.machines import relative_times
 
 pytest.importorskip("matplotlib")
@@ -35,15 +35,18 @@ def rows_of(folder):
     return logs.read([folder]).groups[0].rows
 
 
-def on_batches(folder, **ms_of):
-    """Runs of one round over six batches of growing size and padding, whose steps take ms_of[name](cells, useful)."""
+def on_batches(folder, rounds=1, **ms_of):
+    """Runs over six batches of growing size and padding, whose steps take ms_of[name](cells, useful)."""
     batches = [{"index": at, "N": 2, "T_max": 10 * (at + 1), "U_max": 9, "padded_cells": 100} for at in range(6)]
     for batch in batches:
         batch["useful_cells"] = 100 - 10 * batch["index"]
     for name, ms in ms_of.items():
-        lines = [sample("timing-1", "step", of["index"], ms(of["T_max"] * 10, of["useful_cells"])) for of in batches]
-        job = [environment("timing-1", batches=batches), *lines, status("timing-1")]
-        write_run(folder / name, name, [job], passes=["timing"], rounds=1, run_id="one run")
+        times = [(of["index"], ms(of["T_max"] * 10, of["useful_cells"])) for of in batches]
+        jobs = []
+        for job in (f"timing-{number + 1}" for number in range(rounds)):
+            lines = [sample(job, "step", *each) for each in times]
+            jobs.append([environment(job, batches=batches), *lines, status(job)])
+        write_run(folder / name, name, jobs, passes=["timing"], rounds=rounds, run_id="one run")
 
 
 def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
@@ -58,7 +61,20 @@ def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
     assert padded["x"] == [100, 200, 300, 400, 500, 600] and padded["y"] == sorted(padded["y"])
     (padded,) = [trace for trace in figures["time-cells"].data if trace["name"] == "padded"]
     assert padded["y"] == padded["x"] and "lines" in padded["mode"]
-    assert len(figures["ratio-useful"].table.rows) == 12
+    assert len(figures["time-cells"].table.rows) == 12
+
+
+def test_the_time_over_the_size_has_a_line_with_its_interval_where_there_are_rounds(tmp_path):
+    on_batches(tmp_path, rounds=3, a=lambda cells, useful: cells**1.5, b=lambda cells, useful: 2 * cells)
+    (figure,) = [figure for figure in runs.figures(rows_of(tmp_path)) if figure.key == "time-cells"]
+    band, line, marks = [trace for trace in figure.data if trace["name"] == "a"]
+    assert line["y"] == pytest.approx([size**1.5 for size in line["x"]]) and line["x"][-1] == pytest.approx(600)
+    assert band["fill"] == "toself" and len(band["x"]) == 2 * len(line["x"])
+    assert marks["mode"] == "markers" and marks["y"] == pytest.approx([size**1.5 for size in marks["x"]])
+    assert line["line"]["color"] == marks["marker"]["color"] == band["fillcolor"][:7]
+    assert "95% interval over rounds" in figure.caption
+    axes = png.draw(figure).axes[0]
+    assert sum(patch.get_facecolor()[3] < 1 for patch in axes.patches) == 2
 
 
 def test_a_row_of_another_torch_has_times_and_no_ratios(tmp_path):
@@ -121,12 +137,12 @@ def test_every_plot_can_be_drawn_with_all_that_is_in_it(tmp_path):
 def test_stacked_bars_follow_each_other_and_end_at_the_sum(tmp_path):
     jobs = [correctness(), timing("timing-1", [100], []), memory(8)]  # stages: 10% joiner, 60% backward
     write_run(tmp_path / "a", jobs=jobs, rounds=1)
-    figure = runs.figures(rows_of(tmp_path))[0]
-    joiner, backward = bars_of(png.draw(figure).axes[0])
+    (figure,) = [figure for figure in runs.figures(rows_of(tmp_path)) if figure.key == "step-time"]
+    joiner, _, backward, _ = bars_of(png.draw(figure).axes[0])  # each with its entry in the legend, without length
     assert (joiner.get_x(), joiner.get_width(), backward.get_x(), backward.get_width()) == pytest.approx(
         (0, 10, 10, 60)
     )
-    assert joiner.get_hatch() != backward.get_hatch() and joiner.get_facecolor() != backward.get_facecolor()
+    assert joiner.get_hatch() != backward.get_hatch() and joiner.get_facecolor() == backward.get_facecolor()
 
 
 def test_grouped_bars_stand_beside_each_other_above_their_word(tmp_path):
@@ -147,3 +163,43 @@ def test_samples_beside_other_load_are_crosses(tmp_path):
     (figure,) = [figure for figure in runs.figures(rows_of(tmp_path)) if figure.key == "samples"]
     drawn = {line.get_marker(): len(line.get_xdata()) for line in png.draw(figure).axes[0].lines if line.get_marker()}
     assert drawn["x"] == 1 and drawn["o"] == 2
+
+
+def test_names_stand_beside_their_own_point(tmp_path):
+    """Two points close to each other, whose names would hide the other where each stood above its own."""
+    for name, ms, peak in (("k2", 100, 50), ("fast_rnnt", 101, 51), ("far away", 1, 1)):
+        timed(tmp_path, name, [ms, ms], peak=peak)
+    (figure,) = [figure for figure in runs.figures(rows_of(tmp_path)) if figure.key == "time-memory"]
+    drawn = png.draw(figure)
+    drawn.draw_without_rendering()
+    (axes,) = drawn.axes
+    middles = {name: axes.transData.transform((x, y)) for x, y, name in figure.names.at}
+    boxes = {text.get_text(): text.get_window_extent() for text in axes.texts if text.get_text()}
+    assert boxes.keys() == middles.keys()
+    for name, box in boxes.items():
+        distances = {
+            other: ((max(box.x0 - x, 0, x - box.x1)) ** 2 + max(box.y0 - y, 0, y - box.y1) ** 2) ** 0.5
+            for other, (x, y) in middles.items()
+        }
+        (text,) = [text for text in axes.texts if text.get_text() == name]
+        assert text.arrow_patch is not None or min(distances, key=distances.get) == name
+        assert not any(box.overlaps(other) for of, other in boxes.items() if of != name)
+
+
+def test_small_plots_are_drawn_beside_each_other():
+    part = style.Figure(
+        "part",
+        "a",
+        "",
+        "",
+        [
+            style.points(
+                "a", [(0, 1), (1, 2)], {}, mode="lines", line={"color": style.color(0), "width": 2, "dash": "solid"}
+            )
+        ],
+        style.layout(170, xaxis=style.axis("ms"), yaxis=style.axis("MB")),
+        None,
+    )
+    figure = style.Figure("whole", "Whole", "", "", [], {}, None, parts=[part] * 4)
+    axes = png.draw(figure).axes
+    assert [len(one.lines) for one in axes] == [1, 1, 1, 1, 0, 0] and not axes[-1].get_visible()

@@ -21,16 +21,16 @@ import msgspec
 import pytest
 from commands import ROOT, assert_user_error, run
 from fixtures_conformance import made
-from fixtures_runs import correctness, garbled, header, status, timed, traced_run, write_records, write_run
+from fixtures_runs import correctness, garbled, header, records_of, status, timed, traced_run, write_records, write_run
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
 from common.analysis import logs
 from common.analysis.groups import Group, pareto
 from common.core import table
-from common.plots import trade_off
+from common.plots import runs, style, trade_off
 from common.records.conformance import DIFFERS, Outcome
-from common.report import conformance, facts, html, writing
+from common.report import conformance, facts, headline, html, writing
 from common.report.html import script_hash
 from common.report.page import LIBRARY as LIBRARY_FILE
 from common.report.page import page
@@ -107,6 +107,61 @@ def test_rounds_of_different_runs_are_not_paired(tmp_path):
 
 def test_pareto_front():
     assert pareto([(1, 9), (2, 3), (3, 4), (4, 1), (2, 5)]) == [0, 1, 3]
+
+
+# What to use.
+
+
+def cards(folder):
+    """Question -> (answer, whether it is sure, {title: words})."""
+    (group,) = groups_of(folder)
+    return {
+        card.question: (card.answer, card.clear, {title: table.words(words) for title, words in card.lines})
+        for card in headline.headline(group.rows, [folder])
+    }
+
+
+def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp_path):
+    timed(tmp_path, "a", [10, 11, 12], peak=30)
+    timed(tmp_path, "b", [20, 22, 24], peak=10)
+    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(DIFFERS, "")), allow_nan=False))
+    answer, sure, said = cards(tmp_path)["Use"]
+    assert (answer, sure) == ("a", True)
+    assert said["Speed"] == "11.00 ms a step; next is b, 2.00 times as long (95%: 2.00 to 2.00)."
+    assert said["Memory"] == "30.00 MB, 3.00 times as much as b (10.00 MB)."
+    wrong = json.loads((tmp_path / "conformance.json").read_text())["cases"][0]["wrong"]
+    assert wrong and said["Beware"] == f"{wrong}."
+    assert len(cards(tmp_path)) == 1
+
+
+def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp_path):
+    timed(tmp_path, "exact", [10, 10, 10], peak=8)
+    timed(tmp_path, "pruned", [1, 1, 1], kind="pruned", exact=False, peak=4)
+    lines = records_of(tmp_path / "pruned")
+    write_records(
+        tmp_path / "pruned",
+        [{**line, **({"approximation_gap": -0.007} if "grad_error" in line else {})} for line in lines],
+    )
+    answer, sure, said = cards(tmp_path)["If approximate will do"]
+    assert (answer, sure) == ("pruned (approx.)", True)
+    assert said["Speed"].startswith("0.10x the time of exact") and said["Memory"] == "0.50x its memory: 4.000 MB."
+    assert said["Accuracy"] == "0.70% off the exact loss."
+    timed(tmp_path, "pruned", [20, 20, 20], kind="pruned", exact=False, peak=16)
+    assert list(cards(tmp_path)) == ["Use"]  # it saves nothing
+
+
+def test_the_headline_names_all_that_cannot_be_told_apart(tmp_path):
+    timed(tmp_path, "a", [10, 12, 11])
+    timed(tmp_path, "b", [11, 10, 13])
+    answer, sure, said = cards(tmp_path)["Use"]
+    assert answer in ("a or b", "b or a") and not sure and "cannot tell them apart" in said["Speed"]
+
+
+def test_the_page_says_of_how_many_utterances_it_is(tmp_path):
+    timed(tmp_path, "a", [10, 11, 12])
+    (group,) = groups_of(tmp_path)
+    assert headline.measured(group.rows) == ["4 utterances", "of 100 measured, in 2 batches and 3 rounds"]
+    assert "of 100 measured" in page_of(tmp_path)
 
 
 # Memory within a step.
@@ -296,6 +351,49 @@ def test_garbled_traces_never_crash_the_page(tmp_path):
         assert "torchaudio" in page_of(tmp_path)
 
 
+def test_what_did_not_run_is_below_the_results_and_only_errors_are_red(tmp_path):
+    timed(tmp_path, "a", [10])
+    write_records(tmp_path / "k2", [header("k2"), status("correctness", "missing", "no k2: pip install k2")])
+    write_records(tmp_path / "died", [header("died"), status("correctness", "error", "it broke")])
+    shown = page_of(tmp_path)
+    results, failures = shown.index(">Results</h3>"), shown.index('<details class="failures errors"')
+    assert results < failures < shown.index('<figure id="step-time')
+    assert re.findall(r'<li class="error"><strong>([^<]*)<', shown[failures:]) == ["died"]
+    assert "1 failed (died)" in shown and "1 not available here (k2)" in shown
+    assert re.findall(r'<td data-value="[^"]*" class="name">([^<]*)<', shown[results:failures]) == ["a"]
+    (tmp_path / "died" / "results.jsonl").unlink()
+    shown = page_of(tmp_path)
+    assert '<details class="failures" ' in shown and '<li class="error">' not in shown
+
+
+def test_every_link_of_the_contents_leads_somewhere(tmp_path):
+    timed(tmp_path, "a", [10, 11])
+    timed(tmp_path, "b", [20, 21])
+    shown = page_of(tmp_path)
+    links = [link[1:] for link in Seen(shown[shown.index("<nav") : shown.index("</nav>")]).links]
+    assert {"group-0-table", "time-memory-0", "samples-0", "conformance"} <= set(links)
+    assert set(links) <= set(Seen(shown).ids)
+
+
+def test_an_implementation_has_one_colour_in_every_plot_and_stages_have_none(tmp_path):
+    for name, ms in (("k2", 30), ("torchaudio", 20), ("of my own", 10)):
+        traced_run(tmp_path / name, kineto(steps([ms])), name=name)
+        timed(tmp_path / "other", name, [ms, ms], batch_size=8)
+    log = logs.read([tmp_path])
+    looks = {row.name: row.look for group in log.groups for row in group.rows}
+    assert looks == {"torchaudio": 0, "k2": 1, "of my own": 2}
+    for group in log.groups:
+        for figure in (part for whole in runs.figures(group.rows) for part in whole.drawn):
+            for trace in figure.data:
+                colors = trace["marker"].get("color", style.INK)
+                if trace["name"] in looks and figure.key != "step-time":
+                    assert colors == style.color(looks[trace["name"]]), figure.key
+                elif isinstance(colors, list):  # of a stage: a bar of each implementation
+                    assert colors == [style.color(row.look) for row in group.rows], figure.key
+                else:
+                    assert colors in (style.INK, style.NEUTRAL), figure.key
+
+
 # The command.
 
 
@@ -307,7 +405,7 @@ def test_the_command_writes_page_and_pngs_and_says_where(tmp_path):
     output = tmp_path / "out" / "page.html"
     done = run("report.py", tmp_path / "log", "--output", output, "--png", tmp_path / "png")
     assert done.returncode == 0 and done.stderr == ""
-    names = ["step-time", "peak-memory", "time-memory"]
+    names = ["time-memory", "step-time", "peak-memory"]
     assert done.stdout.split() == [str(output), *(str(tmp_path / "png" / f"{name}.png") for name in names)]
     assert output.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     for name in names:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import base64
 import csv
 import io
+import json
 import re
+import zlib
 
 import pytest
-from browsers import CHROMIUM, DRIVER, Browser
+from browsers import AXE, CHROMIUM, DRIVER, Browser
+from fixtures_conformance import made
 from fixtures_machines import side_by_side
-from fixtures_runs import header, status, traced_run, write_records
+from fixtures_runs import correctness, header, status, timed, timing, traced_run, write_records, write_run
 from fixtures_sweeps import write_sweep
 from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
 from common.analysis import logs
-from common.report import conformance, writing
+from common.core import table
+from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.report import conformance, page, writing
+from common.report.section import Section
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
 pytest.importorskip("jinja2", reason="jinja2 is not installed in this Python")
@@ -48,18 +54,53 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """A page of three runs with traces, one of them with a hostile name, one that failed, and a sweep."""
+    """A page with the committed matrix, whatever log/ of this checkout has."""
     log = tmp_path_factory.mktemp("log")
+    return written(log, log / "none")
+
+
+@pytest.fixture(scope="module")
+def compact(tmp_path_factory):
+    """The same with a matrix of one row, for what takes long on a large page."""
+    log = tmp_path_factory.mktemp("compact")
+    results = (DIFFERS, PASS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE)
+    cases = ("ragged", "V-2", "no-target", "float16", "bfloat16", "large")
+    document = made(**{case: Outcome(result, "a message") for case, result in zip(cases, results)})
+    (log / "conformance.json").write_text(json.dumps(document))
+    return written(log, log / "conformance.json")
+
+
+def written(log, matrix):
+    """A page of three runs with traces, one of them with a hostile name, one that failed, and a sweep."""
     window = [*steps([100, 200]), span("joiner", 1120, 80)]
     window += [memory_event(at, total << 20) for at, total in ((1010, 3), (1130, 9), (1180, 4))]
     for name in ("torchaudio", "optimized_transducer_with_a_long_name", EVIL):
         traced_run(log / f"run-{len(name)}", kineto(window), name=name)
     write_records(log / "k2", [header("k2"), status("correctness", "missing", f"{EVIL} pip install k2")])
+    write_run(
+        log / "died", "died", [correctness(), timing("timing-1", [], [1, 2]), [status("timing-2", "error", "it broke")]]
+    )
     write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
     read = logs.found([log])
-    with pytest.MonkeyPatch.context() as patched:  # the committed matrix, whatever log/ of this checkout has
-        patched.setattr(conformance, "LOG", log / "none")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(conformance, "LOG", matrix)
         return writing.write(read, log / "report.html")
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """Losses that are close to each other in time and memory, on a page of their own."""
+    log = tmp_path_factory.mktemp("crowded")
+    for name, ms, peak in (
+        ("k2", 100, 50),
+        ("fast_rnnt", 101, 51),
+        ("torchaudio", 99, 52),
+        ("optimized_transducer", 103, 49),
+        ("reference", 400, 300),
+        ("warp-transducer", 102, 53),
+    ):
+        timed(log, name, [ms, ms + 1], peak=peak)
+    return writing.write(logs.found([log]), log / "report.html")
 
 
 def heading(browser, title):
@@ -128,7 +169,7 @@ def test_sorting_by_click(browser, report):
         assert browser.js("arguments[0].closest('th').getAttribute('aria-sort')", button) == direction
         values = [sign * float(value) for value in column(browser, step) if value]
         assert values == sorted(values)
-        assert column(browser, step)[-1] == ""  # k2 was not timed: last, whichever way
+        assert column(browser, step)[-1] == ""  # died was not timed: last, whichever way
 
 
 def test_sorting_by_keyboard(browser, report):
@@ -149,7 +190,8 @@ def test_a_table_downloads(browser, report):
     link = browser.driver.find_element("css selector", ".download a")
     assert link.get_attribute("download") == "results.csv"
     data = base64.b64decode(link.get_attribute("href").partition("base64,")[2]).decode()
-    assert {row["implementation"] for row in csv.DictReader(io.StringIO(data))} >= {"torchaudio", "k2"}
+    names = {row["implementation"] for row in csv.DictReader(io.StringIO(data))}
+    assert names >= {"torchaudio", "died"} and "k2" not in names  # which did not run
 
 
 @pytest.mark.parametrize("width, dark", [(1200, False), (1200, True), (390, False), (390, True)])
@@ -179,6 +221,7 @@ def test_the_conformance_matrix_fits_a_screen_and_keeps_its_cases_on_a_phone(bro
 @pytest.mark.parametrize("width, dark", [(1200, False), (390, True)])
 def test_the_first_column_stays_while_a_table_is_scrolled(browser, report, width, dark):
     browser.open(report, width=width, dark=dark)
+    browser.js("document.querySelector('button.more').click()")
     place = "document.querySelector('td.name').getBoundingClientRect()"
     before = browser.js(place)
     browser.js("document.querySelector('.scroll').scrollTo(400, 0)")
@@ -215,7 +258,17 @@ def contrast(browser, selector, of="color"):
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_has_contrast_in_light_and_dark(browser, report, dark):
     browser.open(report, dark=dark)
-    for selector in ("body", ".lead", "figcaption", "summary", "th button", ".failures strong", "footer"):
+    for selector in (
+        "body",
+        ".lead",
+        "figcaption",
+        "summary",
+        "th button",
+        ".failures",
+        ".failures .bad",
+        "nav a",
+        "footer",
+    ):
         assert contrast(browser, selector) >= 4.5, selector
     for selector in ("#step-time-0 .xtick text", "#step-time-0 .annotation-text", "#step-time-0 .legendtext"):
         assert contrast(browser, selector, "fill") >= 4.5, selector
@@ -239,7 +292,7 @@ def test_nothing_is_wider_than_a_sheet(browser, report):
 def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
     size = "(({width, height}) => [width, height])(document.querySelector(arguments[0]).getBoundingClientRect())"
     browser.open(report)
-    plots = [f"#{key} .main-svg" for key in PLOTS if not key.startswith("shape")]
+    plots = [f"#{key} .main-svg" for key in PLOTS if not key.startswith(("shape", "memory-within"))]
     before = {plot: browser.js(size, plot) for plot in plots}
     browser.js("dispatchEvent(new Event('beforeprint'))")
     for plot in plots:
@@ -256,3 +309,139 @@ def test_a_plot_follows_the_width(browser, report):
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     narrow = "document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width"
     browser.wait.until(lambda _: browser.js(narrow) < min(wide, 600))
+
+
+# The names of points: each beside its own marker.
+
+PLACED = """(() => {
+  const box = (it) => {
+    const {left, top, right, bottom} = it.getBoundingClientRect(); return [left, top, right, bottom]; };
+  const plot = document.querySelector('#time-memory-0 .plot');
+  return {
+    plot: box(plot.querySelector('.main-svg')),
+    markers: [...plot.querySelectorAll('.scatterlayer .points path')].map(box),
+    names: [...plot.querySelectorAll('.annotation')].map((it) => ({
+      text: it.textContent, box: box(it.querySelector('.annotation-text')),
+      line: it.querySelector('.annotation-arrow-g path') !== null })) };
+})()"""
+
+
+def apart(one, other):
+    """Pixels between two boxes, 0 where they meet."""
+    across = max(one[0] - other[2], other[0] - one[2], 0)
+    return (across**2 + max(one[1] - other[3], other[1] - one[3], 0) ** 2) ** 0.5
+
+
+@pytest.mark.parametrize("width, paper", [(1440, False), (768, False), (390, False), (1440, True)])
+def test_names_stand_beside_their_own_marker_at_every_width(browser, crowded, width, paper):
+    browser.open(crowded, width=width)
+    if paper:
+        browser.js("dispatchEvent(new Event('beforeprint'))")
+    found = browser.js(PLACED)
+    names, markers, plot = found["names"], found["markers"], found["plot"]
+    assert len(names) == len(markers) == 6
+    for at, name in enumerate(names):
+        assert apart(name["box"], plot) == 0 and name["box"][0] >= plot[0] - 1 and name["box"][2] <= plot[2] + 1
+        assert all(apart(name["box"], other["box"]) > 0 for other in names[at + 1 :]), name
+        own, others = markers[at], [*markers[:at], *markers[at + 1 :]]
+        assert all(apart(name["box"], other) > 0 for other in others), name
+        assert name["line"] or all(apart(name["box"], own) < apart(name["box"], other) for other in others), name
+
+
+# Contents, width, columns.
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_contents_stay_and_say_where_one_is(browser, report, width):
+    browser.open(report, width=width)
+    current = "document.querySelector('nav [aria-current]').hash"
+    assert browser.js(current) == "#group-0"
+    browser.js("document.querySelector('#conformance').scrollIntoView()")
+    browser.wait.until(lambda _: browser.js(current) == "#conformance")
+    nav = browser.js("document.querySelector('nav').getBoundingClientRect()")
+    assert nav["top"] == 0 and (nav["height"] <= 900 if width > 1000 else nav["height"] < 60)
+    top = browser.js("document.querySelector('#conformance-title').getBoundingClientRect().top")
+    assert width > 1000 or top >= nav["bottom"]  # not below the contents
+    inner = "[...document.querySelectorAll('nav ul ul')].filter((it) => it.offsetHeight).length"
+    assert browser.js(inner) == 0  # the conformance matrix has no parts
+    browser.js("scrollTo(0, 0)")
+    browser.wait.until(lambda _: browser.js(current) == "#group-0")
+    assert browser.js(inner) == (width > 1000)
+
+
+def test_plots_have_the_width_of_the_page(browser, report):
+    browser.open(report, width=1440)
+    left, right = (
+        browser.js(f"document.querySelector('{selector}').getBoundingClientRect()") for selector in ("nav", "main")
+    )
+    plot = browser.js("document.querySelector('#step-time-0 .main-svg').getBoundingClientRect()")
+    assert plot["width"] == pytest.approx(right["width"], abs=2) and plot["width"] > 1000 and left["width"] < 300
+
+
+SHOWN = "[...document.querySelector('table').tHead.rows[0].cells].filter((it) => it.offsetWidth).length"
+
+
+def test_a_wide_table_begins_with_eight_columns(browser, report):
+    browser.open(report)
+    button = browser.driver.find_element("css selector", "button.more")
+    every = browser.js("document.querySelector('table').tHead.rows[0].cells.length")
+    assert browser.js(SHOWN) == 8 and button.text == f"{every - 8} more columns"
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    assert browser.js(SHOWN) == every and button.get_attribute("aria-expanded") == "true"
+    button.click()
+    assert browser.js(SHOWN) == 8
+    button.click()
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.js(SHOWN) == 8  # on paper, whatever is open
+
+
+def test_names_wrap_at_underscores_on_a_phone(browser, report):
+    browser.open(report, width=390)
+    lines = """(() => [...document.querySelectorAll('td.name')]
+      .filter((it) => it.textContent.startsWith('optimized_'))
+      .map((it) => { const walk = document.createTreeWalker(it, NodeFilter.SHOW_TEXT), found = [];
+        while (walk.nextNode()) { const range = document.createRange(); range.selectNodeContents(walk.currentNode);
+          found.push([walk.currentNode.data, new Set([...range.getClientRects()].map((box) => box.top)).size]); }
+        return found; })[0])()"""
+    found = browser.js(lines)
+    assert "".join(words for words, _ in found) == "optimized_transducer_with_a_long_name"
+    assert len(found) == 6 and all(count == 1 for _, count in found)
+    height = "document.querySelector('td.name').getBoundingClientRect().height"
+    assert browser.js(height) > 0
+
+
+def test_the_titles_of_the_columns_are_on_every_sheet(browser, tmp_path):
+    columns = [table.Column(f"column {at}") for at in range(12)]
+    rows = [[table.measured(at)] * 12 for at in range(200)]
+    section = Section("profile", "long", "Long", table=table.Table("long", "Long", columns, rows))
+    (tmp_path / "page.html").write_text(page.assembled([section], tmp_path, "Long", "."))
+    browser.open(tmp_path / "page.html")
+    browser.js("document.styleSheets[0].insertRule('@media print { th { background: rgb(0, 255, 0) !important } }', 0)")
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", browser.printed(), flags=re.DOTALL)
+    drawn = [inflated(stream) for stream in streams]
+    sheets = [stream for stream in drawn if stream.count(b"\nBT\n") > 50]
+    assert len(sheets) >= 3 and all(stream.count(b" 0 1 0 rg") >= 8 for stream in sheets)
+
+
+def inflated(stream):
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return stream
+
+
+# What people who use a keyboard, a magnifier or a screen reader need.
+
+
+@pytest.mark.skipif(AXE is None, reason="axe-core is not installed: `make setup`, or pip install axe-core-python")
+@pytest.mark.parametrize(
+    "look",
+    [{"width": 1440}, {"dark": True}, {"width": 390}, {"media": "print"}],
+    ids=str,
+)
+def test_axe_finds_no_violation(browser, compact, look):
+    browser.open(compact, **look)
+    words = "details:not(:has(table))"  # tables are open elsewhere
+    browser.js(f"document.querySelectorAll('{words}').forEach((it) => {{ it.open = true; }})")
+    assert browser.violations() == []

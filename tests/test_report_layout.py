@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from fixtures_runs import correctness, environment, sample, status, write_run
+from fixtures_runs import correctness, environment, sample, status, traced_run, write_run
+from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.plots import bars, labels, scales
+from common.plots import bars, labels, over_time, scales, style
 
 
 def test_an_axis_is_cut_below_what_is_far_beyond_the_others():
@@ -33,13 +34,50 @@ def test_ticks_are_plain_numbers_and_never_one_alone():
     assert wide[0] == "0.0005" and wide[-1] == "2000000" and not any("e" in words for words in wide)
 
 
-def test_names_do_not_hide_each_other():
-    points, names = [(300, 200), (310, 205), (690, 320), (0, 0)], ["one", "another", "at the edge", "corner"]
-    places = labels.places(points, names, (700, 330))
-    boxes = [labels.box(point, name, labels.PLACES[place]) for point, name, place in zip(points, names, places)]
-    for at, box in enumerate(boxes):
-        assert 0 <= box[0] and box[2] <= 700 and 0 <= box[1] and box[3] <= 330
-        assert all(labels.shared(box, other) == 0 for other in boxes[at + 1 :])
+PLOT = (700, 330)
+
+
+def placed(points, names, lines=()):
+    """(place, box) of each name, of 7 pixels a letter."""
+    sizes = [(7.0 * len(name), 17.0) for name in names]
+    places = labels.places(points, sizes, PLOT, lines)
+    return [(place, labels.box(*each, place)) for *each, place in zip(points, sizes, places)]
+
+
+def near(point, box):
+    """How far a point is from a box."""
+    return labels._from_box(point, box)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(300, 200), (310, 205), (690, 320), (0, 0)],
+        [(100, 100), (120, 122), (300, 30), (650, 300)],
+        [(200, 100), (230, 100), (260, 100), (290, 100)],
+        [(200, 100), (201, 101), (202, 102), (203, 103)],
+    ],
+)
+def test_names_stand_beside_their_own_point_and_hide_nothing(points):
+    names = ["one", "another", "at the edge", "corner"]
+    found = placed(points, names)
+    for at, (place, box) in enumerate(found):
+        assert 0 <= box[0] and box[2] <= PLOT[0] and 0 <= box[1] and box[3] <= PLOT[1]
+        assert all(labels.shared(box, other) == 0 for _, other in found[at + 1 :])
+        others = [point for point in points if point != points[at]]
+        assert all(near(point, box) > 0 for point in others)
+        assert place.far or all(near(points[at], box) < near(point, box) for point in others)
+
+
+def test_a_name_in_a_crowd_has_a_line_and_one_alone_has_none():
+    crowd = [(200 + 9 * across, 150 + 9 * up) for across in range(3) for up in range(3)]
+    found = placed([*crowd, (500, 150)], ["some name"] * 10)
+    assert any(place.far for place, _ in found[:-1]) and not found[-1][0].far
+
+
+def test_names_keep_off_lines():
+    ((_, box),) = placed([(350, 150)], ["some name"], [[(350, 330), (350, 150), (700, 150)]])
+    assert box[2] <= 350 or box[3] <= 150 or box[1] >= 152 and box[0] >= 352
 
 
 def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
@@ -52,3 +90,27 @@ def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
     assert exact.layout["xaxis"]["range"] == [0, pytest.approx(11.5)] and "range" not in others.layout["xaxis"]
     (arrow,) = [trace for trace in exact.data if trace["name"] == "goes on"]
     assert arrow["y"] == [-1] and "goes on beyond the right edge" in exact.caption
+
+
+def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
+    samples = [sample("timing-1", "step", 4, ms) for ms in (10, 10, 10, 40, 6)]
+    write_run(tmp_path / "a", "a", [correctness(), [environment("timing-1"), *samples, status("timing-1")]])
+    (row,) = logs.read([tmp_path]).rows
+    figure = over_time.drift([row])
+    (trace,) = figure.data
+    own = style.symbol(row.look)
+    assert trace["marker"]["symbol"] == [own, own, own, "triangle-up", "triangle-down"]
+    assert trace["y"] == pytest.approx([0, 0, 0, over_time.FARTHEST, -over_time.FARTHEST])  # of +300% and -40%
+    assert trace["customdata"][3][1] == "+300.0%"
+    assert figure.layout["yaxis"]["ticktext"] == ("\u221230%", "0", "+30%") and "30%" in figure.caption
+
+
+def test_memory_within_a_step_is_small_plots_to_one_scale(tmp_path):
+    for name, peak in (("a", 9), ("b", 40)):
+        events = [*steps([100, 200]), *(memory(at, total << 20) for at, total in ((1010, 3), (1130, peak)))]
+        traced_run(tmp_path / name, kineto(events), name=name)
+    (group,) = logs.read([tmp_path]).groups
+    (figure,) = over_time.memory_within(group.rows)
+    assert [part.title for part in figure.parts] == ["a", "b"] and all(part.small for part in figure.parts)
+    ranges = [part.layout["yaxis"]["range"] for part in figure.parts]
+    assert ranges[0] == ranges[1] and ranges[0][0] == 0 and ranges[0][1] > max(figure.parts[1].data[0]["y"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import subprocess
 import urllib.request
+from importlib.util import find_spec
 
 import pytest
+from browsers import CHROMIUM, DRIVER, Browser
 from commands import ROOT
 from fixtures_runs import trace, traced_run, write_run
 from fixtures_sweeps import write_sweep
@@ -17,6 +20,10 @@ from viewer_servers import LOOPBACK, VIEWER, listening_addresses, needs_viewer, 
 from common.core.errors import UserError
 from common.core.text import plain
 from common.report import trace_viewer
+
+needs_browser = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER and find_spec("selenium")), reason="needs selenium, chromium and chromedriver"
+)
 
 # A picture of one white pixel.
 PNG = bytes.fromhex(
@@ -64,14 +71,40 @@ def test_scalars_of_each_run_and_window(board):
     def values(run, tag):
         return [(step, value) for _, step, value in board.json("/data/plugin/scalars/scalars", run=run, tag=tag)]
 
-    assert values("k2-2", "profiled/step_us") == [(1, 200.0), (2, 200.0)]
-    assert values("k2-2", "profiled/peak_memory_mb") == [(1, 4.0), (2, 8.0)]
-    assert values("torchaudio-2", "timing/step_ms_median") == [(0, 25.0)]
-    assert values("torchaudio-2", "timing/loss_ms_median") == [(0, 2.5)]
-    assert values("torchaudio-2", "memory/step_torch_allocated_mb") == [(0, 32.0)]
+    assert values("k2-2", "4_profiled/step_us") == [(1, 200.0), (2, 200.0)]
+    assert values("k2-2", "4_profiled/peak_memory_mb") == [(1, 4.0), (2, 8.0)]
+    assert values("torchaudio-2", "1_time/step_ms_median") == [(0, 25.0)]
+    assert values("torchaudio-2", "1_time/loss_ms_median") == [(0, 2.5)]
+    assert values("torchaudio-2", "2_memory/step_torch_allocated_mb") == [(0, 32.0)]
+    assert values("torchaudio-2", "2_memory/peak_mb") == [(0, 32.0)]
+    assert values("torchaudio-2", "1_time/step_ms") == [(1, 10.0), (2, 20.0), (3, 30.0), (4, 40.0)]  # by sample
     tags = board.json("/data/plugin/scalars/tags")
-    assert "profiled/step_us" not in tags["torchaudio-2"]  # no trace, no number
-    assert "profiled/inflation" in tags["k2-2"]
+    assert "4_profiled/step_us" not in tags["torchaudio-2"]  # no trace, no number
+    assert "4_profiled/inflation" in tags["k2-2"]
+    groups = {tag.partition("/")[0] for tag in tags["k2-2"]}
+    assert groups == {"1_time", "2_memory", "3_correctness", "4_profiled"}
+
+
+@needs_viewer
+def test_runs_are_lines_of_the_hparams_table(board):
+    def ask(path, **body):
+        request = urllib.request.Request(f"{board.url}/data/plugin/hparams/{path}", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            data = answer.read()
+            return json.loads(gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data)
+
+    columns = ask("experiment")
+    assert {"implementation", "torch", "vocab_size", "threads"} <= {one["name"] for one in columns["hparamInfos"]}
+    compared = [one["name"]["tag"] for one in columns["metricInfos"]]
+    assert compared[0] == "1_time/step_ms_median" and "2_memory/peak_mb" in compared
+    asked = {"colParams": [{"metric": one["name"]} for one in columns["metricInfos"]], "sliceSize": 10}
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    lines = ask("session_groups", allowedStatuses=statuses, startIndex=0, **asked)["sessionGroups"]
+    found = {line["hparams"]["implementation"]: line for line in lines}
+    assert set(found) == {"k2", "torchaudio"} and found["k2"]["hparams"]["vocab_size"] == 500
+    values = {one["name"]["tag"]: one["value"] for one in found["torchaudio"]["metricValues"]}
+    assert values["1_time/step_ms_median"] == 25 and values["2_memory/peak_mb"] == 32
 
 
 @needs_viewer
@@ -236,3 +269,32 @@ def test_a_run_without_a_trace_is_there(tmp_path):
     for said, name in (("fast_rnnt", "fast_rnnt-2"), ("k2-simple-2", "k2-simple-2")):
         with pytest.raises(UserError, match=f"there, but without a trace: {name} "):
             trace_viewer.choose(said, tmp_path, 1)
+
+
+WORDS = """(() => {
+  const found = [], walk = (root) => { for (const it of root.childNodes) {
+    if (it.shadowRoot) walk(it.shadowRoot);
+    if (it.nodeType !== Node.TEXT_NODE) { walk(it); continue; }
+    if (!it.parentElement?.closest('td, th')) continue;
+    for (const { 0: word, index } of it.data.matchAll(/\\S+/g)) {
+      const range = document.createRange(); range.setStart(it, index); range.setEnd(it, index + word.length);
+      found.push([word, new Set([...range.getClientRects()].map((box) => box.top)).size]); } } };
+  walk(document.body); return found; })()"""
+
+
+@needs_viewer
+@needs_browser
+def test_no_word_is_broken_in_the_text_tab(tmp_path):
+    for name in ("optimized_transducer", "fast_rnnt-pruned", "warp-transducer"):
+        write_run(tmp_path / "log" / name, name)
+    browser = Browser(tmp_path / "profile")
+    try:
+        with started("tensorboard", tmp_path / "output", LOGDIR=tmp_path / "log") as server:
+            server.wait_for(lambda server: server.json("/data/plugin/text/tags"))
+            browser.resize(1200)
+            browser.driver.get(f"{server.url}/#text")
+            browser.wait.until(lambda _: any("optimized" in word for word, _ in browser.js(WORDS)))
+            broken = [word for word, lines in browser.js(WORDS) if lines > 1]
+    finally:
+        browser.close()
+    assert broken == []

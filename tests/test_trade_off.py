@@ -5,7 +5,7 @@ from __future__ import annotations
 from fixtures_runs import timed
 
 from common.analysis import logs
-from common.plots import labels, scales, trade_off
+from common.plots import scales, trade_off
 
 
 def entries_of(folder):
@@ -49,9 +49,10 @@ def test_the_plot_says_who_is_on_which_front_and_draws_the_others_hollow(tmp_pat
 def test_without_pruned_losses_there_is_one_front_and_without_a_common_model_none(tmp_path):
     timed(tmp_path / "a", "one", [10, 10])
     timed(tmp_path / "a", "two", [20, 20])
-    assert [trace["mode"] for trace in trade_off.time_and_memory(entries_of(tmp_path / "a")).data][:2] == [
+    assert [trace["mode"] for trace in trade_off.time_and_memory(entries_of(tmp_path / "a")).data] == [
         "lines",
-        "markers+text",
+        "markers",
+        "markers",
     ]
     timed(tmp_path / "b", "one", [10, 10], kind="additive")
     timed(tmp_path / "b", "two", [20, 20], kind="additive")
@@ -59,19 +60,11 @@ def test_without_pruned_losses_there_is_one_front_and_without_a_common_model_non
     assert not [trace for trace in figure.data if trace["mode"] == "lines"]
 
 
-def test_names_keep_off_the_lines_and_within_the_plot():
-    span = scales.Span(0, 100, False)
-    front = trade_off.Front("exact losses", "dot", [0], [0])
-    for point in ((20.0, 20.0), (98.0, 50.0), (50.0, 98.0)):
-        (place,) = trade_off.name_places(["some name"], [point], [front], (span, span), (400, 400))
-        across, up = labels.PLACES[place]
-        assert across * up or across < 0 or up < 0  # not along the line, which goes up and to the right
-        left, bottom, right, top = labels.box((4 * point[0], 4 * point[1]), "some name", (across, up))
-        assert left >= 0 and bottom >= 0 and right <= 400 and top <= 400
-
-
-def test_a_name_moves_for_one_that_came_later():
-    points, names = [(100, 100), (120, 122)], ["one that is long", "another that is long"]
-    chosen = labels.places(points, names, (400, 400))
-    one, another = (labels.box(*each, labels.PLACES[place]) for *each, place in zip(points, names, chosen))
-    assert labels.shared(one, another) == 0
+def test_each_point_has_its_name_and_the_fronts_are_lines_to_keep_off(tmp_path):
+    rows = of_every_kind(tmp_path)
+    names = trade_off.time_and_memory(rows).names
+    both, points = trade_off.known(rows)
+    assert names.at == [(*point, row.label) for row, point in zip(both, points)]
+    fronts = [line for line in names.lines if len(line) > 2]
+    top, right = scales.span([peak for _, peak in points]).high, scales.span([ms for ms, _ in points]).high
+    assert [line[-1] for line in fronts] == [(right, 100), (right, 50)] and (10, top) in fronts[0]

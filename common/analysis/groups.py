@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from common.analysis import ranking
 from common.analysis.row import Row
 from common.core import workloads
-from common.core.implementations import KINDS
+from common.core.implementations import KINDS, with_variants
 from common.core.text import plain
 
 LONGEST_LABEL = 40  # characters
@@ -56,6 +56,20 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
     for row, label in zip(rows, labels):
         row.label = label
     return list(rows)
+
+
+def give_looks(rows: Sequence[Row]) -> None:
+    """Number the implementations, for a colour of each that is the same in every plot: those that were measured first,
+    in the order of the table of implementations."""
+    order = {one.name: place for place, one in enumerate(with_variants())}
+    measured = {row.name for row in rows if row.is_measured}
+
+    def place(name: str) -> Tuple[bool, int, str]:
+        return name not in measured, order.get(name.partition("@")[0], len(order)), name
+
+    looks = {name: at for at, name in enumerate(sorted({row.name for row in rows}, key=place))}
+    for row in rows:
+        row.look = looks[row.name]
 
 
 def short_label(label: str) -> str:

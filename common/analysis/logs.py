@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import measured, search, sweep
-from common.analysis.groups import Group, collect, same_configuration
+from common.analysis.groups import Group, collect, give_looks, same_configuration
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
@@ -31,6 +31,9 @@ class Log:
     rows: List[Row]
     searches: List[Row]
     sweeps: List[Sweep]
+
+    def __post_init__(self) -> None:
+        give_looks([*self.rows, *self.searches, *(row for one in self.sweeps for row in one.rows)])
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.searches or self.sweeps)

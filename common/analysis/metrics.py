@@ -184,7 +184,7 @@ _ALL = (
             _part(f"{scope}_ms", part),
             unit="ms",
             better="lower",
-            tag=f"timing/{scope}_ms_{part}",
+            tag=f"1_time/{scope}_ms_{part}",
         )
         for scope in SCOPES
         for part in ("median", "p20", "p80")
@@ -200,7 +200,7 @@ _ALL = (
             _rate(what),
             _rate_said(what),
             better="higher",
-            tag=f"throughput/{what}_per_second",
+            tag=f"1_time/{what}_per_second",
         )
         for what, title in (("utterances", "utterances /s"), ("frames", "frames /s (sum of T)"))
     ),
@@ -209,23 +209,31 @@ _ALL = (
         Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")
         for scope in SCOPES
     ),
-    Metric("peak_mb", "peak memory MB", lambda row: row.peak_mb, unit="MB", better="lower", on_page="peak MB"),
+    Metric(
+        "peak_mb",
+        "peak memory MB",
+        lambda row: row.peak_mb,
+        unit="MB",
+        better="lower",
+        on_page="peak MB",
+        tag="2_memory/peak_mb",
+    ),
     Metric("process_mb", "process MB", _process, unit="MB", better="lower"),
     *(
-        Metric(f"{scope}_{counter}_mb", "", _counter(scope, counter), unit="MB", tag=f"memory/{scope}_{counter}_mb")
+        Metric(f"{scope}_{counter}_mb", "", _counter(scope, counter), unit="MB", tag=f"2_memory/{scope}_{counter}_mb")
         for scope in SCOPES
         for counter in COUNTERS
     ),
     Metric("profiled_us", "profiled step us", lambda row: row.average_step_time_us, unit="us", profiled=True),
     Metric("profiled_mb", "profiled peak MB", lambda row: row.peak_memory_mb, unit="MB", profiled=True),
-    Metric("inflation", "", lambda row: row.profiler_inflation, tag="profiled/inflation"),
+    Metric("inflation", "", lambda row: row.profiler_inflation, tag="4_profiled/inflation"),
     Metric(
         "loss_error",
         "loss error",
         lambda row: row.loss_error,
         lambda row: error(row.loss_error),
         better="lower",
-        tag="correctness/loss_error",
+        tag="3_correctness/loss_error",
     ),
     Metric(
         "grad_error",
@@ -234,7 +242,7 @@ _ALL = (
         lambda row: error(row.grad_error),
         better="lower",
         on_page="gradient error",
-        tag="correctness/grad_error",
+        tag="3_correctness/grad_error",
     ),
     Metric("useful", "useful %", _useful, lambda row: number(_useful(row), 3), "%"),
     Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
@@ -281,6 +289,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
         *("frames_per_second", "torch", "version"),
     ),
     "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
+    "text tab": ("implementation", "step_median", "over_fastest", "loss_median", "peak_mb"),
     "readme": ("implementation", "torch", "step_median", *_SHORT[2:4], "loss_median", "peak_mb", "grad_error"),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (

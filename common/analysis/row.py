@@ -119,11 +119,13 @@ class Exported:
 
 @dataclass(eq=False)
 class Row(Exported):
-    """One run.  label: its name, unique in its group, harmless and short; header, environment: its ``run`` and newest
-    ``environment`` record, empty for traces alone; jobs: the records of each job's last attempt; timed: the samples in
-    the order taken; peaks_mb: scope -> counter -> batch -> peak; file: the name of its records' file."""
+    """One run.  label: its name, unique in its group, harmless and short; look: the number of its colour and symbol;
+    header, environment: its ``run`` and newest ``environment`` record, empty for traces alone; jobs: the records of
+    each job's last attempt; timed: the samples in the order taken; peaks_mb: scope -> counter -> batch -> peak; file:
+    the name of its records' file."""
 
     label: str = ""
+    look: int = 0
     header: Header = Header(name="")
     environment: Environment = Environment(job="")
     jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)
@@ -243,6 +245,12 @@ class Row(Exported):
                 said = end and end.reason
                 return (end.status if end else "interrupted"), f"{job}: {said or 'stopped before its end'}"
         return None if self.jobs else ("interrupted", "stopped before its first pass")
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it has a line in tables: those that did not get so far are named below them."""
+        known = (self.step_ms, self.loss_ms, self.peak_mb, self.average_step_time_us, self.largest.get("size"))
+        return self.status == "ok" or any(known)
 
     def of_scope(self, scope: str) -> List[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]

@@ -148,6 +148,13 @@ def _peak_mb(jobs: Jobs, size: Optional[int]) -> Optional[float]:
     return max(peaks) / MB if peaks else None
 
 
+def peaks_mb(row: Row) -> Dict[int, float]:
+    """The most that a step took at each size that fitted."""
+    fitted = sorted(size for size, fits in answers(row.jobs).items() if fits)
+    peaks = {size: _peak_mb(row.jobs, size) for size in fitted}
+    return {size: peak for size, peak in peaks.items() if peak}
+
+
 def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
     """Rates of each round that ended well (utterances and frames of its batches over the sum of their medians), the
     rounds' median, their 95% interval, and what was timed: {utterances, frames} of all batches together, None

@@ -9,18 +9,30 @@ from common.analysis.row import Row, is_positive
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
 from common.plots import scales
-from common.plots.style import INK, Figure, Trace, axis, bars, lanes, layout, marker, points, shown, whiskers
+from common.plots.style import (
+    INK,
+    Figure,
+    Trace,
+    axis,
+    lanes,
+    layout,
+    legend_of,
+    mark,
+    parts,
+    points,
+    shown,
+    whiskers,
+)
 
 LANE = 62  # pixels
 ABOVE = 14  # pixels from the middle of a lane to its name
 WIDTH = 0.36  # of a bar, in lanes
 LEGEND = 150  # pixels
 GOES_ON = "A bar with an arrow goes on beyond the right edge, to the number above it."
-NEUTRAL = "#7f8791"  # of no stage; visible beside black and white
 
 
 def stages_of(rows: Sequence[Row]) -> Dict[str, int]:
-    """All stages in the order in which they run, each with its number: of its colour, pattern and symbol."""
+    """All stages in the order in which they run, each with its number: of its pattern and symbol."""
     met: Dict[str, int] = {}
     order: List[str] = []
     for row in rows:
@@ -50,11 +62,11 @@ def step_times(rows: Sequence[Row]) -> List[Figure]:
 def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
     """Bars of the stages, and the whole with 20th and 80th percentile."""
     described = [times(row) or {} for row in timed]
-    split = [_medians(row) or {"not split": each["median"]} for row, each in zip(timed, described)]
+    shares = [_medians(row) or {"not split": each["median"]} for row, each in zip(timed, described)]
     data = []
     for stage, place in {**stages, "not split": len(stages)}.items():
-        lengths = [(at, parts[stage]) for at, parts in enumerate(split) if stage in parts]
-        data += [_bar(stage, lengths, place, "ms")] if lengths else []
+        lengths = [(at, one[stage]) for at, one in enumerate(shares) if stage in one]
+        data += _bars(stage, timed, lengths, place, "ms") if lengths else []
     diamond = {"symbol": "diamond", "size": 10, "color": INK}
     medians = [(each["median"], -at) for at, each in enumerate(described)]
     data.append(points("median of the whole", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
@@ -70,12 +82,12 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
         f"step-time{key}",
         f"Step time{whose}",
         "Diamond: the mean over batches of their medians; whiskers: the 20th and 80th percentile of samples over their "
-        "own batch's median. Bars: likewise of each stage; medians do not add up, so a bar may end a little before or "
-        "after its diamond." + (f" {GOES_ON}" if beyond else ""),
+        "own batch's median. Patterns: likewise of each stage; medians do not add up, so a bar may end a little before "
+        "or after its diamond." + (f" {GOES_ON}" if beyond else ""),
         f"Step time{whose}: {'; '.join(said)}",
         data,
         _layout(names, until(end), barmode="stack"),
-        _time_table(timed, [stage for stage in stages if any(stage in parts for parts in split)], f"step-time{key}"),
+        _time_table(timed, [stage for stage in stages if any(stage in one for one in shares)], f"step-time{key}"),
     )
 
 
@@ -99,10 +111,10 @@ def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Tr
     return points("goes on", [(end, height) for height in heights], looks, cliponaxis=False)
 
 
-def _bar(name: str, lengths: Sequence[Tuple[int, float]], place: int, unit: str) -> Trace:
-    """lengths: (number of the lane, value)."""
-    x, y = [value for _, value in lengths], [-at for at, _ in lengths]
-    return bars(name, x, y, place, f"%{{x:.4g}} {unit}", orientation="h", width=WIDTH)
+def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], place: int, unit: str) -> List[Trace]:
+    """With their entry in the legend.  lengths: (number of the lane, value); place: number of the pattern."""
+    x, y, looks = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
+    return [parts(name, x, y, looks, place, f"%{{x:.4g}} {unit}", width=WIDTH), legend_of(name, place, WIDTH)]
 
 
 def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
@@ -126,7 +138,7 @@ def profiled_times(rows: Sequence[Row]) -> List[Figure]:
     said = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in both)
     cells = [{"implementation": Cell(row.label), "profiled ms": measured(value, row.trace)} for row, value in both]
     caption = "The mean of the profiled steps: the profiler's own cost is in it."
-    data = [_bar("profiled step", list(enumerate(values)), 0, "ms")]
+    data = _bars("profiled step", traced, list(enumerate(values)), 0, "ms")
     frame = _layout([_lane(row, value, "ms") for row, value in both], axis("ms"), legend=None)
     table = tabulated("step-time-profiled", "Profiled step time", cells)
     return [Figure("step-time", "Step time, profiled", caption, f"Profiled step time: {said}", data, frame, table)]
@@ -140,17 +152,17 @@ def peak_memories(rows: Sequence[Row]) -> List[Figure]:
 
 def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
     """Bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
-    highest = _bar("highest peak of a step", [(at, row.peak_mb or 0) for at, row in enumerate(rows)], 5, "MB")
-    highest["marker"] = {"color": NEUTRAL}
+    highest = [(at, row.peak_mb or 0) for at, row in enumerate(rows)]
     peaks = [(peak, -at) for at, row in enumerate(rows) for peak in row.peaks.values()]
     ring = {"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 2}}
-    data = [highest, points("peak of each batch", peaks, ring, "%{x:.4g} MB<extra>one batch</extra>")]
+    data = _bars("highest peak of a step", rows, highest, 0, "MB")
+    data.append(points("peak of each batch", peaks, ring, "%{x:.4g} MB<extra>one batch</extra>"))
     profiled = [row.curve.stage_mb if row.curve else {} for row in rows]
     seen = [stage for stage in stages if any(stage in inside for inside in profiled)]
     for stage in seen:
         highest_inside = [(inside[stage], -at - 0.31) for at, inside in enumerate(profiled) if stage in inside]
         hover = f"%{{x:.4g}} MB<extra>highest while {shown(stage)} ran, profiled</extra>"
-        data.append(points(f"{stage} (profiled)", highest_inside, marker(stages[stage], 9), hover))
+        data.append(points(f"{stage} (profiled)", highest_inside, mark(stages[stage], 9), hover))
     return Figure(
         f"peak-memory{key}",
         f"Peak memory{whose}",

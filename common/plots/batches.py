@@ -1,21 +1,24 @@
-"""Times batch by batch: the ratio to the fastest loss against padding and against size, and the time against size."""
+"""Times batch by batch: the step against the size of the batch, a line for each loss with its interval, and the ratio
+to the fastest loss against padding and against size."""
 
 from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from common.analysis import by_size
 from common.analysis.groups import apart
 from common.analysis.row import Row
 from common.core import statistics
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import gathered, number
 from common.plots import scales
-from common.plots.style import Figure, axis, axis_of, color, dash, layout, marker, points
+from common.plots.style import Figure, Trace, axis, axis_of, band, color, dash, layout, marker, points
 from common.records.schema import Batch
 
 HEIGHT = 420
 FEWEST = 3  # batches
 PADDED = "What rises to the left is slow on padding."
+LINES = "Lines: a power of the size through the medians of the batches; bands: its 95% interval over rounds."
 Axis = Dict[str, Any]
 
 
@@ -37,6 +40,11 @@ class Point(NamedTuple):
     def cells(self) -> int:
         """Of the longest T and U of the batch."""
         return self.batch.T_max * (self.batch.U_max + 1)
+
+    @property
+    def padded(self) -> int:
+        """Of all utterances of the batch."""
+        return self.batch.N * self.cells
 
 
 def over_batches(rows: Sequence[Row]) -> List[Figure]:
@@ -70,35 +78,64 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
     if len({point.batch.index for point in found}) < FEWEST:
         return []
     of_row = list(gathered((point.row.label, point) for point in found).values())
-    padding, size = axis("useful % of the padded cells", range=[0, 103]), "T x (U+1) of the batch"
-    cells = axis_of(size, scales.span([point.cells for point in found]))
+    size = "cells" if len({point.batch.N for point in found}) == 1 else "padded"
+    title = "T x (U+1) of the batch" if size == "cells" else "N x T x (U+1) of the batch"
+    sizes = axis_of(title, scales.span([getattr(point, size) for point in found]))
+    padding = axis("useful % of the padded cells", range=[0, 103])
     ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in found if point.ratio]))
-    times = axis_of("ms", scales.span([point.ms for point in found]))
     against, each = (
         "Step time over the fastest, against",
         "Each mark is a batch: the loss over the fastest of its kind, where both ran under one torch.",
     )
-    kinds: List[Tuple[str, str, str, str, str, Axis, Axis]] = [
-        ("ratio-useful", f"{against} padding", f"{each} {PADDED}", "useful", "ratio", padding, ratios),
-        ("ratio-cells", f"{against} size", each, "cells", "ratio", cells, ratios),
-        ("time-cells", "Step time against size", "Each mark is a batch.", "cells", "ms", cells, times),
+    kinds: List[Tuple[str, str, str, str, Axis]] = [
+        ("ratio-useful", f"{against} padding", f"{each} {PADDED}", "useful", padding),
+        ("ratio-cells", f"{against} size", each, size, sizes),
     ]
-    figures: List[Figure] = []
-    for name, title, caption, x, y, across, up in kinds:
-        data = []
-        known = [(place, [point for point in some if getattr(point, y)]) for place, some in enumerate(of_row)]
-        drawn = [(place, some) for place, some in known if some]
-        for place, some in drawn:
-            at = sorted((getattr(point, x), getattr(point, y)) for point in some)
-            line = {"color": color(place), "width": 1.5, "dash": dash(place)}
-            joined = {"mode": "lines+markers", "line": line} if y == "ms" else {}
-            data.append(points(some[0].row.marked, at, marker(place, 9), "%{x:.4g}: %{y:.4g}", **joined))
-        ends = [[number(end([getattr(point, y) for point in some]), 3) for end in (min, max)] for _, some in drawn]
-        said = "; ".join(f"{some[0].row.label} {' to '.join(span)}" for (_, some), span in zip(drawn, ends))
-        table = None if figures else _table(found, f"batch-times{key}")
-        frame = layout(HEIGHT, 200, xaxis=across, yaxis=up)
-        figures.append(Figure(f"{name}{key}", title + whose, caption, f"{title}{whose}: {said}", data, frame, table))
+    figures = [_time_over_size(of_row, size, sizes, key, whose)]
+    for name, title, caption, x, across in kinds:
+        known = [(some[0].row, [(getattr(point, x), point.ratio) for point in some if point.ratio]) for some in of_row]
+        known = [(row, at) for row, at in known if at]
+        data = [points(row.marked, sorted(at), marker(row.look, 9), "%{x:.4g}: %{y:.4g}") for row, at in known]
+        said = _in_words(title + whose, known)
+        frame = layout(HEIGHT, 200, xaxis=across, yaxis=ratios)
+        figures.append(Figure(f"{name}{key}", title + whose, caption, said, data, frame, None))
     return figures
+
+
+def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, key: str, whose: str) -> Figure:
+    """A line with its band for each loss, through marks for its batches; the marks alone, joined, where there are too
+    few rounds."""
+    data: List[Trace] = []
+    ends: List[float] = []
+    known, fitted = [], False
+    for some in of_row:
+        row, at = some[0].row, sorted((getattr(point, size), point.ms) for point in some)
+        sizes = {str(point.batch.index): getattr(point, size) for point in some}
+        found = by_size.line(row.round_medians_ms[row.against_fastest["scope"]], sizes)
+        line: Dict[str, Any] = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
+        marks: Dict[str, Any] = {} if found else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
+        if found:
+            x, ms, low, high = zip(*found)
+            together = {"legendgroup": row.label, "showlegend": False}
+            data.append({**band(row.marked, x, low, high, row.look), **together})
+            data.append(points(row.marked, zip(x, ms), {}, mode="lines", line=line, **together))
+            marks, fitted = {"opacity": 0.75}, True
+            ends += ms
+        ends += [ms for _, ms in at]
+        known.append((row, at))
+        hover = "%{x:.4g}: %{y:.4g} ms"
+        data.append(points(row.marked, at, marker(row.look, 8), hover, legendgroup=row.label, **marks))
+    title = f"Step time against T x U{whose}"
+    table = _table([point for some in of_row for point in some], f"batch-times{key}")
+    caption = f"Each mark is a batch. {LINES}" if fitted else "Each mark is a batch."
+    frame = layout(HEIGHT, 200, xaxis=across, yaxis=axis_of("ms", scales.span(ends)))
+    return Figure(f"time-cells{key}", title, caption, _in_words(title, known), data, frame, table)
+
+
+def _in_words(title: str, known: Sequence[Tuple[Row, Sequence[Tuple[float, float]]]]) -> str:
+    """From the least to the most of each."""
+    spans = [(row, [number(end([y for _, y in at]), 3) for end in (min, max)]) for row, at in known]
+    return f"{title}: " + "; ".join(f"{row.label} {' to '.join(span)}" for row, span in spans)
 
 
 def _table(found: Sequence[Point], name: str) -> Table:

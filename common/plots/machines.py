@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sequence
+from typing import List, Optional, Sequence
 
 from common.analysis.machines import Machine, over_fastest_exact, rows_by_name
+from common.analysis.row import Row
 from common.core.text import number
 from common.plots import scales
 from common.plots.bars import GOES_ON, arrows, until
-from common.plots.style import Figure, Trace, bars, lanes, layout, shown
+from common.plots.style import Figure, Trace, lanes, layout, legend_of, parts, shown
 
 BAR, NAME = 20, 34  # pixels: a bar with its gap, and a name above the bars of a lane
 
@@ -28,8 +29,11 @@ def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
         return None
     end = scales.cut([value for values in ratios.values() for value in values if value])
     lane = NAME + BAR * len(family)
-    data = [_bars(machine, at, family, list(ratios.values()), lane) for at, machine in enumerate(family)]
-    beyond = [height for bar in data for ratio, height in zip(bar["x"], bar["y"]) if end and ratio > end]
+    data: List[Trace] = []
+    for at, machine in enumerate(family):
+        data += _bars(machine, at, len(family), [of_one_model[name] for name in ratios], list(ratios.values()), lane)
+    drawn = [place for bar in data if not bar.get("showlegend", True) for place in zip(bar["x"], bar["y"])]
+    beyond = [height for ratio, height in drawn if end and ratio > end]
     data += [arrows(end, beyond, 14)] if beyond else []
     names = [f"{shown(of_one_model[name].label)}  {_listed(family, values)}" for name, values in ratios.items()]
     said = "; ".join(
@@ -59,9 +63,14 @@ def _listed(family: Sequence[Machine], values: Ratios) -> str:
     return "  ".join(f"{one.letter} <b>{number(value, 3)}</b>" for one, value in zip(family, values))
 
 
-def _bars(machine: Machine, at: int, family: Sequence[Machine], values: Sequence[Ratios], lane: int) -> Trace:
-    below = (NAME / 2 - 6 + BAR * (at - (len(family) - 1) / 2)) / lane  # the middle; the name is above the bars
-    x = [of_each[at] for of_each in values if of_each[at]]
-    y = [-row - below for row, of_each in enumerate(values) if of_each[at]]
+def _bars(
+    machine: Machine, at: int, machines: int, rows: Sequence[Row], values: Sequence[Ratios], lane: int
+) -> List[Trace]:
+    """Of one machine, with their entry in the legend."""
+    below = (NAME / 2 - 6 + BAR * (at - (machines - 1) / 2)) / lane  # the middle; the name is above the bars
+    known = [(place, ratio) for place, of_row in enumerate(values) for ratio in of_row[at : at + 1] if ratio]
+    x, y = [ratio for _, ratio in known], [-place - below for place, _ in known]
     hover = f"%{{x:.3g}} times the fastest exact<extra>{shown(machine.name)}</extra>"
-    return bars(f"{machine.letter}: {machine.name}", x, y, at, hover, orientation="h", width=(BAR - 4) / lane)
+    name, width = f"{machine.letter}: {machine.name}", (BAR - 4) / lane
+    looks = [rows[place].look for place, _ in known]
+    return [parts(name, x, y, looks, at, hover, width=width), legend_of(name, at, width)]

@@ -10,11 +10,14 @@ from common.analysis.row import Row, Sample
 from common.core import statistics
 from common.core.table import Cell, measured, tabulated
 from common.core.text import gathered, number
-from common.plots.style import INK, Figure, Trace, axis, color, dash, lanes, layout, marker, points, shown, symbol
+from common.plots.style import INK, Figure, Trace, axis, color, lanes, layout, marker, points, shown, symbol
+from common.traces.memory_curve import Curve
 
 LANE = 130  # pixels
 MOST_SAMPLES = 1500  # drawn for one implementation; flagged ones are always drawn
 FARTHEST = 0.34  # of a lane, up or down; the rest is for its name
+MOST = 0.3  # of the median of its batch: what is farther from it is an arrow
+SMALL = 170  # pixels: the height of one of several small plots
 
 
 def drift(rows: Sequence[Row]) -> Optional[Figure]:
@@ -24,17 +27,19 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     if not sampled:
         return None
     relative = [_relative(samples) for _, samples in sampled]
-    widest = max(max(abs(value - 1) for value in values) for values in relative)
+    farthest = max(max(abs(value - 1) for value in values) for values in relative)
+    widest = min(farthest, MOST)
     scale = FARTHEST / max(widest, 0.05)
     data: List[Trace] = []
     shapes, names = [], []
     for place, ((row, samples), values) in enumerate(zip(sampled, relative)):
-        data.append(_samples(row.label, place, samples, values, scale))
+        data.append(_samples(row, place, samples, values, scale))
         shapes += [_line(place, 0, 1), *(_line(place, at, at) for at in _round_ends(samples))]
         names.append(f"{shown(row.label)}  <b>{_range(values)}</b>  in {number(_duration(samples), 3)} s")
     frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
-    mark = next((step for step in (10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05) if step <= widest), 0.05)
+    mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
     places = [(place, change) for place in range(len(sampled)) for change in (-mark, 0, mark)]
+    arrows = f" Arrows: farther than {MOST:.0%}; the words above a lane have the whole range."
     tick_values, tick_words = zip(*((-place + change * scale, _percent(change)) for place, change in places))
     frame["yaxis"].update(showticklabels=True, tickvals=tick_values, ticktext=tick_words, rangemode="normal")
     x = axis("of the timed work", tickformat=".0%")
@@ -43,7 +48,9 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
         "Samples over time",
         "Each timed sample against the median of its batch, in the order taken; dashed lines part the rounds (fresh "
         "processes). A slope is drift or throttling, a step another load. Crosses ran beside other load. "
-        "Warm-up is left out of the samples but not of the time, of which each lane shows its own, from begin to end.",
+        "Warm-up is left out of the samples but not of the time, of which each lane shows its own, from begin to end."
+        + arrows
+        * (farthest > MOST),
         "Spread of the samples around the median of their batch: "
         + "; ".join(f"{row.label} {_range(values)}" for (row, _), values in zip(sampled, relative)),
         data,
@@ -65,18 +72,26 @@ def _percent(change: float) -> str:
     return f"{change:+.0%}".replace("-", "\u2212") if change else "0"
 
 
-def _samples(label: str, place: int, samples: Sequence[Sample], values: Sequence[float], scale: float) -> Trace:
+def _samples(row: Row, place: int, samples: Sequence[Sample], values: Sequence[float], scale: float) -> Trace:
     stride, whole = math.ceil(len(samples) / MOST_SAMPLES), _duration(samples)
     pairs = enumerate(zip(samples, values))
     drawn = [(sample, value) for at, (sample, value) in pairs if at % stride == 0 or sample.flagged]
     flags = [sample.flagged for sample, _ in drawn]
-    looks: Dict[str, Any] = {"opacity": 1, "color": color(place), "size": [9 if flagged else 6 for flagged in flags]}
-    looks["symbol"] = ["x-thin-open" if flagged else symbol(place) for flagged in flags]
+    symbols = [_symbol(row, *each) for each in drawn]
+    sizes = [9 if sample.flagged or abs(value - 1) > MOST else 6 for sample, value in drawn]
+    looks: Dict[str, Any] = {"opacity": 1, "color": color(row.look), "size": sizes, "symbol": symbols}
     looks["line"] = {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK}
-    at = [(sample.at_s / whole, -place + (value - 1) * scale) for sample, value in drawn]
+    shares = [min(max(value - 1, -MOST), MOST) for _, value in drawn]
+    at = [(sample.at_s / whole, -place + share * scale) for (sample, _), share in zip(drawn, shares)]
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}<extra></extra>"
     told = [[sample.ms, f"{value - 1:+.1%}", sample.round] for sample, value in drawn]
-    return points(label, at, looks, hover, customdata=told)
+    return points(row.label, at, looks, hover, customdata=told)
+
+
+def _symbol(row: Row, sample: Sample, value: float) -> str:
+    if abs(value - 1) > MOST:
+        return "triangle-up" if value > 1 else "triangle-down"
+    return "x-thin-open" if sample.flagged else symbol(row.look)
 
 
 def _line(place: int, begin: float, end: float) -> Dict[str, Any]:
@@ -108,21 +123,15 @@ def _cells(row: Row, samples: Sequence[Sample], values: Sequence[float]) -> Dict
 
 
 def memory_within(rows: Sequence[Row]) -> List[Figure]:
-    """What is allocated within one step, one line for each implementation."""
+    """What is allocated within one step, a small plot for each implementation."""
     return [_memory_within(some, key, whose) for key, whose, some in apart([row for row in rows if row.curve])]
 
 
 def _memory_within(rows: Sequence[Row], key: str, whose: str) -> Figure:
     curves = [(row, row.curve) for row in rows if row.curve]
-    data: List[Trace] = []
-    for place, (row, curve) in enumerate(curves):
-        line = {"color": color(place), "width": 2.2, "shape": "hv", "dash": dash(place)}
-        together: Dict[str, Any] = {"legendgroup": str(place), "line": line}
-        hover = "%{x:.4g} ms: %{y:.4g} MB"
-        data.append(points(row.marked, zip(curve.ms, curve.mb), {}, hover, mode="lines", showlegend=False, **together))
-        top = [(curve.ms[curve.mb.index(curve.peak_mb)], curve.peak_mb)]
-        hover = "peak: %{y:.4g} MB at %{x:.4g} ms"
-        data.append(points(row.marked, top, marker(place, 11), hover, mode="lines+markers", **together))
+    lowest, highest = min(0.0, *(min(curve.mb) for _, curve in curves)), max(curve.peak_mb for _, curve in curves)
+    up = axis("MB", range=[lowest, 1.1 * highest if highest > 0 else 1])
+    parts = [_small(row, curve, up, f"memory-within{key}-part{at}") for at, (row, curve) in enumerate(curves)]
     cells = []
     for row, curve in curves:
         trace = row.folder / curve.file
@@ -133,11 +142,24 @@ def _memory_within(rows: Sequence[Row], key: str, whose: str) -> Figure:
     return Figure(
         f"memory-within{key}",
         f"Memory within a step{whose}",
-        "What is allocated above the step's start, in the last step of the first trace; the symbol is the peak. "
-        "Profiled: times have the profiler's own cost in them.",
+        "What is allocated above the step's start, in the last step of the first trace, all to one scale of MB; the "
+        "symbol is the peak. Profiled: times have the profiler's own cost in them.",
         f"Highest memory within a step{whose}: "
         + "; ".join(f"{row.label} {number(curve.peak_mb)} megabytes" for row, curve in curves),
-        data,
-        layout(420, 200, xaxis=axis("ms since the step began"), yaxis=axis("MB", rangemode="normal")),
+        [],
+        {},
         tabulated(f"memory-within{key}", "Memory within a step", cells),
+        parts=parts,
     )
+
+
+def _small(row: Row, curve: Curve, up: Dict[str, Any], key: str) -> Figure:
+    line = {"color": color(row.look), "width": 2.2, "shape": "hv", "dash": "solid"}
+    top = [(curve.ms[curve.mb.index(curve.peak_mb)], curve.peak_mb)]
+    data = [
+        points(row.marked, zip(curve.ms, curve.mb), {}, "%{x:.4g} ms: %{y:.4g} MB", mode="lines", line=line),
+        points(row.marked, top, marker(row.look, 10), "peak: %{y:.4g} MB at %{x:.4g} ms"),
+    ]
+    said = f"{number(curve.peak_mb)} MB at {number(top[0][0], 3)} of {number(curve.ms[-1], 3)} ms"
+    frame = layout(SMALL, xaxis=axis("ms", nticks=5), yaxis={**up, "nticks": 4})
+    return Figure(key, row.marked, said, f"{row.marked}: {said}", data, frame, None, small=True)

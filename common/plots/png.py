@@ -2,7 +2,8 @@
 needs no browser.  Light, 200 dots per inch.
 
 It knows what the figures of this suite use: bars (stacked, grouped, or each at its place), markers, lines and steps,
-error bars, names at points, logarithmic axes, categories, notes, and lines in the background.
+error bars, bands, names beside points, logarithmic axes, categories, notes, lines in the background, and small plots
+beside each other.
 """
 
 from __future__ import annotations
@@ -19,18 +20,17 @@ from common.analysis.groups import Group
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
-from common.plots import runs, sweep
-from common.plots.labels import PLACES
-from common.plots.style import DASHES, INK, PATTERNS, SYMBOLS, Figure, Trace
+from common.plots import labels, runs, search, sweep
+from common.plots.style import DASHES, INK, MARKS, PATTERNS, Figure, Names, Trace
 
 #: plotly's names of markers, lines and patterns -> matplotlib's.
-MARKERS = {**dict(zip(SYMBOLS, "osD^PX*")), "triangle-right": ">", "x-thin": "x"}
+MARKERS = {**dict(zip(MARKS, "osD^PX*vph")), "triangle-right": ">", "x-thin": "x"}
 LINES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 2)), (0, (5, 1, 1, 1, 1, 1)))))
 HATCHES = dict(zip(PATTERNS, ("", "//", "..", "xx", "--", "\\\\", "++")))
-ALIGNED = {-1: ("right", "top"), 0: ("center", "center"), 1: ("left", "bottom")}  # by PLACES: across and up
 
 DARK, QUIET = "#1c2128", "#57606a"
 WIDTH, SMALL = 7.0, 4.0  # inches
+BESIDE = 3  # small plots
 POINT = 9 / 13  # of a pixel: text of 13 pixels on the page has 9 points here
 PIXELS = 72 / POINT  # of an inch
 STYLE: Any = {  # of matplotlib's names
@@ -45,8 +45,8 @@ NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
 
 def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
     """One PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
-    likewise sweep-vocab-size-time.png, ... of sweeps.  Raises UserError without matplotlib, or when the folder cannot
-    be written."""
+    likewise of searches and sweeps (sweep-vocab-size-time.png).  Raises UserError without matplotlib, or when the
+    folder cannot be written."""
     return save(_named(groups, swept), folder)
 
 
@@ -74,7 +74,8 @@ def save(named: Iterable[Tuple[str, Figure]], folder: Path) -> List[Path]:
 def _named(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[str, Figure]]:
     """Each plot with the name of its file."""
     of_runs = [runs.figures(group.rows) for group in groups if not group.search]
-    for sets in (of_runs, [sweep.figures(one) for one in swept]):
+    of_searches = [search.figures(group.rows) for group in groups if group.search]
+    for sets in (of_runs, of_searches, [sweep.figures(one) for one in swept]):
         for place, figures in enumerate(sets):
             for figure in figures:
                 if figure.key != NOT_DRAWN:
@@ -83,34 +84,70 @@ def _named(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[st
 
 def draw(figure: Figure) -> Any:
     """A figure of matplotlib."""
-    from matplotlib.figure import Figure as Drawn
-
+    if figure.parts:
+        return _parts(figure)
     layout = figure.layout
     ups = list(dict.fromkeys(trace.get("yaxis", "y") for trace in figure.data))
     axes_of = {up: layout.get(f"yaxis{up[1:]}", {}) for up in ups}
     shares = [high - low for low, high in (of.get("domain", (0, 1)) for of in axes_of.values())]
     legend = _legend_lines(figure)
-    drawn = Drawn(figsize=(SMALL if figure.small else WIDTH, (figure.height + 30 + 19 * legend) / PIXELS))
-    drawn.set_layout_engine("constrained")
+    drawn = _sheet(SMALL if figure.small else WIDTH, figure.height + 30 + 19 * legend)
     rows = drawn.subplots(len(ups), squeeze=False, sharex=True, height_ratios=shares)[:, 0]
     for (up, of), axes in zip(axes_of.items(), rows):
         traces = [trace for trace in figure.data if trace.get("yaxis", "y") == up]
-        for line in layout.get("shapes", ()):
-            _background(axes, line)
-        _bars(axes, [trace for trace in traces if trace["type"] == "bar"], layout)
-        for trace in traces:
-            if trace["type"] == "scatter":
-                _points(axes, trace)
-        _axis(axes, "x", layout["xaxis"], labelled=axes is rows[-1])
-        _axis(axes, "y", of)
-        for note in layout.get("annotations", ()):
-            _note(axes, note)
-    drawn.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        _plot(axes, traces, layout, of, labelled=axes is rows[-1])
+    _title(drawn, figure)
     if legend:
         handles = dict(zip(*reversed(rows[0].get_legend_handles_labels())))
         names = [name for name in map(_label, figure.data) if name in handles]
         drawn.legend([handles[name] for name in names], names, loc="outside lower left", ncols=_legend_columns(figure))
+    if figure.names:
+        _names(drawn, rows[0], figure.names)
     return drawn
+
+
+def _sheet(width: float, height: float) -> Any:
+    """Without anything on it.  width: inches; height: pixels."""
+    from matplotlib.figure import Figure as Drawn
+
+    drawn = Drawn(figsize=(width, height / PIXELS))
+    drawn.set_layout_engine("constrained")
+    return drawn
+
+
+def _title(drawn: Any, figure: Figure) -> None:
+    drawn.suptitle(figure.title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+
+
+def _parts(figure: Figure) -> Any:
+    """Small plots beside and below each other."""
+    columns = min(len(figure.parts), BESIDE)
+    lines = -(-len(figure.parts) // columns)
+    drawn = _sheet(WIDTH, 30 + lines * (figure.parts[0].height + 40))
+    places = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for axes, part in zip(places, figure.parts):
+        _plot(axes, part.data, part.layout, part.layout["yaxis"])
+        axes.set_title(part.title, fontsize=8, loc="left")
+    for axes in places[len(figure.parts) :]:
+        axes.set_visible(False)
+    _title(drawn, figure)
+    return drawn
+
+
+def _plot(
+    axes: Any, traces: Sequence[Trace], layout: Dict[str, Any], up: Dict[str, Any], labelled: bool = True
+) -> None:
+    """up: the axis of y; labelled: with the title of the axis of x."""
+    for line in layout.get("shapes", ()):
+        _background(axes, line)
+    _bars(axes, [trace for trace in traces if trace["type"] == "bar"], layout)
+    for trace in traces:
+        if trace["type"] == "scatter":
+            _points(axes, trace)
+    _axis(axes, "x", layout["xaxis"], labelled)
+    _axis(axes, "y", up)
+    for note in layout.get("annotations", ()):
+        _note(axes, note)
 
 
 def _legend_columns(figure: Figure) -> int:
@@ -137,10 +174,11 @@ def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
         stacked = layout.get("barmode") == "stack"
         starts = trace.get("base") or [ends.get(one, 0.0) if stacked else 0.0 for one in at]
         ends.update((one, start + length) for one, start, length in zip(at, starts, lengths))
-        looks, hatch = trace["marker"], HATCHES[trace["marker"].get("pattern", {}).get("shape", "")]
+        looks, hatch = trace["marker"], _hatch(trace["marker"].get("pattern", {}))
         bar = axes.barh if across else axes.bar
         base = {"left" if across else "bottom": starts, "alpha": looks.get("opacity", 1)}
-        bar(at, lengths, width, **base, color=looks["color"], hatch=hatch, edgecolor="white", lw=0, label=_label(trace))
+        colors = [_ink(one) for one in looks["color"]] if isinstance(looks["color"], list) else _ink(looks["color"])
+        bar(at, lengths, width, **base, color=colors, hatch=hatch, edgecolor="white", lw=0, label=_label(trace))
         bar(at, lengths, width, **base, fill=False, edgecolor=DARK, lw=0.5)
         for words, one, start, length in zip(trace.get("text", ()), at, starts, lengths):
             axes.text(start + length / 2, one, unescape(words), ha="center", va="center", fontsize=7)
@@ -148,8 +186,15 @@ def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
             _whiskers(axes, trace, at)
 
 
+def _hatch(pattern: Dict[str, Any]) -> str:
+    return HATCHES[pattern.get("shape", "")][: 1 if "size" in pattern else 2]
+
+
 def _points(axes: Any, trace: Trace) -> None:
     x, y, looks, line = trace["x"], trace["y"], trace["marker"], trace.get("line", {})
+    if "fill" in trace:
+        axes.fill(x, y, color=trace["fillcolor"], lw=0, label="_")
+        return
     style: Dict[str, Any] = {"clip_on": trace.get("cliponaxis", True), "label": _label(trace)}
     if "lines" in trace["mode"]:
         style.update(color=_ink(line["color"]), lw=POINT * line["width"], ls=LINES[line["dash"]])
@@ -163,10 +208,37 @@ def _points(axes: Any, trace: Trace) -> None:
         some = [at for at, pair in enumerate(pairs) if pair == (kind, size)]
         axes.plot([x[at] for at in some], [y[at] for at in some], **style, **_marker(kind, size, looks))
         style["label"] = "_"
-    for across, up, words in zip(x, y, trace.get("text", ())):
-        side, above = PLACES[trace["textposition"]]
-        moved = {"xytext": (7 * side, 6 * above), "textcoords": "offset points"}
-        axes.annotate(unescape(words), (across, up), **moved, ha=ALIGNED[side][0], va=ALIGNED[above][1])
+
+
+def _names(drawn: Any, axes: Any, names: Names) -> None:
+    """Each beside its point, or farther away with a line to it, once all else is in its place."""
+    drawn.draw_without_rendering()
+    frame, scale = axes.get_window_extent(), drawn.dpi * POINT / 72
+
+    def pixels(x: float, y: float) -> labels.Point:
+        """As on the page, from the lower left corner."""
+        across, up = axes.transData.transform((x, y))
+        return (across - frame.x0) / scale, (up - frame.y0) / scale
+
+    def written(at: Tuple[float, float, str], across: float, up: float, **more: Any) -> Any:
+        x, y, name = at
+        how: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
+        found = axes.annotate(name, (x, y), (POINT * across, POINT * up), **how, **more)
+        found.set_in_layout(False)
+        return found
+
+    tried = [written(at, 0, 0) for at in names.at]
+    boxes = [text.get_window_extent() for text in tried]
+    places = labels.places(
+        [pixels(x, y) for x, y, _ in names.at],
+        [(box.width / scale, box.height / scale) for box in boxes],
+        (frame.width / scale, frame.height / scale),
+        [[pixels(*point) for point in line] for line in names.lines],
+    )
+    for text, place, at in zip(tried, places, names.at):
+        text.remove()
+        line = {"arrowprops": {"arrowstyle": "-", "lw": 0.6, "color": QUIET, "shrinkB": 4}} if place.far else {}
+        written(at, place.across, place.up, **line)
 
 
 def _marker(kind: Optional[str], size: float, looks: Dict[str, Any]) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Callable, Dict, Iterator, List, NamedTuple
 from common.analysis.profile import FORWARD, Node, Profile
 from common.core.table import Cell, measured, tabulated
 from common.core.text import number
-from common.plots.style import PALETTE, PATTERNS, Figure, Trace, axis, bars, layout, shown
+from common.plots.style import PALETTE, Figure, Trace, axis, bars, color, layout, pattern, shown
 
 ROW = 44  # pixels of a level
 LETTER = 0.0095  # of the width
@@ -88,11 +88,12 @@ def _figure(key: str, title: str, caption: str, boxes: List[Box], unit: str, end
 
 
 def _trace(label: str, place: int, boxes: List[Box], end: float, unit: str) -> Trace:
-    trace = bars(
+    look = {"color": color(place) if label else GREY, "opacity": 0.7}
+    return bars(
         label,
         [box.width for box in boxes],
         [-box.level for box in boxes],
-        place,
+        {**look, "pattern": pattern(place // len(PALETTE) if label else 0)},
         f"%{{customdata}}: %{{x:.4g}} {unit}",
         orientation="h",
         base=[box.begin for box in boxes],
@@ -105,6 +106,3 @@ def _trace(label: str, place: int, boxes: List[Box], end: float, unit: str) -> T
         customdata=[shown(box.name) for box in boxes],
         showlegend=bool(label),
     )
-    look = {"color": trace["marker"]["color"] if label else GREY, "opacity": 0.7}
-    trace["marker"] = {**look, "pattern": {"shape": PATTERNS[place // len(PALETTE) if label else 0]}}
-    return trace

@@ -9,7 +9,7 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
-from common.plots.style import Figure, Trace, axis, bars, layout
+from common.plots.style import INK, NEUTRAL, Figure, Trace, axis, bars, layout
 from common.records.schema import Batch, Histogram
 
 ALONE, BOTH = 210, 270  # pixels: the height of one histogram, and of two above each other
@@ -44,8 +44,8 @@ def _distribution(quantity: Quantity, row: Row) -> Figure:
     said = f"{count:,} {quantity.whose}, {words[0]} to {words[1]}, median {words[2]}"
     below = f"{measured_count:,} of them measured, {_ends(found)}"
     begin, width = found.begin, found.width
-    above = _bars("all", begin, width, found.all, quantity.whose, 5)
-    beside = _bars("measured", begin, width, found.measured, quantity.whose, 1)
+    above = _bars("all", begin, width, found.all, quantity.whose, NEUTRAL)
+    beside = _bars("measured", begin, width, found.measured, quantity.whose, INK)
     data = [above, {**beside, "yaxis": "y2"}]
     few = {"dtick": 1} if max(found.measured) < 3 else {}
     axes = {"xaxis": axis(quantity.unit, rangemode="normal", anchor="y2")}
@@ -57,13 +57,12 @@ def _distribution(quantity: Quantity, row: Row) -> Figure:
     return Figure(key, quantity.title, f"Above: {said}. Below: {below}.", summary, data, frame, bins(row), small=True)
 
 
-def _bars(name: str, begin: float, width: float, counts: Sequence[int], whose: str, place: int) -> Trace:
+def _bars(name: str, begin: float, width: float, counts: Sequence[int], whose: str, color: str) -> Trace:
     edges = [begin + at * width for at in range(len(counts) + 1)]
     middles = [(low + high) / 2 for low, high in zip(edges, edges[1:])]
     words = [f"{_plain(low)} to {_plain(high)}" for low, high in zip(edges, edges[1:])]
-    found = bars(name, middles, counts, place, f"%{{y}} {whose} with %{{customdata}}", customdata=words)
-    found["marker"] = {"color": found["marker"]["color"], "line": {"width": 0.5}}
-    return {**found, "width": width * 0.94}
+    look, hover = {"color": color, "line": {"width": 0.5}}, f"%{{y}} {whose} with %{{customdata}}"
+    return bars(name, middles, counts, look, hover, customdata=words, width=width * 0.94)
 
 
 def _ends(found: Histogram) -> str:
@@ -124,7 +123,7 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
     axes = {"xaxis": axis(unit, rangemode="normal"), "yaxis": axis("batches", tickformat="d", nticks=4)}
     frame = layout(ALONE, bargap=0.06, **axes)
     summary = f"{title} of {len(values)} batches, {unit}: {described}"
-    data = [_bars("measured", begin, width, counts, "batches", 5)]
+    data = [_bars("measured", begin, width, counts, "batches", NEUTRAL)]
     return Figure(key, title, described + ".", summary, data, frame, table, small=True)
 
 

@@ -1,8 +1,11 @@
 """What the plots look like: colours, symbols, patterns, and the template that all of them share.
 
-The palette is Okabe and Ito's, which colour-blind people can tell apart; its first four colours have a contrast of 3:1
-or more on light and on dark ground.  A symbol or a pattern always goes with a colour: 8 colours and 7 symbols make 56
-pairs.  Text, grid and outlines take their colours from page.css, so that they follow light, dark and print.
+An implementation has one colour and one symbol in every plot: those of its number (`Row.look`).  What is of no
+implementation, the stages of a step and the machines, has patterns and symbols without a colour of its own.
+
+The palette is Okabe and Ito's, which colour-blind people can tell apart, but for its yellow, which is too light for a
+line, and its grey.  A symbol or a pattern always goes with a colour: 8 colours and 7 symbols make 56 pairs.  Text, grid
+and outlines take their colours from page.css, so that they follow light, dark and print.
 """
 
 from __future__ import annotations
@@ -10,25 +13,27 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.table import Table
 from common.plots import scales
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#999999")
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
+MARKS = (*SYMBOLS, "triangle-down", "pentagon", "hexagon")  # of what has no colour
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
 CLEAR = "rgba(0,0,0,0)"
 INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
+NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
 
 _AXIS: Dict[str, Any] = {
     **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
     **{"ticks": "", "rangemode": "tozero"},
 }
 _WHISKERS: Dict[str, Any] = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
-_PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.2, "fgcolor": "#ffffff", "fgopacity": 0.75}
+_PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.25, "fgcolor": "#ffffff", "fgopacity": 0.85}
 _BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
 #: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
@@ -47,12 +52,22 @@ TEMPLATE: Dict[str, Any] = {
 }
 
 Trace = Dict[str, Any]
+Point = Tuple[float, float]
+
+
+class Names(NamedTuple):
+    """What stands beside points, off other names, points and lines.  page.js places it for the width of the page, png
+    for that of its picture.  at: (x, y, name); lines: points of each line."""
+
+    at: Sequence[Tuple[float, float, str]]
+    lines: Sequence[Sequence[Point]]
 
 
 @dataclass(frozen=True)
 class Figure:
     """One plot.  title, caption: shown with it; summary: its numbers in words, for screen readers; data, layout: as
-    plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side."""
+    plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side;
+    names: of its points; parts: small plots, which it consists of, and then it has no data of its own."""
 
     key: str
     title: str
@@ -62,15 +77,22 @@ class Figure:
     layout: Dict[str, Any]
     table: Optional[Table]
     small: bool = False
+    names: Optional[Names] = None
+    parts: Sequence[Figure] = ()
 
     @property
     def height(self) -> int:
         """Pixels, without the lines of the legend."""
         return self.layout["height"]
 
+    @property
+    def drawn(self) -> Sequence[Figure]:
+        """Itself, or its parts."""
+        return self.parts or [self]
 
-def color(place: int) -> str:
-    return PALETTE[place % len(PALETTE)]
+
+def color(look: int) -> str:
+    return PALETTE[look % len(PALETTE)]
 
 
 def symbol(place: int) -> str:
@@ -81,29 +103,67 @@ def dash(place: int) -> str:
     return DASHES[place % len(DASHES)]
 
 
+def pattern(place: int) -> Dict[str, Any]:
+    """Beyond the last the same ones but the first, in a coarser grain."""
+    turn = place - len(PATTERNS)
+    return {"shape": PATTERNS[place]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
+
+
 def shown(label: str) -> str:
     """A label for plotly, which takes some HTML in its texts."""
     return html.escape(label, quote=False)
 
 
-def bars(name: str, x: Sequence[Any], y: Sequence[Any], place: int, hover: str, **more: Any) -> Trace:
-    """hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
-    look = {"color": color(place), "pattern": {"shape": PATTERNS[place % len(PATTERNS)]}}
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], hover: str, **more: Any) -> Trace:
+    """look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
     found = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
     return {**found, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **more}
 
 
+def bar_of(look: int) -> Dict[str, Any]:
+    """The marker of an implementation's bars."""
+    return {"color": color(look), "pattern": pattern(look)}
+
+
+def parts(
+    name: str, x: Sequence[Any], y: Sequence[Any], looks: Sequence[int], place: int, hover: str, **more: Any
+) -> Trace:
+    """Horizontal bars of one stage or machine, each in the colour of its implementation, and not in the legend, which
+    has `legend_of`.  looks: of each bar; place: number of the pattern."""
+    look = {"color": [color(one) for one in looks], "pattern": pattern(place)}
+    return bars(name, x, y, look, hover, orientation="h", showlegend=False, **more)
+
+
+def legend_of(name: str, place: int, width: float) -> Trace:
+    """The neutral entry of `parts` in the legend: a bar without length, above the plot."""
+    return bars(
+        name, [0], [10 + place], {"color": NEUTRAL, "pattern": pattern(place)}, "", orientation="h", width=width
+    )
+
+
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
-    """Markers, and lines or text with another `mode`.  at: (x, y) of each; hover: as for bars, with another name after
-    <extra>; "" shows nothing."""
+    """Markers, and lines with another `mode`.  at: (x, y) of each; hover: as for bars, with another name after <extra>;
+    "" shows nothing."""
     x, y = zip(*at)
     known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
     found = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
     return {**found, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **more}
 
 
-def marker(place: int, size: int) -> Dict[str, Any]:
-    return {"symbol": symbol(place), "size": size, "color": color(place)}
+def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: int) -> Trace:
+    """What is between two curves, in the colour of an implementation."""
+    edge = [*zip(x, low), *reversed(list(zip(x, high)))]
+    drawn = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
+    return points(name, edge, {}, showlegend=False, **drawn)
+
+
+def marker(look: int, size: int) -> Dict[str, Any]:
+    return {"symbol": symbol(look), "size": size, "color": color(look)}
+
+
+def mark(place: int, size: int) -> Dict[str, Any]:
+    """A symbol without a colour of its own."""
+    return {"symbol": MARKS[place % len(MARKS)], "size": size, "color": INK}
 
 
 def whiskers(described: Sequence[Dict[str, Any]]) -> Dict[str, List[float]]:

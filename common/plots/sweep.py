@@ -14,7 +14,7 @@ from common.core import grid
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import gathered, number
 from common.plots import scales
-from common.plots.style import Figure, Trace, axis, axis_of, bars, color, dash, layout, marker, points, whiskers
+from common.plots.style import Figure, Trace, axis, axis_of, bar_of, bars, color, dash, layout, marker, points, whiskers
 
 HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic
@@ -70,32 +70,29 @@ def quantities() -> List[Quantity]:
 
 def figures(sweep: Sweep) -> List[Figure]:
     """For each setting that varies one plot of time and one of memory."""
-    names = sorted({run.row.name for run in sweep.runs})
     found = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         for quantity in quantities():
             every = [Point(run.values[key], quantity.of(run.row), run.row) for run in along(sweep, key)]
             of_name = gathered((point.row.name, point) for point in every if point.measured)
             if of_name:
-                curves = {place: of_name[name] for place, name in enumerate(names) if name in of_name}
-                found.append(_figure(sweep, key, quantity, curves))
+                found.append(_figure(sweep, key, quantity, [of_name[name] for name in sorted(of_name)]))
     return found
 
 
-def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Dict[int, Curve]) -> Figure:
-    """curves: by the number of their colour."""
-    flag, unit, listed = grid.flag(key), quantity.unit, list(curves.values())
+def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Sequence[Curve]) -> Figure:
+    flag, unit = grid.flag(key), quantity.unit
     together: List[List[Curve]] = []
     if is_numeric(sweep.grid[key]):
-        frame = _curve_frame(sweep.grid[key], flag, unit, listed)
-        together = coinciding(listed)
+        frame = _curve_frame(sweep.grid[key], flag, unit, curves)
+        together = coinciding(curves)
         widened = {id(curve): len(same) - 1 - at for same in together for at, curve in enumerate(same)}
-        data = [_curve(curve, place, unit, widened.get(id(curve), 0)) for place, curve in curves.items()]
+        data = [_curve(curve, unit, widened.get(id(curve), 0)) for curve in curves]
     else:
         frame = _bar_frame(sweep.grid[key], flag, unit)
-        data = [_bars(curve, place, unit) for place, curve in curves.items()]
+        data = [_bars(curve, unit) for curve in curves]
     title = f"{quantity.title} over {flag}"
-    summary = "; ".join(f"{curve[0].row.label} {_in_words(curve, unit)}" for curve in listed)
+    summary = "; ".join(f"{curve[0].row.label} {_in_words(curve, unit)}" for curve in curves)
     return Figure(
         f"sweep-{flag}-{quantity.key}",
         title,
@@ -103,7 +100,7 @@ def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Dict[int, Curve]
         f"{title}: {summary}",
         data,
         layout(HEIGHT, 200, **frame),
-        _table(f"{sweep.name}-{quantity.key}", flag, title, unit, listed),
+        _table(f"{sweep.name}-{quantity.key}", flag, title, unit, curves),
     )
 
 
@@ -166,19 +163,19 @@ def _spread(curve: Curve) -> Dict[str, Any]:
     return {"error_y": whiskers([point.measured for point in curve])} if known else {}
 
 
-def _curve(curve: Curve, place: int, unit: str, widened: int) -> Trace:
+def _curve(curve: Curve, unit: str, widened: int) -> Trace:
     """widened: how many curves are drawn on this one."""
-    curve = sorted(curve, key=lambda point: point.value)
-    line_color = color(place) + ("80" if widened else "")  # half transparent
-    line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(place)}
-    look, hover = marker(place, 11 + 8 * widened), f"%{{x}}: %{{y:.4g}} {unit}"
+    curve, look = sorted(curve, key=lambda point: point.value), curve[0].row.look
+    line_color = color(look) + ("80" if widened else "")  # half transparent
+    line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(look)}
+    symbol, hover = marker(look, 11 + 8 * widened), f"%{{x}}: %{{y:.4g}} {unit}"
     medians = [(point.value, point.measured["median"]) for point in curve]
-    return points(curve[0].row.marked, medians, look, hover, mode="lines+markers", line=line, **_spread(curve))
+    return points(curve[0].row.marked, medians, symbol, hover, mode="lines+markers", line=line, **_spread(curve))
 
 
-def _bars(curve: Curve, place: int, unit: str) -> Trace:
+def _bars(curve: Curve, unit: str) -> Trace:
     x, y = [grid.said(point.value) for point in curve], [point.measured["median"] for point in curve]
-    return bars(curve[0].row.marked, x, y, place, f"%{{x}}: %{{y:.4g}} {unit}", **_spread(curve))
+    return bars(curve[0].row.marked, x, y, bar_of(curve[0].row.look), f"%{{x}}: %{{y:.4g}} {unit}", **_spread(curve))
 
 
 def _table(name: str, flag: str, title: str, unit: str, curves: Sequence[Curve]) -> Table:

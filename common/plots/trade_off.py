@@ -6,19 +6,27 @@ another model is trained.  The exact losses have a front of their own; a second 
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.groups import pareto
 from common.analysis.row import Row
 from common.core.table import Cell, Table, measured, tabulated
-from common.plots import labels, scales
+from common.plots import scales
 from common.plots.bars import times
-from common.plots.style import INK, Figure, Trace, axis_of, layout, marker, points, shown, symbol, whiskers
-
-#: Pixels, about, within the axes on a phone: names that do not meet there do not meet where there is more room.
-PHONE = (310, 390)
-
-Point = Tuple[float, float]  # median ms, peak MB
+from common.plots.style import (
+    INK,
+    Figure,
+    Names,
+    Point,
+    Trace,
+    axis_of,
+    color,
+    layout,
+    marker,
+    points,
+    symbol,
+    whiskers,
+)
 
 
 class Front(NamedTuple):
@@ -55,23 +63,6 @@ def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
     ]
 
 
-def name_places(
-    names: Sequence[str], found: Sequence[Point], of: Sequence[Front], ends: Sequence[scales.Span], size: Point
-) -> List[str]:
-    """Where each point's name stands (see labels.py), off the lines of the fronts too.  ends: of both axes; size: of
-    what is within them, in pixels."""
-
-    def pixels(point: Point) -> Point:
-        return size[0] * ends[0].share(point[0]), size[1] * ends[1].share(point[1])
-
-    lines: List[labels.Box] = []
-    for front in of:
-        corners = [pixels(corner) for corner in front.corners(found, *ends)]
-        for (x, y), (next_x, next_y) in zip(corners, corners[1:]):
-            lines += [(x, y - 4, next_x, y + 4), (next_x - 4, min(y, next_y), next_x + 4, max(y, next_y))]
-    return labels.places([pixels(point) for point in found], names, size, lines)
-
-
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     """Time against peak memory; a line joins those of its losses that no other beats in both."""
     both, found = known(rows)
@@ -81,15 +72,16 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     across = scales.span([end for end in ends if end is not None])
     up = scales.span([y for _, y in found])
     of = fronts(both, found)
-    places = name_places([shown(row.label) for row in both], found, of, (across, up), PHONE)
-    data = []
+    data: List[Trace] = []
+    lines: List[Sequence[Point]] = [_whiskers(row, point) for row, point in zip(both, found)]
     for front in of:
         line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
         corners = front.corners(found, across, up)
         data.append(points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
-    data += [_point(row, point, at, places[at]) for at, (row, point) in enumerate(zip(both, found))]
+        lines.append(_steps(corners))
+    data += [_point(row, point) for row, point in zip(both, found)]
     if not all(row.of_one_model for row in both):
-        data.append(points("another model: not ranked", [(None, None)], _hollow(0)))
+        data.append(points("another model: not ranked", [(None, None)], _hollow(0, INK)))
     said = _in_words(of, both)
     return Figure(
         "time-memory",
@@ -99,18 +91,31 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         data,
         layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
         _table(both, found, of),
+        names=Names([(*point, row.label) for row, point in zip(both, found)], lines),
     )
 
 
-def _hollow(place: int) -> dict:
-    return {"symbol": f"{symbol(place)}-open", "size": 13, "color": INK, "line": {"width": 2}}
+def _hollow(look: int, ink: str) -> Dict[str, Any]:
+    return {"symbol": f"{symbol(look)}-open", "size": 13, "color": ink, "line": {"width": 2}}
 
 
-def _point(row: Row, point: Point, place: int, name_place: str) -> Trace:
-    look = marker(place, 13) if row.of_one_model else _hollow(place)
-    name = {"mode": "markers+text", "text": [shown(row.label)], "textposition": name_place, "showlegend": False}
+def _point(row: Row, point: Point) -> Trace:
+    look = marker(row.look, 13) if row.of_one_model else _hollow(row.look, color(row.look))
     spread = {**whiskers([times(row) or {}]), "thickness": 1, "width": 4}
-    return points(row.label, [point], look, "%{x:.4g} ms, %{y:.4g} MB", **name, cliponaxis=False, error_x=spread)
+    hover = "%{x:.4g} ms, %{y:.4g} MB"
+    return points(row.label, [point], look, hover, showlegend=False, cliponaxis=False, error_x=spread)
+
+
+def _whiskers(row: Row, point: Point) -> List[Point]:
+    """The ends of a line."""
+    described = times(row) or {}
+    return [(described.get(end) or point[0], point[1]) for end in ("p20", "p80")]
+
+
+def _steps(corners: Sequence[Point]) -> List[Point]:
+    """The line as it is drawn: first across, then up or down."""
+    between = [[one, (other[0], one[1])] for one, other in zip(corners, corners[1:])]
+    return [*(corner for pair in between for corner in pair), corners[-1]]
 
 
 def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:

@@ -15,7 +15,7 @@ from common.analysis.conformance import called, cell, heading, judged_of
 from common.core.paths import ROOT
 from common.core.table import Link, Sentence
 from common.records.conformance import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
-from common.report.section import Section
+from common.report.section import Failure, Section
 from common.tables.conformance import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
 
 FILE_NAME = "conformance.json"
@@ -43,7 +43,7 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     if not found and not unreadable:
         return []
     newest = max(found, key=lambda each: each[:2])[2] if found else None
-    return [Section("conformance", ID, TITLE, TITLE, about={"matrix": newest, "unreadable": unreadable})]
+    return [Section("conformance", ID, TITLE, about={"matrix": newest, "unreadable": unreadable})]
 
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
@@ -53,8 +53,12 @@ def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
     found["findings"] = findings_by_kind(document)
     found["cases"] = [Asked.from_json(case) for case in document["cases"]]
     found["columns"] = [_column(document, entry) for entry in judged_of(document)]
-    found["not_judged"] = [(entry["name"], f"{entry['status']}: {entry['reason']}") for entry in absent]
+    found["not_judged"] = [_not_judged(entry) for entry in absent]
     return {**found, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
+
+
+def _not_judged(entry: Mapping[str, Any]) -> Failure:
+    return Failure(str(entry["status"]), str(entry["name"]), [f"{entry['status']}: {entry['reason']}"])
 
 
 def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:

@@ -36,7 +36,7 @@ def environment() -> Any:
     """jinja2's, with the filters of the templates."""
     try:
         import jinja2
-        from markupsafe import Markup
+        from markupsafe import Markup, escape
     except ImportError:
         advice = "`make report` uses an environment that has it, or pip install jinja2"
         raise UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
@@ -48,6 +48,7 @@ def environment() -> Any:
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         csv=lambda table: Markup(csv_address(table)),
         json=lambda value: Markup(script_json(value)),
+        wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )
     return found
 

@@ -25,7 +25,7 @@ def section(family: Sequence[Machine], place: int) -> Section:
     heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
     shown: Dict[str, Any] = {"table": numbers(family), "figures": [figure] if figure else []}
     shown["about"] = [(f"group-{one.place}", one.title) for one in family]
-    return Section("machines", name, TITLE, TITLE, name, heading, **shown)
+    return Section("machines", name, TITLE, name, heading, **shown)
 
 
 def numbers(family: Sequence[Machine]) -> Table:

@@ -16,9 +16,9 @@ from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.table import Link
 from common.core.text import count, gathered
-from common.plots import runs
-from common.report import conformance, facts, html, machines, profile, shapes, sweep, verdicts
-from common.report.section import Line, Section
+from common.plots import runs, search
+from common.report import conformance, facts, headline, html, machines, profile, shapes, sweep, verdicts
+from common.report.section import Failure, Line, Section
 from common.tables import results
 
 Paths = Sequence[Path]
@@ -36,7 +36,7 @@ def page(
     titles = {**_titles(groups), **{machine.place: machine.title for family in families for machine in family}}
     sections = [
         *(machines.section(family, place) for place, family in enumerate(families)),
-        *(_section(group, place, titles[place]) for place, group in enumerate(groups)),
+        *(_section(group, place, titles[place], [base, *paths]) for place, group in enumerate(groups)),
         *(sweep.section(one, place) for place, one in enumerate(swept)),
         *profile.sections(paths),
         *conformance.sections(base, paths),
@@ -67,9 +67,14 @@ def assembled(
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     content["figures"] = {
-        f"{figure.key}-{section.place}": {"data": figure.data, "layout": figure.layout}
+        f"{one.key}-{section.place}": {
+            "data": one.data,
+            "layout": one.layout,
+            "names": one.names and one.names._asdict(),
+        }
         for section in sections
         for figure in section.figures
+        for one in figure.drawn
     }
     content.update(library=html.packed(library), script=script, written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}")
     return html.render("page.html.jinja", base, **content)
@@ -100,20 +105,28 @@ def _titles(groups: Sequence[Group]) -> Dict[int, str]:
     return titles
 
 
-def _section(group: Group, place: int, title: str) -> Section:
-    """A configuration; of --find-largest without plots and shapes."""
+def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
+    """A configuration; of --find-largest without shapes.  folders: where a conformance matrix may be."""
     rows, known = group.rows, facts.machine(group.rows)
+    ran = [row for row in rows if row.is_measured]
     about: Dict[str, Any] = {"versions": facts.versions(rows), "load": facts.load(rows), "notes": _notes(rows)}
-    about["failures"] = [(row.label, [Link(row.status, row.folder), f": {row.reason}"]) for row in rows if row.reason]
+    about["failures"] = [_failure(row) for row in rows if row.reason]
     if group.search:  # its table tells the batches of each row
         about["facts"] = [fact for fact in known if fact[0] != "Batches"]
         about["verdicts"] = verdicts.of_search(rows)
-        about["table"] = results.table("page search", "Largest batch that fits", rows, "largest")
+        about["table"] = results.table("page search", "Largest batch that fits", ran, "largest") if ran else None
+        about["figures"] = search.figures(rows)
     else:
         utterances, small = shapes.shapes(rows)
-        about.update(facts=known, verdicts=verdicts.verdicts(rows), table=results.table("page", "Results", rows))
-        about.update(figures=runs.figures(rows) + small, shapes=utterances)
-    return Section("timed", f"group-{place}", title, group.heading, str(place), group.heading, **about)
+        about["headline"], about["measured"] = headline.headline(rows, folders), headline.measured(rows)
+        about.update(facts=known, verdicts=verdicts.verdicts(rows), shapes=utterances)
+        about["table"] = results.table("page", "Results", ran) if ran else None
+        about["figures"] = runs.figures(rows) + small
+    return Section("timed", f"group-{place}", title, str(place), group.heading, **about)
+
+
+def _failure(row: Row) -> Failure:
+    return Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"])
 
 
 def _notes(rows: Sequence[Row]) -> List[Line]:

@@ -9,7 +9,7 @@ from typing import List, Sequence
 from common.analysis.profile import profile
 from common.core.table import Link, Sentence
 from common.plots.profile import figures
-from common.report.section import Section
+from common.report.section import Failure, Section
 from common.tables import profile as tables
 from common.tables.profile import Cell_
 
@@ -34,7 +34,7 @@ def sections(paths: Sequence[Path]) -> List[Section]:
                 f" cannot be read ({type(error).__name__}): profile again, or delete it.",
             ]
             place = f"profile-{len(found)}"
-            found.append(Section("profile", place, TITLE, TITLE, failures=[("", reason)]))
+            found.append(Section("profile", place, TITLE, failures=[Failure("error", "", reason)]))
     return found
 
 
@@ -47,10 +47,9 @@ def of_cells(cells: Sequence[Cell_], place: str, file: Path) -> List[Section]:
                 "profile",
                 f"profile-{place}-{number}",
                 TITLE,
-                f"{TITLE}: {size}",
                 place=f"{place}-{number}",
                 heading=size,
-                failures=[(size, [Link("failed", file), f": {reason}"])] if reason else [],
+                failures=[Failure("error", size, [Link("failed", file), f": {reason}"])] if reason else [],
                 table=tables.labels(found) if found else None,
                 figures=figures(found) if found else [],
                 notes=[("", [line]) for line in tables.lines(found)] if found else [],
@@ -58,5 +57,5 @@ def of_cells(cells: Sequence[Cell_], place: str, file: Path) -> List[Section]:
         )
     if len(cells) > 1:
         about = tables.sweep(cells)
-        result.insert(0, Section("profile", f"profile-{place}-sizes", TITLE, "Sizes", heading="All sizes", table=about))
+        result.insert(0, Section("profile", f"profile-{place}-sizes", TITLE, heading="All sizes", table=about))
     return result

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
+from common.core.errors import NOT_RUNNABLE
 from common.core.table import Sentence, Table
 from common.plots.style import Figure
 
@@ -14,12 +15,26 @@ Line = Tuple[str, Sentence]
 
 @dataclass(frozen=True)
 class Verdict:
-    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence."""
+    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
+    there is to know of the answer, each with its title."""
 
     question: str
     answer: str
     clear: bool
-    reason: Sentence
+    reason: Sentence = ()
+    lines: Sequence[Line] = ()
+
+
+class Failure(NamedTuple):
+    """What did not run.  status: as in the records; name: of what; words: why."""
+
+    status: str
+    name: str
+    words: Sentence
+
+    @property
+    def is_error(self) -> bool:
+        return self.status not in NOT_RUNNABLE
 
 
 @dataclass(frozen=True)
@@ -35,17 +50,18 @@ class Shapes:
 @dataclass(frozen=True)
 class Section:
     """kind: templates/<kind>.html.jinja shows it; id: its address on the page; place: what the ids of its figures end
-    with; link: the words of the contents that lead to it; about: what is special to its kind; the others: None or empty
-    where there is nothing."""
+    with; headline: what to use; measured: of how much of the data; about: what is special to its kind; the others: None
+    or empty where there is nothing."""
 
     kind: str
     id: str
     title: str
-    link: str
     place: str = ""
     heading: str = ""
+    headline: Sequence[Verdict] = ()
+    measured: Sequence[str] = ()
     verdicts: Sequence[Verdict] = ()
-    failures: Sequence[Line] = ()
+    failures: Sequence[Failure] = ()
     table: Optional[Table] = None
     figures: Sequence[Figure] = ()
     facts: Sequence[Tuple[str, str]] = ()
@@ -54,3 +70,16 @@ class Section:
     shapes: Optional[Shapes] = None
     notes: Sequence[Line] = ()
     about: Any = None
+
+    @property
+    def contents(self) -> List[Tuple[str, str]]:
+        """(id, title) of what is in it."""
+        parts = [
+            (f"{self.id}-table", "Results", self.table),
+            (f"{self.id}-failures", "What did not run", self.failures),
+            *((f"{figure.key}-{self.place}", figure.title, not figure.small) for figure in self.figures),
+            (f"{self.id}-conditions", "What was measured where", self.versions),
+            (f"{self.id}-shapes", "Shapes", self.shapes),
+            (f"{self.id}-notes", "Notes", self.notes),
+        ]
+        return [(name, title) for name, title, is_there in parts if is_there]

@@ -1,8 +1,8 @@
-"""A sweep on the page: what did not run, all cells in one table, a plot for each swept setting."""
+"""A sweep on the page: all cells in one table, what did not run, a plot for each swept setting."""
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from common.analysis.sweep import Sweep
 from common.core import grid
@@ -10,7 +10,7 @@ from common.core.table import Link
 from common.plots.sweep import figures
 from common.records import schema
 from common.report import facts
-from common.report.section import Section
+from common.report.section import Failure, Section
 from common.tables import sweep as sweep_table
 
 
@@ -23,6 +23,15 @@ def section(sweep: Sweep, place: int) -> Section:
         about.update(heading=sweep_table.heading(sweep), table=sweep_table.table("page sweep", title, sweep))
         about["versions"] = facts.versions([first[label] for label in sorted(first)])
     about["facts"] = [*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)]
-    about["failures"] = [("", [Link(line, sweep.path)]) for line in sweep_table.failures(sweep)]
+    about["failures"] = _failures(sweep)
     about["notes"] = [("", [line]) for line in sweep_table.notes(sweep)]
-    return Section("sweep", name, title, title, name, **about)
+    return Section("sweep", name, title, name, **about)
+
+
+def _failures(sweep: Sweep) -> List[Failure]:
+    if sweep.reason:
+        return [Failure("error", sweep.name, [Link("error", sweep.path), f": {sweep.reason}"])]
+    return [
+        Failure(status, f"{name}{at}", [Link(status, sweep.path), f": {reason}"])
+        for name, at, status, reason in sweep_table.failed(sweep)
+    ]

@@ -1,8 +1,9 @@
 """Ordinary TensorBoard summaries of what is in a log folder: they need no plugin and no internet.
 
 ``python -m common.cli.tensorboard LOGDIR``, run by the viewer environment before `make tensorboard` starts the server.
-Each run folder gets one event file: scalars of its row, the profiled ones by window at steps 1, 2, ..., and the PNGs in
-the folder.  The log folder itself gets the table as text, its PNGs, and those of the report, drawn by the main
+Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0, the
+profiled ones by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.  The log folder
+itself gets the results as text, the columns of the HParams table, its PNGs, and those of the report, drawn by the main
 environment.  The file's name ends in a fingerprint of what it was made from: nothing is written again until that
 changes.  No torch.
 """
@@ -15,28 +16,39 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from common.analysis import logs, metrics
-from common.analysis.row import Row
+from common.analysis.groups import groups, heading
+from common.analysis.row import SCOPES, Row
 from common.core.errors import UserError
 from common.core.text import plain
 from common.records import schema
 from common.report import writing
 from common.setup import environments
-from common.tables import results, search
+from common.tables import remarks, results, search
+from common.tables.text import block
 
-VERSION = 2  # of what is written: a new one makes every file anew
+VERSION = 3  # of what is written: a new one makes every file anew
 MARK = ".suite-"  # between the name that TensorBoard expects and the fingerprint
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+#: Of the HParams table: settings, with their type, and what they are compared by, keys of metrics.METRICS.
+SETTINGS = {
+    **dict.fromkeys(("implementation", "kind", "torch", "device", "dtype"), str),
+    **dict.fromkeys(("vocab_size", "batch_size", "threads"), int),
+}
+COMPARED = ("step_median", "loss_median", "utterances_per_second", "peak_mb", "loss_error", "grad_error")
+
+
 class Value(NamedTuple):
-    """One summary; `step` is the window for profiled numbers, 0 for what a run has one of."""
+    """One summary; `step` is the number of a sample or of a profiled window, 0 for what a run has one of."""
 
     step: int
     value: summary_pb2.Summary.Value
@@ -45,11 +57,42 @@ class Value(NamedTuple):
 def of_row(row: Row, prefix: str = "") -> List[Value]:
     """The scalars of a row; `prefix` tells the rows of one folder apart."""
     found = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    for scope in SCOPES:
+        found += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
     for step, window in enumerate(row.windows, start=1):
-        found.append((step, "profiled/step_us", window["average_step_time_us"]))
-        found.append((step, "profiled/peak_memory_mb", window["peak_memory_mb"]))
+        found.append((step, "4_profiled/step_us", window["average_step_time_us"]))
+        found.append((step, "4_profiled/peak_memory_mb", window["peak_memory_mb"]))
     known = [(step, prefix + tag, number) for step, tag, number in found if number is not None]
     return [Value(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
+
+
+def settings(row: Row) -> Dict[str, Any]:
+    """Those of SETTINGS that are known."""
+    known = {**row.configuration, "implementation": plain(row.name), "kind": row.kind, "torch": row.torch}
+    return {key: known[key] for key, kind in SETTINGS.items() if type(known.get(key)) is kind}
+
+
+def session(row: Row, name: str, wall_time: float) -> Value:
+    """The line of a run in the HParams table."""
+    return Value(0, hparams.hparams_pb(settings(row), trial_id=name, start_time_secs=wall_time).value[0])
+
+
+def experiment(rows: Sequence[Row]) -> Value:
+    """The columns of the HParams table."""
+    known = [settings(row) for row in rows]
+    values = {key: sorted({one[key] for one in known if key in one}) for key in SETTINGS}
+    columns = [hparams.HParam(key, hparams.Discrete(found)) for key, found in values.items() if found]
+    compared = [metrics.METRICS[key] for key in COMPARED]
+    shown = [hparams.Metric(metric.tag, display_name=metric.on_page or metric.title) for metric in compared]
+    return Value(0, hparams.hparams_config_pb(columns, shown, time_created_secs=0.0).value[0])
+
+
+def text(log: logs.Log) -> str:
+    """The results in Markdown, in as many columns as TensorBoard shows without breaking a word."""
+    tables = [results.table("text tab", heading(group), group) for group in groups(log.rows)]
+    found = [block(table, "markdown") for table in tables]
+    found += [search.render(log.searches, "markdown")] if log.searches else []
+    return "\n\n".join([*found, *remarks.remarks(log.rows, "markdown")]) + "\n"
 
 
 def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
@@ -122,9 +165,11 @@ def write_run(folder: Path) -> bool:
     values = pictures(folder)
     if not values and rows and all(row.unreadable for row in rows):
         raise UserError(rows[0].reason)
+    wall_time = _wall_time(rows[0].started if rows else None, files)
+    values += [session(rows[0], folder.name, wall_time)] if len(rows) == 1 else []
     for row in rows:
         values += of_row(row, "" if len(rows) == 1 else f"{plain(row.name)}/")
-    write(folder, values, mark, _wall_time(rows[0].started if rows else None, files))
+    write(folder, values, mark, wall_time)
     return True
 
 
@@ -138,11 +183,8 @@ def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
     mark = MARK + fingerprint(files, main is None)
     if files and not is_written(log_dir, mark):
         log = logs.read([log_dir])
-        shown = results.render(log.rows, "markdown")
-        if log.searches:
-            shown += "\n" + search.render(log.searches, "markdown")
-        table: Any = text_pb("table", shown)
-        values = [*pictures(log_dir), *drawn(log_dir, main), Value(0, table.value[0])]
+        table: Any = text_pb("table", text(log))
+        values = [experiment(log.rows), *pictures(log_dir), *drawn(log_dir, main), Value(0, table.value[0])]
         write(log_dir, values, mark, _wall_time(None, files))
 
 

@@ -9,13 +9,13 @@ interval; there a margin decides.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple, Union
 
 from common.analysis import ranking
 from common.analysis.row import Row
 from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, slowdown
 from common.core import statistics
+from common.core.errors import NOT_RUNNABLE
 from common.core.ratios import Ratio
 from common.core.table import Link
 from common.core.text import number
@@ -37,9 +37,6 @@ def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     if len(exact) < len(of_one_model):
         found.append(fastest("Fastest overall, approximate too", of_one_model, "step"))
         found.append(least_memory("Least memory overall, approximate too", of_one_model))
-    elif found[0] is not None:
-        reason = ["The same question here: every loss measured is exact."]
-        found.append(replace(found[0], question="Fastest overall", reason=reason))
     return [verdict for verdict in found if verdict is not None]
 
 
@@ -109,7 +106,7 @@ def _advice(standing: ranking.Standing) -> str:
 
 def _left_out(rows: Sequence[Row]) -> str:
     """Those that failed.  Those that cannot run on this machine are in the list below the answers."""
-    fine = ("ok", "missing", "unsupported")
+    fine = ("ok", *NOT_RUNNABLE)
     names = [f"{row.label} ({row.status})" for row in rows if row.status not in fine]
     return f" Left out: {', '.join(names)}." if names else ""
 

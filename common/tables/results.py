@@ -8,6 +8,7 @@ from common.analysis import metrics
 from common.analysis.groups import groups, heading
 from common.analysis.metrics import Metric
 from common.analysis.row import Row
+from common.core.errors import NOT_RUNNABLE
 from common.core.table import Cell, Column, Table
 from common.core.text import plain
 from common.tables import remarks
@@ -15,6 +16,7 @@ from common.tables.export import csv_text, json_text
 from common.tables.text import block
 
 FORMATS = ("table", "markdown", "csv", "json")
+STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}
 
 
 def render(rows: Sequence[Row], format: str = "table") -> str:
@@ -48,5 +50,5 @@ def _cell(row: Row, metric: Metric) -> Cell:
     words = plain(metric.shown(row))
     if metric.numeric:
         return Cell(words, metric.value(row), row.trace if metric.profiled else row.results)
-    marks = {"label": "name", "status": "good" if row.status == "ok" else "bad", "reason": "long"}
+    marks = {"label": "name", "status": STATUS_MARKS.get(row.status, "bad"), "reason": "long"}
     return Cell(words, mark=marks.get(metric.key, ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import groups, metrics, verdict
 from common.analysis.row import Row
@@ -64,9 +64,14 @@ def failures(sweep: Sweep) -> List[str]:
     """Each reason once, with the cells that it is of."""
     if sweep.reason:
         return [f"{sweep.name}: {sweep.reason}"]
-    failed = [run for run in sweep.runs if run.row.reason]
-    cells = gathered(((run.row.name, run.row.status, run.row.reason), run.values) for run in failed)
-    return [f"{name}{where(sweep, values)}: {status}: {reason}" for (name, status, reason), values in cells.items()]
+    return [f"{name}{at}: {status}: {reason}" for name, at, status, reason in failed(sweep)]
+
+
+def failed(sweep: Sweep) -> List[Tuple[str, str, str, str]]:
+    """(implementation, cells in words, status, reason) of each reason."""
+    runs = [run for run in sweep.runs if run.row.reason]
+    cells = gathered(((run.row.name, run.row.status, run.row.reason), run.values) for run in runs)
+    return [(name, where(sweep, values), status, reason) for (name, status, reason), values in cells.items()]
 
 
 def where(sweep: Sweep, cells: Sequence[Dict[str, Any]]) -> str:

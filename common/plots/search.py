@@ -1,0 +1,57 @@
+"""The largest batch against memory: what each size that was tried took, one line for each loss."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from common.analysis.row import Row
+from common.analysis.search import peaks_mb
+from common.core.table import Cell, measured, tabulated
+from common.core.text import gathered, number
+from common.core.units import MB
+from common.plots import scales
+from common.plots.style import INK, Figure, axis_of, color, dash, layout, marker, points
+
+HEIGHT = 420
+
+
+def figures(rows: Sequence[Row]) -> List[Figure]:
+    """Of rows of --find-largest, one plot for sizes in utterances and one for those in frames; without those of which
+    no size fitted."""
+    found = gathered((row.largest["of"], row) for row in rows if peaks_mb(row))
+    return [_figure(some, str(of)) for of, some in found.items()]
+
+
+def _figure(rows: Sequence[Row], of: str) -> Figure:
+    tried = [(row, peaks_mb(row)) for row in rows]
+    up = scales.span([size for _, peaks in tried for size in peaks])
+    limits = sorted({row.largest["limit_bytes"] / MB for row in rows if row.largest["limit_bytes"]})
+    across = scales.span([*(peak for _, peaks in tried for peak in peaks.values()), *limits])
+    data = []
+    for limit in limits:
+        line = {"color": INK, "width": 1.5, "dash": "dash"}
+        data.append(
+            points(f"limit, {number(limit)} MB", [(limit, up.low), (limit, up.high)], {}, mode="lines", line=line)
+        )
+    for row, peaks in tried:
+        line = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
+        at = [(peak, size) for size, peak in sorted(peaks.items())]
+        hover = f"%{{y}} {of} in %{{x:.4g}} MB"
+        data.append(points(row.marked, at, marker(row.look, 10), hover, mode="lines+markers", line=line))
+    said = "; ".join(f"{row.label} {max(peaks)} in {number(peaks[max(peaks)])} megabytes" for row, peaks in tried)
+    title = "Largest batch against memory"
+    cells = [
+        {"implementation": Cell(row.label), of: measured(size, row.results), "peak MB": measured(peak, row.results)}
+        for row, peaks in tried
+        for size, peak in sorted(peaks.items())
+    ]
+    return Figure(
+        f"largest-memory-{of}",
+        title,
+        "Each mark is a size that fitted, and the most that a step with its heaviest batches took; lines end at the "
+        "largest.",
+        f"{title}, {of}: {said}",
+        data,
+        layout(HEIGHT, 200, xaxis=axis_of("peak, MB", across), yaxis=axis_of(of, up)),
+        tabulated(f"largest-memory-{of}", title, cells),
+    )
