@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import measured, ranking
-from common.analysis.groups import rank, short_label
+from common.analysis.groups import give_looks, rank, short_label
 from common.analysis.row import SCOPES, Row
 from common.core import grid
 from common.core.errors import UserError
@@ -107,6 +107,7 @@ def read(path: Path) -> Sweep:
         runs.append(SweptRun(cell, values, row))
     for cell in {run.cell for run in runs}:
         ranking.rank_times([run.row for run in runs if run.cell == cell])
+    give_looks([run.row for run in runs])
     return Sweep(path, header, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
 
 
