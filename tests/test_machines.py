@@ -66,7 +66,7 @@ def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_p
     assert small == {"a": ("10.00", "1.00"), "b": ("20.00", "2.00"), "p (approx.)": ("5.000", "0.500")}
     assert large == {"a": ("2.000", "2.00"), "b": ("1.000", "1.00"), "p (approx.)": ("4.000", "4.00")}
     figure = relative_times(family)
-    (bars,) = (trace for trace in figure.data if "2 cores" in trace["name"])
+    (bars, _) = (trace for trace in figure.data if "2 cores" in trace["name"])  # and its entry in the legend
     assert sorted(bars["x"]) == pytest.approx([0.5, 1, 2])
     assert "b 1.00 on A, 2.00 on B" in figure.summary  # folders by name: the larger machine is first
 
