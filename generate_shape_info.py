@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence
 
-from common.cli.flag_types import path, positive, whole
+from common.cli.flag_types import path, positive, seed, whole
 from common.cli.parser import Parser
 from common.core.errors import EXIT_OK, UserError
 from common.core.guard import guarded
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
     )
     about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
     about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
-    about("--seed", type=whole(0), help="of --from-figures (default: that of the repository's shape_info.pt)")
+    about("--seed", type=seed, help="of --from-figures (default: that of the repository's shape_info.pt)")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
     tokens("--bpe-model", type=path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")

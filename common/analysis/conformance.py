@@ -211,9 +211,12 @@ def read(path: Path, device: str, cpu: str) -> Dict[str, Any]:
         found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         there = (found["device"], found["machine"]["cpu"])
         rows = {entry["name"]: entry["status"] for entry in found["implementations"]}
+        for entry in found["implementations"]:
+            list(map(Outcome.from_json, entry["cells"].values()))
+        json.dumps(found, indent=1)  # it will be written again
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"--update: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
     if there != (device, cpu) and rows:
         raise UserError(

@@ -18,6 +18,7 @@ from common.analysis.groups import Group, collect, give_looks, same_configuratio
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
+from common.core.paths import not_there
 from common.records import schema, store
 from common.traces.files import is_trace, trace_files, worker
 from common.traces.reader import TraceSummary
@@ -84,25 +85,33 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
     """The run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
     found: Dict[Path, List[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
-        if path.is_dir():
+        problem = not_there(path)
+        if problem and paths:
+            raise UserError(f"{path}: {problem}; name a log folder, a results.jsonl or a trace")
+        if os.path.isdir(path):
             for folder in run_folders(path):
                 found[folder] = []
-        elif path.is_file():
+        elif os.path.isfile(path):
             if path.name == schema.FILE_NAME:
                 found[path.parent] = []
             elif path.name != schema.SWEEP_FILE_NAME:
                 found.setdefault(path.parent, []).append(path)
-        elif paths:
-            raise UserError(f"{path}: no such file or folder; name a log folder, a results.jsonl or a trace")
     return found
 
 
 def run_folders(top: Path) -> Iterator[Path]:
-    """The folders at or under `top` that hold records or traces."""
-    for folder, below, names in os.walk(top):
+    """The folders at or under `top` that hold records or traces, then those whose content this user may not see."""
+    closed: List[Path] = []
+
+    def note(error: OSError) -> None:
+        if isinstance(error, PermissionError):  # and none that is gone meanwhile
+            closed.append(Path(error.filename))
+
+    for folder, below, names in os.walk(top, onerror=note):
         below.sort()
         if schema.FILE_NAME in names or any(map(is_trace, names)):
             yield Path(folder)
+    yield from closed
 
 
 def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:

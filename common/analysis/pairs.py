@@ -17,6 +17,7 @@ from common.analysis.row import Row
 from common.analysis.search import is_search
 from common.core import workloads
 from common.core.errors import UserError
+from common.core.paths import not_there
 from common.core.text import plain
 from common.records import schema, store
 from common.records.schema import Batch, Line
@@ -129,14 +130,15 @@ def differences(one: Row, other: Row) -> List[str]:
 def read_runs(path: Path) -> List[Row]:
     """The runs at or under `path`: a results.jsonl, a run folder or a log folder.  Raises UserError where there is none
     or one cannot be read."""
-    if path.is_dir():
+    problem = not_there(path)
+    if problem:
+        raise UserError(f"{path}: {problem}; name a log folder, a run folder or a {schema.FILE_NAME}")
+    if os.path.isdir(path):
         found = sorted(
             Path(folder) / schema.FILE_NAME for folder, _, names in os.walk(path) if schema.FILE_NAME in names
         )
-    elif path.is_file():
-        found = [path]
     else:
-        raise UserError(f"{path}: no such file or folder; name a log folder, a run folder or a {schema.FILE_NAME}")
+        found = [path]
     if not found:
         raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
     read = list(_readable(found))

@@ -85,7 +85,7 @@ def find(paths: Sequence[Any] = ()) -> List[Sweep]:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    if path.is_file() and path.name == schema.SWEEP_FILE_NAME:
+    if os.path.isfile(path) and path.name == schema.SWEEP_FILE_NAME:
         yield path
     for folder, below, names in os.walk(path):
         below.sort()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 from argparse import ArgumentTypeError
 from dataclasses import fields
 from pathlib import Path
@@ -11,10 +13,15 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from common.core import settings, units
 from common.core.errors import UserError
 from common.core.grid import FIXED, Axis, flag
+from common.core.text import short
 from common.system import machine
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4
+#: Of a count, where a flag has no bound of its own: losses keep sizes in 32 bits.
+MOST = 2**31 - 1
+#: Nats; e to the minus as many is the smallest number of float32, and more of them change nothing.
+MOST_MARGIN = 100.0
 
 
 def str2bool(text: str) -> bool:
@@ -25,19 +32,25 @@ def str2bool(text: str) -> bool:
     return word in ("yes", "true", "t", "y", "1")
 
 
-def whole(low: int) -> Callable[[str], int]:
-    """A whole number of at least `low`."""
+def whole(low: int, high: int = MOST) -> Callable[[str], int]:
+    """A whole number from `low` to `high`."""
 
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
-            raise ArgumentTypeError(f"give a whole number, not {text!r}") from None
+            raise ArgumentTypeError(f"give a whole number, not {short(text)!r}") from None
         if value < low:
             raise ArgumentTypeError(f"must be at least {low}, not {value}")
+        if value > high:
+            raise ArgumentTypeError(f"must be at most {high}, not {short(text)}")
         return value
 
     return parse
+
+
+#: Of what is drawn; as large as records keep a whole number.
+seed = whole(0, 2**53)
 
 
 def threads(text: str) -> int:
@@ -56,7 +69,20 @@ def named(text: str) -> str:
 
 
 def path(text: str) -> Path:
-    return Path(named(text))
+    """UTF-8, as records and pages that name it are."""
+    try:
+        named(text).encode()
+    except UnicodeEncodeError:
+        raise ArgumentTypeError(f"its name is not UTF-8: {os.fsencode(text)!r}; rename it or name another") from None
+    return Path(text)
+
+
+def margin(text: str) -> float:
+    """In nats."""
+    value = positive(text)
+    if value > MOST_MARGIN:
+        raise ArgumentTypeError(f"must be at most {MOST_MARGIN:g}: below e^-{MOST_MARGIN:g} float32 ends, not {text}")
+    return value
 
 
 def positive(text: str) -> float:
@@ -90,9 +116,8 @@ def _checked(text: str, read: Callable[[str], Any]) -> str:
 
 
 def device(text: str) -> str:
-    kind, _, index = text.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {text!r}")
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", text):
+        raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
     return text
 
 

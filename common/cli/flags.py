@@ -14,6 +14,8 @@ from common.core.workloads import ESTIMATE
 
 BOOL: Dict[str, Any] = {"type": types.str2bool, "metavar": "BOOL"}
 SWITCH = {"action": "store_true"}
+#: Each is a process of a second or more, for each implementation.
+MOST_ROUNDS = 10_000
 
 
 def _by_preset(key: str) -> str:
@@ -182,11 +184,14 @@ TAKES: Dict[str, Any] = {
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
     "--timeout": {"type": types.positive, "default": 1800.0},
     **dict.fromkeys(("--tf32", "--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),
-    **dict.fromkeys(("--seed", "--tokens"), types.whole(0)),
+    "--seed": types.seed,
+    "--tokens": types.whole(0),
+    "--margin": types.margin,
     **dict.fromkeys(("--encoder-dim", "--batch-size", "--max-frames", "--num-batches"), types.whole(1)),
-    **dict.fromkeys(("--concatenate", "--frames", "--largest-cap", "--rounds", "--max-samples"), types.whole(1)),
+    **dict.fromkeys(("--concatenate", "--frames", "--largest-cap", "--max-samples"), types.whole(1)),
     **dict.fromkeys(("--vocab-size", "--prune-range"), types.whole(2)),
-    **dict.fromkeys(("--margin", "--token-scale", "--max-seconds", "--min-duration", "--max-duration"), types.positive),
+    "--rounds": types.whole(1, MOST_ROUNDS),
+    **dict.fromkeys(("--token-scale", "--max-seconds", "--min-duration", "--max-duration"), types.positive),
     **dict.fromkeys(("--resume", "--in-place", "--quiet", "--details"), SWITCH),
 }
 

@@ -71,9 +71,10 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     given = {key: values.get(key) for key in known if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
-        if not shape_file.is_file():
+        problem = paths.not_a_file(shape_file)
+        if problem:
             raise UserError(
-                f"--shape-file {shape_file}: no such file; make one with generate_shape_info.py or leave the flag out"
+                f"--shape-file {shape_file}: {problem}; make one with generate_shape_info.py or leave the flag out"
             )
         path = shape_file.resolve()
         inside = paths.ROOT in path.parents

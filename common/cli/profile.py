@@ -87,7 +87,7 @@ def _batches(result: Parser) -> None:
     )
     add("--batch-size", type=flag_types.whole(1), metavar="N", help=f"utterances. Default: {_of_device('batch_size')}")
     add("--num-batches", type=flag_types.whole(1), default=1, metavar="K", help="drawn from all, in turn. Default: 1")
-    add("--seed", type=flag_types.whole(0), default=settings.DEFAULTS["seed"], help="of inputs and weights")
+    add("--seed", type=flag_types.seed, default=settings.DEFAULTS["seed"], help="of inputs and weights")
     add(
         "--sweep",
         type=_sizes,

@@ -9,6 +9,7 @@ from common.analysis.logs import run_folders
 from common.cli import flag_types
 from common.cli.parser import Parser
 from common.core.errors import EXIT_OK, UserError
+from common.core.paths import not_a_folder
 from common.core.guard import guarded
 from common.core.text import plain
 from common.report.tensorboard import write_run, write_top
@@ -25,8 +26,9 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("log_dir", type=flag_types.path)
     log_dir = parser.parse_args(arguments).log_dir
-    if not log_dir.is_dir():
-        raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
+    problem = not_a_folder(log_dir)
+    if problem:
+        raise UserError(f"{log_dir}: {problem}; run `make bench` first, or name one with LOGDIR=...")
     folders = list(run_folders(log_dir))
     written = 0
     for folder in folders:

@@ -17,8 +17,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("name")
     parser.add_argument("--log-dir", type=flag_types.path, default=Path("log"))
-    parser.add_argument("--window", type=int, default=1, help="which of the run's traces, from 1")
-    parser.add_argument("--port", type=int, default=PORT, help="0: any free one")
+    parser.add_argument("--window", type=flag_types.whole(1), default=1, help="which of the run's traces, from 1")
+    parser.add_argument("--port", type=flag_types.whole(0, 65535), default=PORT, help="0: any free one")
     options = parser.parse_args(arguments)
     serve(choose(options.name, options.log_dir, options.window), options.port)
     return EXIT_OK

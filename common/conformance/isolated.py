@@ -62,11 +62,9 @@ def examine(
 
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
     """Environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no need."""
-    try:
-        adapter = scripts.load(implementation.script)
-    except (Exception, SystemExit):  # its own process will tell
-        return {}
-    return adapter.simulator if device == "cpu" and "cpu" not in adapter.devices else {}
+    said = scripts.described(scripts.file_of(implementation))
+    found: Mapping[str, str] = said["simulator"] if device == "cpu" and "cpu" not in said["devices"] else {}
+    return found
 
 
 def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:

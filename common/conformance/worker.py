@@ -26,13 +26,11 @@ from common.system import memory, processes
 
 
 def main(path: str) -> int:
-    processes.die_with_parent()
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     with open(job["output"], "a", encoding="utf-8") as stream:
 
         def write(record: Dict[str, Any]) -> None:
-            stream.write(json.dumps(record, allow_nan=False) + "\n")
-            stream.flush()
+            processes.write_record(stream, record)
 
         try:
             run(job, write)
@@ -74,9 +72,10 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
 
 def in_a_child(action: Callable[[], Any]) -> int:
     """Do it in a fork of this process; returns the signal that killed the fork, or 0."""
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
-        processes.die_with_parent()  # a fork does not inherit this
+        processes.die_with_parent(parent)  # a fork does not inherit this
         try:
             action()
         finally:

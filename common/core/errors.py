@@ -8,8 +8,11 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1  # a row that could run did not
 EXIT_USAGE = 2  # bad flags or bad input: nothing was measured
-EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it
-EXIT_TERMINATED = 143  # SIGTERM, likewise
+EXIT_SIGNAL = 128  # and the number of the signal that ended it, as shells report it
+EXIT_HUNG_UP = 129  # SIGHUP: its terminal was closed
+EXIT_INTERRUPTED = 130  # Ctrl-C
+EXIT_TERMINATED = 143  # SIGTERM
+STOPPED = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 class UserError(Exception):

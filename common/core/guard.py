@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, Iterator, List, TextIO
 
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.text import plain
 
 #: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
@@ -74,13 +74,12 @@ def safe_streams() -> None:
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of the command `program`; returns its exit code.  A user's mistake becomes one line on stderr and
     EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a stdout that takes no more a line and EXIT_USAGE, a
-    closed pipe, silently, EXIT_FAILED.  SIGTERM is a KeyboardInterrupt too, so that it ends as Ctrl-C does, with
-    EXIT_TERMINATED."""
+    closed pipe, silently, EXIT_FAILED, a file that must not be read or written one line and EXIT_USAGE.  SIGTERM and
+    SIGHUP are a KeyboardInterrupt too, so that they end as Ctrl-C does, with EXIT_SIGNAL and their number."""
     safe_streams()
     with _interruptions() as signals:
         code = _ended(program, body, interrupted)
-        terminated = code == EXIT_INTERRUPTED and signals[-1:] == [signal.SIGTERM]
-    return EXIT_TERMINATED if terminated else code
+    return EXIT_SIGNAL + signals[-1] if code == EXIT_INTERRUPTED and signals else code
 
 
 def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
@@ -95,6 +94,10 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         print(f"{program}: {interrupted}", file=sys.stderr)
         return finished(EXIT_INTERRUPTED)
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename is not None:
+            why = f"{error.filename}: {error.strerror}; change its mode, or run as its owner"
+            print(f"{program}: error: {plain(why)}", file=sys.stderr)
+            return EXIT_USAGE
         if error.filename is not None:  # not of stdout
             raise
         drop_stdout()
@@ -120,7 +123,7 @@ def drop_stdout() -> None:
 
 @contextmanager
 def _interruptions() -> Iterator[List[int]]:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt; yields the signals that did.  One that is ignored stays so."""
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields the signals that did.  One that is ignored stays so."""
     raised: List[int] = []
     since = -SAME_REQUEST
 
@@ -131,7 +134,7 @@ def _interruptions() -> Iterator[List[int]]:
             raised.append(number)
             raise KeyboardInterrupt
 
-    numbers = signal.SIGINT, signal.SIGTERM
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
     wanted = [number for number in numbers if signal.getsignal(number) not in (signal.SIG_IGN, None)]
     before = {number: signal.signal(number, interrupt) for number in wanted}
     try:

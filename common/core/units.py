@@ -9,6 +9,8 @@ from common.core.errors import UserError
 
 MB = 2**20
 GIB = 2**30
+#: As many as records keep.
+MOST_BYTES = 2**53
 
 #: Bytes of each unit that a size may have.
 SIZE_UNITS = {
@@ -36,7 +38,10 @@ def bytes_of(text: str, device_bytes: int) -> int:
     value = positive(number)
     if unit == "%" and value > 100:
         raise UserError(f"must be at most 100%, not {text}")
-    size = int(device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit])
+    wanted = device_bytes * value / 100 if unit == "%" else value * SIZE_UNITS[unit]
+    if wanted > MOST_BYTES:
+        raise UserError(f"must be at most {MOST_BYTES} bytes, not {text}")
+    size = int(wanted)
     if size < 1:
         raise UserError(f"must be at least a byte, not {text}")
     return size

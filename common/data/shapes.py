@@ -19,6 +19,7 @@ import numpy as np
 
 from common.core.errors import UserError
 from common.core.files import another, write_whole
+from common.core.paths import not_a_file
 from common.data import provenance
 from common.data.provenance import FACTORS
 
@@ -71,13 +72,13 @@ def check_output(path: Path) -> None:
     path, beside = Path(path), provenance.path_of(path)
     if path == beside:
         raise UserError(f"--output {path}: its provenance goes to that name; name a .pt file")
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"--output {path}: a folder; name a .pt file in it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise UserError(f"--output {path}: there is no folder {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UserError(f"--output {path}: the folder {path.parent} cannot be written; name a file in another one")
-    if beside.exists() and not provenance.part(path, "shape_file"):
+    if os.path.exists(beside) and not provenance.part(path, "shape_file"):
         words = f"its provenance would replace {beside}, which is not the provenance of a shape file"
         raise UserError(f"--output {path}: {words}; choose another name")
 
@@ -117,8 +118,8 @@ def _load_tensor(path: Path) -> Any:
     """The tensor in `path`: on the CPU, dense, of an integer dtype; or UserError."""
     import torch
 
-    if not path.is_file():
-        problem = "not a file" if path.exists() else "no such file"
+    problem = not_a_file(path)
+    if problem:
         raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
     try:
         content = io.BytesIO(path.read_bytes())

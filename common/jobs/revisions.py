@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.core import scripts
-from common.core.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_USAGE, UserError
+from common.core.errors import EXIT_USAGE, STOPPED, UserError
 from common.core.implementations import find
 from common.core.paths import ROOT
 from common.records import schema, store
@@ -191,7 +191,7 @@ def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Se
                 own += ["--limits", "false"]
             command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
             code, said = _benchmark(command, _environment(scratch))
-            if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            if code in STOPPED:
                 raise KeyboardInterrupt
             if code == EXIT_USAGE or not list(kept[side].glob(f"*/{schema.FILE_NAME}")):
                 last = (said.strip().splitlines() or [f"exit code {code}"])[-1]

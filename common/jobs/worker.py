@@ -20,7 +20,7 @@ from common.core.paths import ROOT
 from common.core.text import said
 from common.jobs.spec import SUBJECTS
 from common.system.memory import is_out_of_memory
-from common.system.processes import die_with_parent
+from common.system.processes import write_record
 
 
 def reason_of(error: BaseException) -> str:
@@ -70,14 +70,12 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
 
 
 def main(path: str) -> int:
-    die_with_parent()
     begin = time.perf_counter_ns()
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     with open(job["output"], "a", encoding="utf-8") as output:
 
         def write(record: Dict[str, Any]) -> None:
-            output.write(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n")
-            output.flush()
+            write_record(output, record)
 
         try:
             status, reason = run(job, write)

@@ -44,6 +44,8 @@ class LossStep:
         """Forward and backward, with `after_forward()` between them.  Returns the detached loss."""
         loss = self.forward()
         after_forward()
+        if not isinstance(loss, torch.Tensor):
+            raise TypeError(f"the loss is {loss!r:.50}, not a tensor: return the sum over the batch")
         if loss.numel() != 1:  # some packages sum to (1,)
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         with stage("backward"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from typing import Any, Dict, Optional
 
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
-from common.system import machine, nvml
+from common.system import machine, memory, nvml
 
 
 def set_up_torch(settings: Settings) -> Any:
@@ -24,10 +25,14 @@ def set_up_torch(settings: Settings) -> Any:
 
 
 def import_torch(advice: str = "") -> Any:
-    """The module.  Raises NotRunnable, with the advice."""
+    """The module.  Raises NotRunnable, with the advice, and MemoryError where there is no memory for its libraries."""
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # a library that cannot be loaded is either
+        if memory.tells_of_no_memory(str(error)):
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            within = "" if limit == resource.RLIM_INFINITY else f" within ulimit -v {limit // 1024} (kB); raise that"
+            raise MemoryError(f"torch does not load{within} ({error})") from error
         raise NotRunnable("missing", f"torch does not import in {sys.executable} ({error}){advice}") from error
     return torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -9,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from common.core.errors import UserError
+from common.core.paths import not_there
 
 #: Letters in a shape or value: samples of the utterance, and its frames.
 SAMPLES, FRAMES = "S", "F"
@@ -74,12 +76,13 @@ def _number(text: str, letters: Dict[str, int]) -> Any:
 def lengths(source: Path, sample_rate: int) -> List[int]:
     """Samples of every file below a directory, by their headers; or of a text file with a number at the beginning of
     each line ("#": a comment).  Sorted.  Raises UserError."""
-    if source.is_dir():
+    problem = not_there(source)
+    if problem:
+        raise UserError(f"{source}: {problem}")
+    if os.path.isdir(source):
         found = [_length(path, sample_rate) for path in sorted(source.rglob("*")) if path.suffix.lower() in AUDIO]
-    elif source.is_file():
-        found = _listed(source)
     else:
-        raise UserError(f"{source}: no such directory or file")
+        found = _listed(source)
     if not found:
         raise UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
     return sorted(found)

@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple
 import torch
 
 from common.core.errors import UserError
+from common.core.paths import not_a_file
 
 S3PRL, HUGGING_FACE = "s3prl", "hf"
 #: Weights have to be here already: whoever tries to fetch some is refused at once.
@@ -88,8 +89,9 @@ def _module(source: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
+    problem = not_a_file(path)
+    if problem:
+        raise UserError(f"{path}: {problem}")
     sys.path.insert(0, str(path.parent.resolve()))  # what lies beside it can be imported
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import uuid
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 from common.core.errors import UserError
 from common.core.files import cannot_write
 from common.core.implementations import find
-from common.core.paths import ROOT
+from common.core.paths import ROOT, not_a_folder
 from common.core.settings import Settings
 from common.core.text import plain
 from common.records import schema, store
@@ -121,9 +122,10 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
                 return Claim(folder / LOCK_NAME)
         except Held:
             pass  # another run took it just now
-        except FileExistsError:
-            if not log_dir.is_dir():
-                raise UserError(f"--log-dir {log_dir}: is a file; name a folder") from None
+        except FileExistsError as error:  # a file, or a link that leads nowhere, is where a folder should be
+            if not os.path.isdir(log_dir):
+                why = not_a_folder(error.filename)
+                raise UserError(f"--log-dir {log_dir}: {error.filename} is {why}; name another folder") from None
         except OSError as error:
             words = f"cannot be written ({error.strerror}); name another folder"
             raise UserError(f"--log-dir {log_dir}: {words}") from error

@@ -13,6 +13,7 @@ from typing import Dict, List
 
 from common.analysis import logs
 from common.core.errors import UserError
+from common.core.paths import not_a_folder
 from common.core.text import plain
 from common.records import store
 from common.traces.files import trace_files
@@ -41,8 +42,9 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
     the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
     UserError, with what is there, when nothing or more than one implementation matches, the run has no trace, or there
     is no such window."""
-    if not log_dir.is_dir():
-        raise UserError(f"{log_dir}: no such folder; run `make bench` first, or name one with LOGDIR=...")
+    problem = not_a_folder(log_dir)
+    if problem:
+        raise UserError(f"{log_dir}: {problem}; run `make bench` first, or name one with LOGDIR=...")
     folders = traced_folders(log_dir)
     label = {folder: plain(folder.name if folder == log_dir else folder.relative_to(log_dir)) for folder in folders}
     here = ", ".join(label.values()) or "no traces"

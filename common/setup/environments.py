@@ -9,6 +9,7 @@ package (extensions).  Standard library only: it runs before anything is install
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
 import json
 import os
@@ -22,7 +23,7 @@ from typing import Dict, Iterable, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
 from common.core.guard import guarded
-from common.core.paths import ROOT
+from common.core.paths import ROOT, not_a_file
 from common.setup.uv import RUNNING, Uv
 from common.system.locks import locked
 
@@ -89,8 +90,18 @@ class Environment:
         return hashlib.sha256((ROOT / self.requirements).read_bytes()).hexdigest()
 
     def current(self) -> bool:
+        """Is it complete and made of today's lock?  Not where this user may not look."""
         stamp = self.stamp()
-        return stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed and self.python.exists()
+        try:
+            same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed
+            return same and self.python.exists()
+        except OSError:
+            return False
+
+    def closed(self) -> str:
+        """Which of its files this user may not read; "" for none."""
+        denied = os.strerror(errno.EACCES)
+        return next((str(path) for path in (self.folder / "stamp", self.python) if not_a_file(path) == denied), "")
 
 
 ENVIRONMENTS = {
@@ -116,6 +127,9 @@ def reason(name: str) -> str:
     environment = _environment(name)
     if interpreter(name) is not None:
         return ""
+    closed = environment.closed()
+    if closed:
+        return f"the {name} environment cannot be read: {closed}: {os.strerror(errno.EACCES)}; run as its owner"
     if environment.beside("reason").exists():
         return environment.beside("reason").read_text(encoding="utf-8").strip()
     state = "is out of date" if environment.stamp() else "is not there"

@@ -1,4 +1,4 @@
-"""A child process: started, watched, ended, and what it left."""
+"""A child process: started, watched, ended with all that it started, and what it left."""
 
 from __future__ import annotations
 
@@ -10,25 +10,77 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO
 
 from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # of these lines: a package may print gigabytes
-PR_SET_PDEATHSIG = 1  # prctl(2)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+#: Of a child that could not write its records (EX_IOERR of sysexits.h).
+EXIT_UNWRITTEN = 74
+#: How long the end of what a child left behind may take.
+LAST_SECONDS = 5.0
+
+#: Of prctl; loaded here because a fork may do few things before it executes another program.
+_LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
-def die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent ends, so that a killed run leaves nothing measuring behind."""
-    if not sys.platform.startswith("linux"):
-        return
+def _prctl(option: int, value: int) -> None:
+    if _LIBRARY is not None:
+        _LIBRARY.prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """In a fork of the process `parent`: ask Linux to kill this one when that ends, so that a killed run leaves nothing
+    measuring behind, and end now where it has ended.  It holds for the program that this process executes, too."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """What a child leaves behind, in a session of its own too, becomes a child of this process and is killed at the end
+    of the block.  Other children must have been started before."""
+    before = _children()
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
+        yield
+    finally:
+        deadline = time.monotonic() + LAST_SECONDS
+        while (left := _children() - before) and time.monotonic() < deadline:  # the children of one that died follow
+            for number in left:
+                with suppress(OSError):  # gone, or another user's
+                    os.kill(number, signal.SIGKILL)
+                    os.waitpid(number, os.WNOHANG)
+            time.sleep(0.001)
+        _prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _children() -> Set[int]:
+    """Processes whose parent is this one; none where there is no /proc."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, IndexError):  # it ended
+            parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
+            if int(parent) == os.getpid():
+                found.add(int(entry.name))
+    return found
+
+
+def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
+    """In a child: give a record to its parent, at once.  Where it cannot be written the child ends with EXIT_UNWRITTEN,
+    since nothing more could be kept."""
+    line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
+    try:
+        stream.write(line)
+        stream.flush()
+    except OSError:
+        os._exit(EXIT_UNWRITTEN)
 
 
 def output(command: Sequence[str], timeout: Optional[float] = None, **more: Any) -> str:
@@ -74,7 +126,7 @@ class Child:
         variables: more of its environment.  It has a process group of its own, so that Ctrl-C reaches only us.  Raises
         OSError when there is no such Python, or no room for its files.
         """
-        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
+        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch, adopting():
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
@@ -88,6 +140,7 @@ class Child:
                     stdout=stream,
                     stderr=stream,
                     start_new_session=True,
+                    preexec_fn=partial(die_with_parent, os.getpid()),
                 )
             child = cls(process, output, errors)
             try:
@@ -126,6 +179,9 @@ class Child:
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
         self.stderr = _last_lines(self.errors)
+        if self.returncode == EXIT_UNWRITTEN:
+            folder = self.output.parent.parent
+            self.stderr.append(f"no room for its records in {folder}; free some space or name another folder in TMPDIR")
 
 
 def _last_lines(path: Path) -> List[str]:

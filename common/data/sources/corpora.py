@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Iterator, List, Sequence
 
 from common.core.errors import UserError
+from common.core.paths import not_a_folder
 from common.data.shapes import sha256
 from common.data.sources.manifest_files import one_line
 from common.data.sources.manifests import Timing, Utterance, of_supervisions, span_of
@@ -78,10 +79,11 @@ def _utterances(
 
 
 def _check_parts(corpus: Path, parts: Sequence[str]) -> None:
-    if not corpus.is_dir():
-        raise UserError(f"--corpus-dir {corpus}: no such folder; name the one that holds train-clean-100 and the like")
+    problem = not_a_folder(corpus)
+    if problem:
+        raise UserError(f"--corpus-dir {corpus}: {problem}; name the one that holds train-clean-100 and the like")
     for part in parts:
-        if not (corpus / part).is_dir():
+        if not os.path.isdir(corpus / part):
             there = ", ".join(sorted(path.name for path in corpus.iterdir() if path.is_dir())) or "none"
             raise UserError(f"--part {part}: no such folder in {corpus}; folders there: {there}")
 

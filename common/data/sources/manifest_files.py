@@ -12,11 +12,13 @@ import json
 import sys
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Tuple, Type
+from typing import Any, BinaryIO, Iterator, TextIO, Tuple, Type
 
 from common.core.errors import UserError
 
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
+#: Characters of one entry, and of all of a JSON array, which is read whole: a small gzip file can hold any number.
+LONGEST_ENTRY, LONGEST_ARRAY = 2**24, 2**29
 
 
 def read(path: Path) -> Iterator[Tuple[int, Any]]:
@@ -33,7 +35,7 @@ def read(path: Path) -> Iterator[Tuple[int, Any]]:
             yield number, item
     except OSError as error:  # a damaged gzip header is one too
         raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
-    except (EOFError, ValueError, RecursionError, zlib.error) as error:
+    except (EOFError, ValueError, RecursionError, MemoryError, zlib.error) as error:
         raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
 
 
@@ -62,13 +64,24 @@ def _values(path: Path) -> Iterator[Tuple[int, Any]]:
     """(number, line) of a file of lines, (number, decoded value) of a JSON array."""
     size = path.stat().st_size
     with open(path, "rb") as raw, progress(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
-        lines = enumerate(io.TextIOWrapper(_decompressed(raw), encoding="utf-8"), start=1)
-        for number, line in lines:
+        text = io.TextIOWrapper(_decompressed(raw), encoding="utf-8")
+        number = 0
+        while line := text.readline(LONGEST_ENTRY):
+            number += 1
             if line.startswith("["):
-                yield from enumerate(json.loads("".join([line, *(rest for _, rest in lines)])), start=1)
+                yield from enumerate(json.loads(_array(line, text)), start=1)
+            elif len(line) == LONGEST_ENTRY:
+                raise ValueError(f"entry {number} has more than {LONGEST_ENTRY} characters")
             elif line.strip():
                 yield number, line
             bar.update(raw.tell() - bar.n)
+
+
+def _array(begin: str, rest: TextIO) -> str:
+    whole = begin + rest.read(LONGEST_ARRAY)
+    if rest.read(1):
+        raise ValueError(f"an array of more than {LONGEST_ARRAY} characters")
+    return whole
 
 
 def _decompressed(raw: BinaryIO) -> BinaryIO:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from common.core.errors import UserError
+from common.data.shapes import LARGEST
 from common.data.sources.manifest_files import of_kind, one_line, read
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
@@ -64,6 +65,8 @@ class Timing:
             else:
                 samples = perturb_num_samples(compute_num_samples(span.seconds, span.sampling_rate), speed)
                 counts.append(self.frames_of(samples / span.sampling_rate, span))
+        if max(counts) > LARGEST:
+            raise ValueError(f"{max(counts)} frames, more than a shape file can hold ({LARGEST})")
         return tuple(counts)
 
     def frames_of(self, seconds: float, span: Span) -> int:
@@ -75,6 +78,8 @@ class Timing:
             raise ValueError(f"a duration of {seconds} s")
         if round(shift * span.sampling_rate) < 1:
             raise ValueError(f"a frame shift of {shift} s is not one sample at {span.sampling_rate} Hz")
+        if seconds > LARGEST * shift:
+            raise ValueError(f"a duration of {seconds} s is more than {LARGEST} frames")
         return compute_num_frames(seconds, frame_shift=shift, sampling_rate=span.sampling_rate)
 
 
