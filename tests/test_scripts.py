@@ -120,8 +120,8 @@ def test_files_that_are_no_rows(copy, tmp_path):
     assert_user_error(run("benchmark_all.py", "--only", f"{copy()},{second}"), second, "'flash'", first)
     assert_user_error(run("benchmark_all.py", "--only", "benchmark_flush.py"), "benchmark_flush.py", "no such file")
     assert_user_error(run("benchmark_all.py", "--only", "compare.py"), "compare.py", "no ADAPTER")
-    first.write_text("import nothing_of_that_name")
-    assert_user_error(run("conformance.py", "--only", first), first, "nothing_of_that_name", "does not import")
+    first.write_text("def nothing_of_that_kind(:")
+    assert_user_error(run("conformance.py", "--only", first), first, "line 1", "not Python")
 
 
 def test_a_file_of_the_table_is_its_line(tmp_path):
@@ -129,11 +129,32 @@ def test_a_file_of_the_table_is_its_line(tmp_path):
     assert found.name == "optimized_transducer" and found.script == "benchmark_ot"
 
 
+def test_what_a_copy_inherits_is_read_and_not_run(copy, tmp_path):
+    """From a file beside it, and from the suite's own classes; the last word is that of the class itself."""
+    (copy().parent / "beside.py").write_text(
+        "from common.losses.k2_package import SimpleLoss\nraise SystemExit('run')\n"
+        "class Beside(SimpleLoss):\n    name = 'beside'\n    topology = 'modified'\n"
+    )
+    path = copy(replaced={"from common.losses.adapter import Adapter": "from beside import Beside as Adapter"})
+    text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
+    path.write_text(text)
+    said = scripts.described(path)
+    assert said["name"] == "beside" and scripts.kind_of("beside", said) == "additive"
+    assert scripts.kind_of("beside", {**said, **said["variants"]["far"]}) == "exact"
+
+
+def test_a_value_that_is_not_plain_is_told(copy):
+    path = copy("benchmark_odd.py", replaced={'name = "mine"': 'name = "odd".lower()'})
+    assert_user_error(run("benchmark_all.py", "--only", path), path, "name", "plain value")
+
+
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
+    said = scripts.described(scripts.file_of(implementation))
+    assert said == {key: getattr(adapter, key) for key in scripts.ATTRIBUTES}
     changed = adapter.variants.get(implementation.variant, {})
-    assert scripts.kind_of(adapter, changed) == implementation.kind
+    assert scripts.kind_of(implementation.name, {**said, **changed}) == implementation.kind
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""``make faults``: break things by seed, and ask after each what must hold; docs/reliability.md tells what.
+
+  make faults                                        all of them, with the seeds 0, 1, 2, ... of each kind
+  make faults ARGS="--from 5000"                     other seeds
+  make faults ARGS="--only records,signals --part 10%"
+  make faults ARGS="--only records --from 17 --count 1"   one again, as its line says
+
+Exit code: 0; 1 when an invariant does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from faults import files, running
+from faults.invariants import Broken
+
+KINDS = {**running.KINDS, **files.KINDS}  # the slow ones first
+
+
+def one(kind: str, seed: int) -> Optional[str]:
+    """Let one fault happen; None where everything holds, else what does not."""
+    folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{seed}-"))
+    try:
+        KINDS[kind][0](seed, folder)
+    except Broken as broken:
+        return str(broken)
+    except BaseException:  # a traceback that a user would see
+        return "".join(traceback.format_exc().splitlines(keepends=True)[-12:])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], Optional[str]]:
+    """All of these faults; what is broken after each."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+        os.environ["TMPDIR"] = tempfile.tempdir = scratch
+        with ProcessPoolExecutor(processes) as pool:
+            waiting = {pool.submit(one, *fault): fault for fault in wanted}
+            return {waiting[done]: done.result() for done in as_completed(waiting)}
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(KINDS), metavar="A,B", help=f"of {', '.join(KINDS)}. Default: all")
+    parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="the first seed. Default: 0")
+    parser.add_argument("--count", type=int, metavar="N", help="of each kind. Default: as many as the kind has")
+    parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")
+    parser.add_argument("--processes", type=int, default=2, metavar="K", help="side by side. Default: 2")
+    options = parser.parse_args(arguments)
+    share, since, broken = float(options.part.rstrip("%")) / 100, time.monotonic(), 0
+    counts = {kind: max(1, round(share * (options.count or KINDS[kind][1]))) for kind in options.only.split(",")}
+    wanted = [(kind, seed) for kind, count in counts.items() for seed in range(options.first, options.first + count)]
+    found = happen(wanted, options.processes)
+    for kind, count in counts.items():
+        wrong = {seed: words for (of, seed), words in sorted(found.items()) if of == kind and words}
+        seeds = f"{options.first} to {options.first + count - 1}"
+        print(f"{kind:10s} {count:5d} faults, seeds {seeds:14s} {len(wrong)} broken")
+        for seed, words in wrong.items():
+            print(f'  make faults ARGS="--only {kind} --from {seed} --count 1"\n    ' + words.strip().replace("\n", "\n    "))
+        broken += len(wrong)
+    print(f"{len(wanted)} faults in {time.monotonic() - since:.0f} s: {broken} broken")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

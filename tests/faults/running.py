@@ -1,0 +1,300 @@
+"""Faults of a command that measures, as real processes: some seconds each.
+
+After each fault nothing that it started is left, its scratch folder is empty, and --resume ends in the table of a run
+that was not disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Callable, Collection, Dict, Iterator, List, Tuple
+
+from faults.invariants import CODES, Ended, check, require
+
+ROOT = Path(__file__).resolve().parents[2]
+#: A run of two rows with all kinds of records but traces, which takes some seconds.
+FLAGS = ["--in-place", "--preset", "quick", "--limits", "false", "--max-seconds", "0.05", "--passes", "correctness,memory"]
+BENCHMARK = ["benchmark_all.py", "--only", "reference,mine", *FLAGS]
+#: Of a command that a signal ended.
+STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
+
+
+class Place:
+    """Where one command runs: its log and scratch folder, and a mark by which its processes are found."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
+        self.scratch.mkdir(exist_ok=True)
+        self.mark = f"MARK_OF_FAULT={uuid.uuid4().hex}"
+        self.shapes = folder / "shapes.pt"
+        if not self.shapes.exists():
+            import torch
+
+            torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(8)], dtype=torch.int32), self.shapes)
+
+    def start(self, words: List[str], **options: Any) -> "subprocess.Popen[str]":
+        key, _, value = self.mark.partition("=")
+        environment = {**os.environ, "TMPDIR": str(self.scratch), key: value, **options.pop("env", {})}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        command = [sys.executable, str(ROOT / words[0]), *words[1:]]
+        more = {**streams, "cwd": ROOT, "env": environment, "errors": "replace", **options}
+        return subprocess.Popen(command, text=True, **more)
+
+    def run(self, words: List[str], **options: Any) -> Ended:
+        return ended(self.start(words, **options))
+
+    def benchmark(self, *more: str) -> List[str]:
+        return [*BENCHMARK, "--shape-file", str(self.shapes), "--log-dir", str(self.log), *more]
+
+    def left(self) -> List[str]:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        return found
+
+    def nothing_is_left(self, scratch: bool = True) -> None:
+        deadline = time.monotonic() + 5
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        require(not self.left(), f"processes are left: {self.left()}")
+        files = [path.name for path in self.scratch.iterdir()] if scratch else []
+        hidden = [path.name for path in self.log.rglob(".*")] if scratch and self.log.exists() else []
+        require(not files and not hidden, f"files are left: {files + hidden}")
+
+    def rows(self) -> Dict[str, Tuple[Any, ...]]:
+        """What tables say, without what another measurement changes."""
+        done = self.run(["summarize.py", str(self.log), "--format", "json"])
+        check(done, CODES)
+        keys = ("status", "loss_error", "grad_error", "batches", "device", "dtype")
+        return {row["name"]: tuple(map(repr, map(row.get, keys))) for row in json.loads(done.out or "[]")}
+
+    def resumed(self) -> None:
+        """--resume ends in the table of a run that was not disturbed; what was there is there still."""
+        before = {path: path.read_bytes() for path in self.log.glob("*/results.jsonl")}
+        again = any(before.values())
+        done = self.run(self.benchmark(*(["--resume"] if again else [])))
+        if again and done.code == 2 and "no run with these settings" in done.err:  # its first line was not written yet
+            done = self.run(self.benchmark())
+        check(done, (0,))
+        for path, content in before.items():
+            whole = content[: content.rfind(b'"record":"status"')] if b'"record":"status"' in content else b""
+            require(path.read_bytes().startswith(whole), f"{path.parent.name}: what was complete is gone")
+        rows, wanted = self.rows(), undisturbed()[0]
+        require(rows == wanted, f"another table than undisturbed: {rows}, not {wanted}")
+        self.nothing_is_left(scratch=False)
+
+
+def ended(process: "subprocess.Popen[str]") -> Ended:
+    try:
+        out, err = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Ended(-1000, "", "no end within 120 s")
+    return Ended(process.returncode, out or "", err or "")
+
+
+@functools.lru_cache(maxsize=1)
+def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
+    """(the rows of a run that no fault met, its seconds)"""
+    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"undisturbed-{os.getpid()}"
+    folder.mkdir()
+    place, since = Place(folder), time.monotonic()
+    check(place.run(place.benchmark()), (0,))
+    seconds = time.monotonic() - since
+    place.nothing_is_left()
+    return place.rows(), seconds
+
+
+def signals(seed: int, folder: Path) -> None:
+    """A signal at a random moment, sometimes two."""
+    chance, place = random.Random(f"signals {seed}"), Place(folder)
+    number = chance.choice(list(STOPPED))
+    wait, twice = chance.uniform(0.0, undisturbed()[1]), chance.random() < 0.3
+    process = place.start(place.benchmark())
+    time.sleep(wait)
+    for _ in range(2 if twice else 1):
+        if process.poll() is None:
+            process.send_signal(number)
+            time.sleep(0.05)
+    done = ended(process)
+    # Before Python is up a signal kills it, and one that comes last meets a command that is done.
+    check(done, (STOPPED[number], -number, 0))
+    place.nothing_is_left(scratch=done.code != -signal.SIGKILL)
+    place.resumed()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[bool]:
+    """`folder` as a file system of `size` bytes; False where this user may not mount one."""
+    folder.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True) if os.geteuid() == 0 else None
+    mounted = done is not None and done.returncode == 0
+    try:
+        yield mounted
+    finally:
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def disks(seed: int, folder: Path) -> None:
+    """No room for the n-th byte of the log folder; then there is room again."""
+    chance, place = random.Random(f"disks {seed}"), Place(folder)
+    size = 4096 * chance.randrange(1, 14)
+    with small_disk(place.log, size) as mounted:
+
+        def limit() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        check(place.run(place.benchmark(), **({} if mounted else {"preexec_fn": limit})), CODES)
+        place.nothing_is_left()
+        check(place.run(["summarize.py", str(place.log)]), CODES)
+        if mounted:
+            subprocess.run(["mount", "-o", "remount,size=8m", str(place.log)], check=True)
+        place.resumed()
+
+
+#: What the loss of a stranger does, at import and when it is called: (there, here, the statuses that its row may have).
+ADAPTERS: Tuple[Tuple[str, str, Collection[str]], ...] = (
+    ("import os; os._exit(0)", "", ["error"]),
+    ("import sys; sys.exit(3)", "", ["error"]),
+    ("import os; os.chdir('/')", "", ["ok"]),
+    ("import time; time.sleep(600)", "", ["timeout"]),
+    ("import nowhere", "", ["missing"]),
+    ("raise KeyboardInterrupt", "", ["error"]),
+    ("import os; os.closerange(0, 3)", "", ["ok", "error"]),
+    ("import sys; sys.setrecursionlimit(50)", "", ["error"]),
+    ("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)", "time.sleep(600)", ["timeout"]),
+    ("", "return None", ["error"]),
+    ("", "return logits.sum() * float('nan')", ["error"]),
+    ("", "raise MemoryError", ["oom"]),
+    ("", "raise RuntimeError('x' * 10**7)", ["error"]),
+    ("", "raise RuntimeError('\\x1b[2J\\udcff')", ["error"]),
+    ("", "print('\\x1b]0;x\\x07' * 10**6)", ["ok"]),
+    ("", "print('x' * 10**8)", ["ok", "error"]),
+    ("", "import ctypes; ctypes.string_at(0)", ["error"]),
+    ("", "import os; os.kill(0, 15)", ["error"]),
+    ("", "import os; os.abort()", ["error"]),
+    ("", "import subprocess; subprocess.Popen(['setsid', 'sleep', '300'])", ["ok"]),
+    ("", "import subprocess; subprocess.Popen(['sh', '-c', 'setsid sleep 300 & setsid sleep 300 & wait'])", ["ok"]),
+    ("", "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()", ["ok"]),
+    ("", "import tempfile; tempfile.mkdtemp()", ["ok"]),
+    ("", "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))", ["ok", "error"]),
+    ("", "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))", ["error"]),
+)
+
+
+def adapters(seed: int, folder: Path) -> None:
+    """A loss of a stranger's costs its own row alone."""
+    at_import, in_loss, statuses = ADAPTERS[seed % len(ADAPTERS)]
+    place, text = Place(folder), (ROOT / "benchmark_mine.py").read_text()
+    script = folder / "benchmark_stranger.py"
+    imports = "    import torch\n"
+    text = text.replace("from types", f"{at_import}\nfrom types", 1)
+    script.write_text(text.replace(imports, f"    import time\n{imports}    {in_loss}\n", 1))
+    words = place.benchmark("--timeout", "25" if "timeout" not in statuses else "6")
+    words[words.index("--only") + 1] = f"{script},reference"
+    check(place.run(words), CODES)
+    rows = place.rows()
+    require(set(rows) == {"stranger", "reference"}, f"rows {rows}")
+    require(rows["stranger"][0] in map(repr, statuses), f"{in_loss or at_import}: {rows['stranger'][0]}, not {statuses}")
+    require(rows["reference"] == undisturbed()[0]["reference"], f"reference: {rows['reference']}")
+    scratch = "mkdtemp" not in in_loss
+    place.nothing_is_left(scratch)
+    size = sum(path.stat().st_size for path in place.log.glob("*/results.jsonl"))
+    require(size < 10**6, f"records of {size} bytes")
+
+
+#: Commands that print, and need no torch: a new one is a line.
+PRINTERS: Tuple[List[str], ...] = (
+    ["summarize.py", "{log}"],
+    ["report.py", "{log}", "--output", "{log}/../report.html"],
+    ["compare.py", "{log}", "{log}"],
+    ["conformance.py", "--list"],
+    ["benchmark_all.py", "--list"],
+    ["count_flops.py", "--rules"],
+    ["benchmark_all.py", "--rounds", "none"],
+)
+
+
+def streams(seed: int, folder: Path) -> None:
+    """stdout or stderr is full, closed, or a pipe that nobody reads."""
+    from faults.files import whole
+
+    chance, place = random.Random(f"streams {seed}"), Place(folder)
+    words = [word.format(log=whole().log) for word in PRINTERS[seed % len(PRINTERS)]]
+    fault, stream = chance.choice(["full", "closed", "pipe"]), chance.choice([(1,), (2,), (1, 2)])
+    options: Dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            if number in stream and fault == "full":
+                options[name] = stack.enter_context(open("/dev/full", "wb"))
+            if number in stream and fault == "pipe":
+                reader, writer = os.pipe()
+                os.close(reader)
+                stack.callback(os.close, writer)
+                options[name] = writer
+        if fault == "closed":
+            options["preexec_fn"] = lambda: [os.close(number) for number in stream]
+        done = place.run(words, **options)
+    mistake = done.code == 2 and 2 in stream  # whose line nobody can read
+    check(done if not mistake else done._replace(code=1), CODES)
+    place.nothing_is_left()
+
+
+#: Limits of a command that measures: a resource, or a variable of its environment.
+LIMITS: Tuple[Tuple[Any, int], ...] = (
+    (resource.RLIMIT_AS, 400 * 2**20),
+    (resource.RLIMIT_AS, 1500 * 2**20),
+    (resource.RLIMIT_AS, 3000 * 2**20),
+    (resource.RLIMIT_NOFILE, 16),
+    (resource.RLIMIT_NOFILE, 40),
+    (resource.RLIMIT_STACK, 2**18),
+    (resource.RLIMIT_CPU, 2),
+    (resource.RLIMIT_FSIZE, 2000),
+    ("TMPDIR", 0),
+    ("TMPDIR", 8192),
+)
+
+
+def limits(seed: int, folder: Path) -> None:
+    """Too little of something; then enough of it."""
+    kind, size = LIMITS[seed % len(LIMITS)]
+    place = Place(folder)
+    with contextlib.ExitStack() as stack:
+        options: Dict[str, Any] = {}
+        if kind == "TMPDIR":
+            small = folder / "small"
+            mounted = bool(size) and stack.enter_context(small_disk(small, size))
+            options["env"] = {"TMPDIR": str(small if mounted else folder / "nowhere")}
+        else:
+            options["preexec_fn"] = lambda: resource.setrlimit(kind, (size, size))
+        done = place.run(place.benchmark(), **options)
+    check(done, (*CODES, -signal.SIGKILL, -signal.SIGXCPU) if kind == resource.RLIMIT_CPU else CODES)
+    place.nothing_is_left(scratch=done.code >= 0)
+    place.resumed()
+
+
+#: By name: the faults, and how many of a thousand and some.
+KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
+    "signals": (signals, 16),
+    "disks": (disks, 10),
+    "adapters": (adapters, len(ADAPTERS)),
+    "streams": (streams, 42),
+    "limits": (limits, len(LIMITS)),
+}

@@ -1,0 +1,166 @@
+"""How a run ends, however it is ended: nothing that it started is left, and one line says what was."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from commands import ROOT, rows_of, run, start, wait_for, wait_for_worker
+
+pytest.importorskip("torch")
+
+LONG = ["--in-place", "--preset", "quick", "--passes", "timing", "--max-seconds", "30", "--spread", "0.0001%"]
+SHORT = ["--in-place", "--preset", "quick", "--passes", "correctness", "--limits", "false"]
+#: A process that leaves its parent, its session and its output.
+DAEMON = "import subprocess; subprocess.Popen(['setsid', 'sh', '-c', 'sleep 300 & wait'])"
+
+
+class Marked:
+    """An environment of its own, by which everything that a command starts is found again."""
+
+    def __init__(self):
+        self.variables = {**os.environ, "MARK_OF_TEST": uuid.uuid4().hex}
+
+    def left(self):
+        mark = f"MARK_OF_TEST={self.variables['MARK_OF_TEST']}".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (entry / "environ").read_bytes():
+                    found.append((entry / "cmdline").read_bytes())
+            except OSError:
+                continue
+        return found
+
+
+@pytest.fixture
+def marked():
+    return Marked()
+
+
+@pytest.fixture
+def flags(tmp_path, tiny_shapes):
+    return ["--shape-file", tiny_shapes, "--log-dir", tmp_path / "log"]
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["at its first instructions", "and it is stopped"])
+def test_a_worker_dies_with_its_parent(stopped, flags, marked):
+    for _ in range(3):
+        process = start("benchmark_reference.py", *flags, *LONG, env=marked.variables)
+        worker = wait_for_worker(process, "correctness")
+        if stopped:
+            os.kill(worker, signal.SIGSTOP)
+        process.kill()
+        process.communicate(timeout=60)
+        wait_for(lambda: not marked.left(), "end of the worker", seconds=2)
+
+
+def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
+    """The parent ends between the fork and the request to be killed with it."""
+    code = (
+        "import os, sys, time; from common.system.processes import die_with_parent\n"
+        "parent = os.getpid()\n"
+        "if os.fork(): os._exit(0)\n"
+        "while os.getppid() == parent: time.sleep(0.01)\n"
+        "die_with_parent(parent); open(sys.argv[1], 'w')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "alive")], cwd=ROOT, check=True)
+    time.sleep(0.5)
+    assert not (tmp_path / "alive").exists()
+
+
+def own_loss(folder, at_import="", in_loss=""):
+    text = (ROOT / "benchmark_mine.py").read_text()
+    text = text.replace("from types", f"{at_import}\nfrom types", 1).replace("    import torch\n", f"    {in_loss}\n", 1)
+    path = folder / f"benchmark_own{len(list(folder.glob('*.py')))}.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.skipif(not shutil.which("setsid"), reason="needs setsid")
+def test_a_daemon_of_a_loss_is_ended_with_its_worker(flags, marked, tmp_path):
+    script = own_loss(tmp_path, in_loss=f"import torch\n    {DAEMON}")
+    done = run("benchmark_all.py", "--only", script, *flags, *SHORT, env=marked.variables)
+    assert rows_of(tmp_path / "log")["own0"]["status"] == "ok", done.stderr
+    assert not marked.left()
+
+
+def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
+    process = start("benchmark_reference.py", *flags, *LONG, env=marked.variables)
+    wait_for_worker(process, "correctness")
+    process.send_signal(signal.SIGHUP)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 129 and "interrupted" in errors and "Traceback" not in errors
+    assert not marked.left() and rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(tmp_path):
+    (tmp_path / "msgspec.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    process = start("summarize.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "summarize.py: interrupted\n")
+
+
+def test_an_old_python_is_one_line():
+    """As far as a new one can play it: no older one is at hand."""
+    code = "import sys; sys.version_info = (3, 8, 0, 'final', 0); sys.argv = ['summarize.py']; import common"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_script_that_spoils_its_process_costs_its_own_row_alone(flags, tmp_path):
+    """It ends at import, it changes the current folder, it has no such module, it hangs."""
+    bodies = ["import os; os._exit(0)", "import os; os.chdir('/')", "import nowhere_at_all"]
+    scripts = [own_loss(tmp_path, at_import=body) for body in bodies]
+    names = ",".join(map(str, [*scripts, "reference"]))
+    done = run("benchmark_all.py", "--only", names, *flags, *SHORT, cwd=tmp_path)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    rows = rows_of(tmp_path / "log")
+    statuses = {name: row["status"] for name, row in rows.items()}
+    assert statuses == {"own0": "error", "own1": "ok", "own2": "missing", "reference": "ok"}
+    assert "exit code 0" in rows["own0"]["reason"] and "nowhere_at_all" in rows["own2"]["reason"]
+
+
+def test_a_script_that_hangs_at_import_times_out(flags, tmp_path):
+    script = own_loss(tmp_path, at_import="import time; time.sleep(600)")
+    done = run("benchmark_all.py", "--only", script, *flags, *SHORT, "--timeout", "2", timeout=60)
+    assert done.returncode == 1 and rows_of(tmp_path / "log")["own0"]["status"] == "timeout", done.stderr
+
+
+def test_a_loss_that_returns_nothing_is_told_so(flags, tmp_path):
+    script = own_loss(tmp_path, in_loss="return None")
+    run("benchmark_all.py", "--only", script, *flags, *SHORT)
+    row = rows_of(tmp_path / "log")["own0"]
+    assert row["status"] == "error" and "the loss is None" in row["reason"]
+
+
+def test_too_little_address_space_for_torch_is_said(flags, tmp_path):
+    limit = 1_500_000 * 1024
+    limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))}
+    run("benchmark_reference.py", *flags, *SHORT, **limits)
+    row = rows_of(tmp_path / "log")["reference"]
+    assert row["status"] == "oom" and "ulimit -v 1500000" in row["reason"], row
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small file system needs root")
+def test_a_full_scratch_folder_is_said(flags, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("this system does not let root mount a tmpfs")
+    try:
+        run("benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})
+        row = rows_of(tmp_path / "log")["reference"]
+        assert row["status"] == "error" and str(small) in row["reason"] and "TMPDIR" in row["reason"], row
+    finally:
+        subprocess.run(["umount", str(small)], check=True)

@@ -1,0 +1,46 @@
+"""A part of the faults of `make faults`, in every test run; and that the harness finds what is broken."""
+
+from __future__ import annotations
+
+import pytest
+from faults import files, running
+from faults.__main__ import happen
+from faults.invariants import Broken, Ended, check
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize("kind", [*files.KINDS, "streams"])
+def test_nothing_breaks(kind):
+    count = max(2, files.KINDS.get(kind, (None, 60))[1] // 25)
+    found = happen([(kind, seed) for seed in range(count)], processes=1)
+    assert len(found) == count and not {fault: words for fault, words in found.items() if words}
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        Ended(3, "", ""),
+        Ended(1, "", "Traceback (most recent call last):\n"),
+        Ended(2, "", "tool.py: error: one\ntool.py: error: two\n"),
+        Ended(0, "\x1b[2J", ""),
+    ],
+)
+def test_a_broken_invariant_is_found(done):
+    with pytest.raises(Broken):
+        check(done, (0, 1, 2))
+
+
+def test_a_process_that_is_left_is_found(tmp_path):
+    place = running.Place(tmp_path)
+    sleeper = place.start(["-c", "..."])
+    sleeper.communicate()
+    place.nothing_is_left()
+    (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
+    sleeper = place.start([str(tmp_path / "sleeper.py")])
+    try:
+        with pytest.raises(Broken, match="sleeper"):
+            place.nothing_is_left()
+    finally:
+        sleeper.kill()
+        sleeper.communicate()
