@@ -28,7 +28,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench test lint coverage docs summary conformance report tensorboard trace-viewer lock clean
+.PHONY: help setup bundle bench test faults lint coverage docs summary conformance report tensorboard trace-viewer lock clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -38,6 +38,7 @@ help:
 	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
+	@echo 'make faults       break things by seed for ten minutes, see docs/reliability.md; ARGS="--only records"'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
@@ -68,6 +69,9 @@ test: setup
 	if python="$$($(PYTHON) -m common.setup.environments path $$name)"; then \
 	"$$python" -m pytest -m environment_contract $(ARGS) || $(if $(ARGS),test $$? -eq 5 ||) exit 1; \
 	else echo "the environment_contract tests did not run in the $$name environment"; fi; done
+
+faults: setup
+	@PYTHONPATH=tests $(MAIN) -m faults $(ARGS)
 
 # What only developers need: made on demand.
 .PHONY: dev

@@ -33,14 +33,11 @@ def test_a_broken_invariant_is_found(done):
 
 def test_a_process_that_is_left_is_found(tmp_path):
     place = running.Place(tmp_path)
-    sleeper = place.start(["-c", "..."])
-    sleeper.communicate()
-    place.nothing_is_left()
     (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
     sleeper = place.start([str(tmp_path / "sleeper.py")])
     try:
         with pytest.raises(Broken, match="sleeper"):
-            place.nothing_is_left()
+            place.nothing_is_left(seconds=0.1)
     finally:
         sleeper.kill()
         sleeper.communicate()

@@ -41,11 +41,15 @@ def one(kind: str, seed: int) -> Optional[str]:
     return None
 
 
+def scratch_in(folder: str) -> None:
+    """Of a process of the pool."""
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
 def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], Optional[str]]:
     """All of these faults; what is broken after each."""
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
-        os.environ["TMPDIR"] = tempfile.tempdir = scratch
-        with ProcessPoolExecutor(processes) as pool:
+        with ProcessPoolExecutor(processes, initializer=scratch_in, initargs=(scratch,)) as pool:
             waiting = {pool.submit(one, *fault): fault for fault in wanted}
             return {waiting[done]: done.result() for done in as_completed(waiting)}
 

@@ -65,8 +65,8 @@ class Place:
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
         return found
 
-    def nothing_is_left(self, scratch: bool = True) -> None:
-        deadline = time.monotonic() + 5
+    def nothing_is_left(self, scratch: bool = True, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         require(not self.left(), f"processes are left: {self.left()}")
@@ -186,7 +186,7 @@ ADAPTERS: Tuple[Tuple[str, str, Collection[str]], ...] = (
     ("", "raise RuntimeError('x' * 10**7)", ["error"]),
     ("", "raise RuntimeError('\\x1b[2J\\udcff')", ["error"]),
     ("", "print('\\x1b]0;x\\x07' * 10**6)", ["ok"]),
-    ("", "print('x' * 10**8)", ["ok", "error"]),
+    ("print('x' * 10**8)", "", ["ok"]),
     ("", "import ctypes; ctypes.string_at(0)", ["error"]),
     ("", "import os; os.kill(0, 15)", ["error"]),
     ("", "import os; os.abort()", ["error"]),
@@ -207,7 +207,7 @@ def adapters(seed: int, folder: Path) -> None:
     imports = "    import torch\n"
     text = text.replace("from types", f"{at_import}\nfrom types", 1)
     script.write_text(text.replace(imports, f"    import time\n{imports}    {in_loss}\n", 1))
-    words = place.benchmark("--timeout", "25" if "timeout" not in statuses else "6")
+    words = place.benchmark("--timeout", "60" if "timeout" not in statuses else "10")
     words[words.index("--only") + 1] = f"{script},reference"
     check(place.run(words), CODES)
     rows = place.rows()
