@@ -75,7 +75,8 @@ def inside(script: str, *arguments: str) -> Ended:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
         sys.argv = argv
-    out.flush(), err.flush()
+    out.flush()
+    err.flush()
     return Ended(code or 0, *(stream.buffer.getvalue().decode("utf-8", "replace") for stream in (out, err)))
 
 
