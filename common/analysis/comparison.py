@@ -43,7 +43,7 @@ class TimeChange:
     """ratio: new / baseline, with its interval (low, high), None where there is none; doubt: why a difference is not to
     be believed, else ""; detectable: the slowdown (0.12 for 12%) that these samples would have shown four times in
     five; baseline_ms, new_ms: the mean of the medians of the batches that both have; busy: share of the samples that
-    ran beside other load."""
+    ran beside other load; lost: the new side was to be timed, ended well, and has no times, unlike the baseline."""
 
     verdict: str
     reason: str
@@ -60,6 +60,7 @@ class TimeChange:
     new_rounds: int = 0
     baseline_busy: float = 0.0
     new_busy: float = 0.0
+    lost: bool = False
 
 
 @dataclass
@@ -125,6 +126,8 @@ def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
         if row.new.status != "ok" and row.baseline.status == "ok":
             found.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
         for scope, time in row.time.items():
+            if time.lost:
+                found.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
             if time.low is not None and not time.doubt and time.low > 1 + allowed:
                 found.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
     return found
@@ -211,6 +214,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
     )
     if ratio is None:
         found.reason = _nothing_timed(pair, scope, before, after)
+        found.lost = bool(before) and not after and pair.new.failure is None and _was_asked(pair.new, scope)
         return found
     doubt = _of_two_torches(pair) or change_verdicts.time_doubt(ratio, paired, busy)
     verdict, reason = change_verdicts.time(ratio, paired, tolerance, confidence, doubt, busy)
@@ -257,6 +261,11 @@ def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str
             status, reason = run.failure or ("", "")
             return f"{side} has no {scope} times" + (f": {status}: {reason}" if status else "; they were not asked for")
     return "no batch was timed on both sides in every round"
+
+
+def _was_asked(run: Row, scope: str) -> bool:
+    asked = run.header.settings
+    return "timing" in asked.get("passes", ()) and scope in asked.get("scopes", ())
 
 
 def _busy(run: Row, scope: str) -> float:
