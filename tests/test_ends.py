@@ -79,7 +79,9 @@ def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
 
 def own_loss(folder, at_import="", in_loss=""):
     text = (ROOT / "benchmark_mine.py").read_text()
-    text = text.replace("from types", f"{at_import}\nfrom types", 1).replace("    import torch\n", f"    {in_loss}\n", 1)
+    text = text.replace("from types", f"{at_import}\nfrom types", 1).replace(
+        "    import torch\n", f"    {in_loss}\n", 1
+    )
     path = folder / f"benchmark_own{len(list(folder.glob('*.py')))}.py"
     path.write_text(text)
     return path

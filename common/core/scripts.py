@@ -105,12 +105,18 @@ def _find(name: str, file: Path) -> Optional[_Class]:
         for node in reversed(_parsed(file).body):  # the last binding counts
             if isinstance(node, ast.ClassDef) and node.name == name:
                 return _Class(file, node)
-            if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Name) and name in _targets(node):
+            if (
+                isinstance(node, (ast.Assign, ast.AnnAssign))
+                and isinstance(node.value, ast.Name)
+                and name in _targets(node)
+            ):
                 name = node.value.id
                 break
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 original = {alias.asname or alias.name: alias.name for alias in node.names}.get(name)
-                beside = [folder.joinpath(*node.module.split(".")).with_suffix(ENDING) for folder in (file.parent, ROOT)]
+                beside = [
+                    folder.joinpath(*node.module.split(".")).with_suffix(ENDING) for folder in (file.parent, ROOT)
+                ]
                 there = [path for path in beside if os.path.isfile(path)]
                 if original and there:
                     name, file = original, there[0]
@@ -161,7 +167,6 @@ def file_of(implementation: Implementation) -> Path:
     """The file that holds its ADAPTER."""
     script = implementation.script
     return Path(os.path.realpath(script if script.endswith(ENDING) else ROOT / (script + ENDING)))
-
 
 
 def _import(path: Path) -> ModuleType:

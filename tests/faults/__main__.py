@@ -73,7 +73,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         seeds = f"{options.first} to {options.first + count - 1}"
         print(f"{kind:10s} {count:5d} faults, seeds {seeds:14s} {len(wrong)} broken")
         for seed, words in wrong.items():
-            print(f'  make faults ARGS="--only {kind} --from {seed} --count 1"\n    ' + words.strip().replace("\n", "\n    "))
+            print(
+                f'  make faults ARGS="--only {kind} --from {seed} --count 1"\n    '
+                + words.strip().replace("\n", "\n    ")
+            )
         broken += len(wrong)
     print(f"{len(wanted)} faults in {time.monotonic() - since:.0f} s: {broken} broken")
     return 1 if broken else 0

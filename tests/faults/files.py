@@ -88,11 +88,12 @@ def base(log: Path) -> Path:
     (log / "k2-30" / "packed.11.pt.trace.json.gz").write_bytes(gzip.compress(window.encode()))
     write_run(log / "fast_rnnt-pruned-30", "fast_rnnt-pruned", exact=False, run_id="one run")
     write_sweep(log / "sweep-vocab-size", {"vocab_size": [500, 1000, 2000]}, ["torchaudio", "k2"])
-    outcomes = {"ragged": Outcome("pass", loss_error=1e-7), "no-target": Outcome("differs", "loss 1", 0.5, 0.5, "print()")}
+    outcomes = {
+        "ragged": Outcome("pass", loss_error=1e-7),
+        "no-target": Outcome("differs", "loss 1", 0.5, 0.5, "print()"),
+    }
     (log / "conformance.json").write_text(json.dumps(made(**outcomes), indent=1) + "\n")
     return log
-
-
 
 
 class Whole(NamedTuple):
@@ -266,8 +267,13 @@ def shape_files(seed: int, folder: Path) -> None:
 def manifests(seed: int, folder: Path) -> None:
     """A damaged manifest is refused in one line, or gives a shape file."""
     chance = random.Random(f"manifests {seed}")
-    recordings = [{"id": f"r{n}", "sources": [], "sampling_rate": 16000, "num_samples": 16000, "duration": 1.0} for n in "ab"]
-    said = [{"id": f"s{n}", "recording_id": f"r{n}", "start": 0.0, "duration": 1.0, "channel": 0, "text": "a b"} for n in "ab"]
+    recordings = [
+        {"id": f"r{n}", "sources": [], "sampling_rate": 16000, "num_samples": 16000, "duration": 1.0} for n in "ab"
+    ]
+    said = [
+        {"id": f"s{n}", "recording_id": f"r{n}", "start": 0.0, "duration": 1.0, "channel": 0, "text": "a b"}
+        for n in "ab"
+    ]
     for name, entries in {"recordings": recordings, "supervisions": said}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     damaged = folder / chance.choice(["recordings.jsonl", "supervisions.jsonl"])

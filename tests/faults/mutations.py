@@ -10,7 +10,18 @@ from typing import Any, Callable, List, Optional, Tuple
 #: What a value becomes: other types, numbers that are none, text that a page or a terminal obeys.
 VALUES: List[Any] = [
     *(None, True, False, 0, -1, 1, 2**31, 2**53, 2**63, 10**400, 0.5, -0.0, 1e300, -1e300, float("nan"), float("inf")),
-    *("", "x", "2026", "../../etc/passwd", "\x1b[2J", "<script>alert(1)</script>", "\ud800", "\x00", "é" * 500, "9" * 5000),
+    *(
+        "",
+        "x",
+        "2026",
+        "../../etc/passwd",
+        "\x1b[2J",
+        "<script>alert(1)</script>",
+        "\ud800",
+        "\x00",
+        "é" * 500,
+        "9" * 5000,
+    ),
     *([], {}, [[]], ["a"], {"a": 1}, [None], [float("nan")], {"record": "run"}, [1, "a", {}]),
 ]
 

@@ -24,7 +24,17 @@ from faults.invariants import CODES, Ended, check, require
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A run of two rows with all kinds of records but traces, which takes some seconds.
-FLAGS = ["--in-place", "--preset", "quick", "--limits", "false", "--max-seconds", "0.05", "--passes", "correctness,memory"]
+FLAGS = [
+    "--in-place",
+    "--preset",
+    "quick",
+    "--limits",
+    "false",
+    "--max-seconds",
+    "0.05",
+    "--passes",
+    "correctness,memory",
+]
 BENCHMARK = ["benchmark_all.py", "--only", "reference,mine", *FLAGS]
 #: Of a command that a signal ended.
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
@@ -212,7 +222,9 @@ def adapters(seed: int, folder: Path) -> None:
     check(place.run(words), CODES)
     rows = place.rows()
     require(set(rows) == {"stranger", "reference"}, f"rows {rows}")
-    require(rows["stranger"][0] in map(repr, statuses), f"{in_loss or at_import}: {rows['stranger'][0]}, not {statuses}")
+    require(
+        rows["stranger"][0] in map(repr, statuses), f"{in_loss or at_import}: {rows['stranger'][0]}, not {statuses}"
+    )
     require(rows["reference"] == undisturbed()[0]["reference"], f"reference: {rows['reference']}")
     scratch = "mkdtemp" not in in_loss
     place.nothing_is_left(scratch)
