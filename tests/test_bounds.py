@@ -37,7 +37,7 @@ def test_flags(arguments, words):
 
 def test_a_port_that_is_none():
     viewer = [sys.executable, "-m", "common.cli.trace_viewer", "k2", "--port", "99999"]
-    done = subprocess.run(viewer, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(viewer, cwd=ROOT, capture_output=True, text=True)
     assert_user_error(done, "--port", "65535")
 
 

@@ -158,7 +158,7 @@ def test_too_little_address_space_for_torch_is_said(flags, tmp_path):
 def test_a_full_scratch_folder_is_said(flags, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", str(small)], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(small)], capture_output=True).returncode:
         pytest.skip("this system does not let root mount a tmpfs")
     try:
         run("benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})

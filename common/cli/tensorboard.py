@@ -9,8 +9,8 @@ from common.analysis.logs import run_folders
 from common.cli import flag_types
 from common.cli.parser import Parser
 from common.core.errors import EXIT_OK, UserError
-from common.core.paths import not_a_folder
 from common.core.guard import guarded
+from common.core.paths import not_a_folder
 from common.core.text import plain
 from common.report.tensorboard import write_run, write_top
 

@@ -123,7 +123,7 @@ def drop_stdout() -> None:
 
 @contextmanager
 def _interruptions() -> Iterator[List[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields the signals that did.  One that is ignored stays so."""
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields those that did.  One that is ignored stays so."""
     raised: List[int] = []
     since = -SAME_REQUEST
 

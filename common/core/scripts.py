@@ -170,13 +170,18 @@ def file_of(implementation: Implementation) -> Path:
 
 
 def _import(path: Path) -> ModuleType:
-    """As Python imports a script: what lies beside it can be imported, and `inspect` finds its source."""
+    """As Python imports a script: what lies beside it can be imported, and `inspect` finds its source.  The current
+    folder stays."""
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    here = os.getcwd()
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        os.chdir(here)
     return module
 
 

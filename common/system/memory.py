@@ -15,8 +15,8 @@ CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
 #: Limit and use of a cgroup's memory: version 2, then 1.
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
-#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library and its loader, cuBLAS ("not initialized" where it
-#: has no memory for its handle), numba's CUDA, OpenMP.
+#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library and its loader, cuBLAS ("not
+#: initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
 NO_MEMORY = (
     "out of memory",
     "out_of_memory",

@@ -16,8 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
-from faults.invariants import CODES, Ended, check, require
-from faults.mutations import mutated
 from fixtures_conformance import made
 from fixtures_runs import correctness, memory, timing, traced_run, write_run
 from fixtures_sweeps import write_sweep
@@ -32,6 +30,8 @@ from common.data import shapes
 from common.records import run, schema, store
 from common.records.conformance import Outcome
 from common.tables import conformance as tables
+from faults.invariants import CODES, Ended, check, require
+from faults.mutations import mutated
 
 #: Seconds that one command may take with one damaged file.
 LONGEST = 60

@@ -53,7 +53,7 @@ class Place:
 
             torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(8)], dtype=torch.int32), self.shapes)
 
-    def start(self, words: List[str], **options: Any) -> "subprocess.Popen[str]":
+    def start(self, words: List[str], **options: Any) -> subprocess.Popen[str]:
         key, _, value = self.mark.partition("=")
         environment = {**os.environ, "TMPDIR": str(self.scratch), key: value, **options.pop("env", {})}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -107,7 +107,7 @@ class Place:
         self.nothing_is_left(scratch=False)
 
 
-def ended(process: "subprocess.Popen[str]") -> Ended:
+def ended(process: subprocess.Popen[str]) -> Ended:
     try:
         out, err = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
