@@ -85,7 +85,7 @@ def _of_values(lines: List[bytes], chance: random.Random) -> List[bytes]:
     for low, high in ((at, at + 1), (0, len(lines))):
         try:
             found = json.loads(b"\n".join(lines[low:high]))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         place = _place(found, chance)
         if place is None:

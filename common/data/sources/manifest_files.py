@@ -44,6 +44,9 @@ def of_kind(kind: Type, path: Path, entries: Iterator[Tuple[int, Any]]) -> Itera
     for number, entry in entries:
         if not isinstance(entry, kind):
             raise UserError(f"{path}: entry {number} is a {type(entry).__name__}, not a {kind.__name__}")
+        for name in ("id", "recording_id"):
+            if not isinstance(getattr(entry, name, None), (str, int, type(None))):
+                raise UserError(f"{path}: entry {number} has the {name} {getattr(entry, name)!r:.50}, which is no text")
         yield number, entry
 
 
