@@ -151,7 +151,7 @@ def _others_are_read(log: Path, file: Path) -> None:
 def records(seed: int, folder: Path) -> None:
     """A damaged results.jsonl."""
     log, file, kept, chance = _damaged(seed, folder, "*/results.jsonl")
-    _complete_records_are_read(file, kept, store.read)
+    _complete_records_are_read(file, kept)
     _others_are_read(log, file)
     _read_by(tuple(chance.sample(READERS, 3)), log, folder)
 
@@ -159,16 +159,17 @@ def records(seed: int, folder: Path) -> None:
 def sweeps(seed: int, folder: Path) -> None:
     """A damaged sweep.jsonl."""
     log, file, kept, chance = _damaged(seed, folder, "*/sweep.jsonl")
-    _complete_records_are_read(file, kept, store.read)
+    _complete_records_are_read(file, kept)
     _others_are_read(log, file)
     _read_by(tuple(chance.sample(READERS, 2)), log, folder)
 
 
-def _complete_records_are_read(file: Path, kept: List[bytes], read: Callable[[Path], List[Any]]) -> None:
+def _complete_records_are_read(file: Path, kept: List[bytes]) -> None:
     """Where the first line, which says what the file is, is whole."""
     first = file.read_bytes().split(b"\n", 1)[0]
     if first in kept and json.loads(first)["record"] in ("run", "sweep"):
-        found = read(file)
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = store.read(file)
         lost = [line[:80] for line in kept if schema.decoded(line) not in found]
         require(not lost, f"whole records were not read: {lost}")
 
@@ -224,8 +225,9 @@ def killed(seed: int, folder: Path) -> None:
     at = chance.randrange(content.index(b"\n") + 1, file.stat().st_size + 1)
     cut = file.read_bytes()[:at] + chance.choice([b"", b"", b"\x00" * 50])
     file.write_bytes(cut)
-    before = store.read(file)
-    _measure(log, resume=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        before = store.read(file)
+        _measure(log, resume=True)
     (found,) = _rows(log)
     require(_told(found, log) == row, f"another table than undisturbed: {_told(found, log)}, not {row}")
     ended = {one.job for one in before if isinstance(one, schema.Status)}
