@@ -13,8 +13,7 @@ pytest.importorskip("torch")
 @pytest.mark.parametrize("kind", [*files.KINDS, "streams"])
 def test_nothing_breaks(kind):
     count = max(2, files.KINDS.get(kind, (None, 60))[1] // 25)
-    found = happen([(kind, seed) for seed in range(count)], processes=1)
-    assert len(found) == count and not {fault: words for fault, words in found.items() if words}
+    assert not happen([(kind, seed) for seed in range(count)], processes=1)
 
 
 @pytest.mark.parametrize(

@@ -46,12 +46,19 @@ def scratch_in(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], Optional[str]]:
-    """All of these faults; what is broken after each."""
+def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], str]:
+    """Let all of these faults happen; what is broken after which, printed at once."""
+    broken = {}
     with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         with ProcessPoolExecutor(processes, initializer=scratch_in, initargs=(scratch,)) as pool:
             waiting = {pool.submit(one, *fault): fault for fault in wanted}
-            return {waiting[done]: done.result() for done in as_completed(waiting)}
+            for done in as_completed(waiting):
+                (kind, seed), words = waiting[done], done.result()
+                if words is not None:
+                    broken[kind, seed] = words
+                    said = words.strip().replace("\n", "\n    ")
+                    print(f'make faults ARGS="--only {kind} --from {seed} --count 1"\n    {said}', flush=True)
+    return broken
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -64,21 +71,14 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")
     parser.add_argument("--processes", type=int, default=2, metavar="K", help="side by side. Default: 2")
     options = parser.parse_args(arguments)
-    share, since, broken = float(options.part.rstrip("%")) / 100, time.monotonic(), 0
+    share, since = float(options.part.rstrip("%")) / 100, time.monotonic()
     counts = {kind: max(1, round(share * (options.count or KINDS[kind][1]))) for kind in options.only.split(",")}
     wanted = [(kind, seed) for kind, count in counts.items() for seed in range(options.first, options.first + count)]
-    found = happen(wanted, options.processes)
+    broken = happen(wanted, options.processes)
     for kind, count in counts.items():
-        wrong = {seed: words for (of, seed), words in sorted(found.items()) if of == kind and words}
         seeds = f"{options.first} to {options.first + count - 1}"
-        print(f"{kind:10s} {count:5d} faults, seeds {seeds:14s} {len(wrong)} broken")
-        for seed, words in wrong.items():
-            print(
-                f'  make faults ARGS="--only {kind} --from {seed} --count 1"\n    '
-                + words.strip().replace("\n", "\n    ")
-            )
-        broken += len(wrong)
-    print(f"{len(wanted)} faults in {time.monotonic() - since:.0f} s: {broken} broken")
+        print(f"{kind:10s} {count:5d} faults, seeds {seeds:14s} {sum(kind == of for of, _ in broken)} broken")
+    print(f"{len(wanted)} faults in {time.monotonic() - since:.0f} s: {len(broken)} broken")
     return 1 if broken else 0
 
 
