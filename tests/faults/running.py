@@ -15,6 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -36,6 +37,8 @@ FLAGS = [
     "correctness,memory",
 ]
 BENCHMARK = ["benchmark_all.py", "--only", "reference", *FLAGS]
+#: What torch itself leaves in TMPDIR, for its next process.
+CACHE = "torchinductor_"
 #: Of a command that a signal ended.
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
 
@@ -80,7 +83,7 @@ class Place:
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         require(not self.left(), f"processes are left: {self.left()}")
-        files = [path.name for path in self.scratch.iterdir()] if scratch else []
+        files = [path.name for path in self.scratch.iterdir() if not path.name.startswith(CACHE)] if scratch else []
         hidden = [path.name for path in self.log.rglob(".*")] if scratch and self.log.exists() else []
         require(not files and not hidden, f"files are left: {files + hidden}")
 
@@ -120,8 +123,7 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 @functools.lru_cache(maxsize=1)
 def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
     """(the rows of a run that no fault met, its seconds)"""
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"undisturbed-{os.getpid()}"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="undisturbed-"))
     place, since = Place(folder), time.monotonic()
     check(place.run(place.benchmark()), (0,))
     seconds = time.monotonic() - since
