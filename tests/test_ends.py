@@ -77,7 +77,7 @@ def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
     assert not (tmp_path / "alive").exists()
 
 
-def own_loss(folder, at_import="", in_loss=""):
+def own_loss(folder, at_import="", in_loss="import torch"):
     text = (ROOT / "benchmark_mine.py").read_text()
     text = text.replace("from types", f"{at_import}\nfrom types", 1).replace(
         "    import torch\n", f"    {in_loss}\n", 1

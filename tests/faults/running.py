@@ -306,9 +306,9 @@ def limits(seed: int, folder: Path) -> None:
 
 #: By name: the faults, and how many of a thousand and some.
 KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
-    "signals": (signals, 16),
-    "disks": (disks, 10),
+    "signals": (signals, 12),
+    "disks": (disks, 6),
     "adapters": (adapters, len(ADAPTERS)),
-    "streams": (streams, 42),
+    "streams": (streams, 28),
     "limits": (limits, len(LIMITS)),
 }
