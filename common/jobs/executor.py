@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Callable, List
 
 from common.core.settings import Settings
-from common.jobs.spec import Job
+from common.jobs.spec import Runnable
 from common.records.schema import Record
 
 
@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
 class Executor(ABC):
     @abstractmethod
     def execute(
-        self, job: Job, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
+        self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
         """Run a job to its end and return its records, the last of which is its status.  python: the interpreter of its
         process; folder: of the run, where traces go; timeout: seconds; note: called now and then with how far the job

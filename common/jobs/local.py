@@ -13,7 +13,7 @@ from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import said
 from common.jobs.executor import Executor, Interrupted
-from common.jobs.spec import Job
+from common.jobs.spec import Runnable
 from common.records.schema import Record
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name
@@ -27,7 +27,7 @@ Ending = Tuple[str, str]
 
 class Local(Executor):
     def execute(
-        self, job: Job, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
+        self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
         ending: Optional[Ending] = None
         try:
@@ -52,7 +52,7 @@ class Local(Executor):
         return found
 
 
-def _records(job: Job, child: Child, ending: Optional[Ending]) -> List[Record]:
+def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Record]:
     """What the process wrote, then the status of the job.  ending: set where we ended the process."""
     found = [{**record, "job": job.name} for record in child.records]
     last = found[-1] if found else {}

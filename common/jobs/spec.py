@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import said
 
 #: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
-SUBJECTS = {"loss": "common.losses.subject", "device": "common.measure.peaks"}
+SUBJECTS = {
+    "loss": "common.losses.subject",
+    "device": "common.measure.peaks",
+    "inference": "common.models.inference",
+    "pipeline": "common.models.pipeline",
+}
 
 #: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -62,3 +67,32 @@ class Job:
         values = {**settings.to_json(), **dict(self.overrides)}
         where = {"script": of.script, "variant": of.variant, "folder": str(folder.resolve())}
         return {**about, **sizes, **where, "settings": values}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process to start for what is no loss.  given: what its subject reads beside the settings; overrides: settings
+    of this task alone."""
+
+    name: str
+    subject: str
+    given: Mapping[str, Any]
+    overrides: Tuple[Tuple[str, Any], ...] = ()
+
+    def variables(self, settings: Settings) -> Mapping[str, str]:
+        """glibc stays as it is: times are those that a user has, and the peak is not hidden by what the heap keeps."""
+        return {}
+
+    def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
+        """The ``status`` record."""
+        about = {"record": "status", "job": self.name, "pass": self.subject}
+        return {**about, "status": status, "reason": reason, "wall_ns": wall_ns}
+
+    def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
+        """What the process needs to know.  folder: of the run, where traces go."""
+        about = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
+        return {**about, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
+
+
+#: What an executor takes.
+Runnable = Union[Job, Task]

@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional, Tuple
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
@@ -27,12 +27,18 @@ OPTIONS = ("record_shapes", "with_stack", "profile_memory")
 
 
 def profile(
-    steps: Iterator[Step], settings: Settings, device: torch.device, folder: Path, name: str
+    steps: Iterator[Step],
+    settings: Settings,
+    device: torch.device,
+    folder: Path,
+    name: str,
+    on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> Optional[float]:
     """Run the steps, one profiler step each, and write traces of the worker `name`, and `tables_file`, to `folder`.
 
     Returns the share of the CPU that other processes took, None where the system cannot say or the steps were too
-    short.  The device is synchronised before a profiler step ends, since the profiler takes host time only.
+    short.  The device is synchronised before a profiler step ends, since the profiler takes host time only.  on_cycle:
+    is handed the profiler at the end of each cycle.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
@@ -41,6 +47,7 @@ def profile(
 
     def cycle_ended(profiler: torch.profiler.profile) -> None:
         write_trace(profiler)
+        on_cycle(profiler)
         number = f"cycle {len(tables) + 1} of {settings.schedule['repeat']}"
         tables.append(f"{number}\n{table(profiler, cuda, settings.with_stack)}\n")
         time.sleep(0.002)  # a file is named by its time in milliseconds: two cycles must not have the same
@@ -80,6 +87,17 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
         renamed = averages and hasattr(averages[0], "self_device_time_total")
         key = "self_device_time_total" if renamed else "self_cuda_time_total"
     return averages.table(sort_by=key, row_limit=TABLE_ROWS)
+
+
+def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
+    """Microseconds of all that was recorded, without what it calls: on the CPU, and on CUDA."""
+    averages = profiler.key_averages()
+    cuda = sum(
+        getattr(one, "self_device_time_total", None) or getattr(one, "self_cuda_time_total", 0)  # renamed in torch 2.x
+        for one in averages
+        if "CUDA" in str(one.device_type) and not getattr(one, "is_user_annotation", False)
+    )
+    return float(sum(one.self_cpu_time_total for one in averages)), float(cuda)
 
 
 def compress(path: Path) -> None:

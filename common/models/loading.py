@@ -11,11 +11,11 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Callable, Dict, Mapping, NamedTuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
 import torch
 
-from common.core.errors import UserError
+from common.core.errors import NotRunnable, UserError
 from common.core.paths import not_a_file
 
 S3PRL, HUGGING_FACE = "s3prl", "hf"
@@ -37,14 +37,30 @@ class Loaded(NamedTuple):
 def load(name: str, arguments: Mapping[str, Any], device: str) -> Loaded:
     """The model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream", "hf:model"), made with
     `arguments`, on `device`.  Raises UserError for what cannot be imported or made."""
-    source, colon, attribute = name.rpartition(":")
-    if not colon or not source or not attribute:
-        raise UserError(f"{name}: give package.module:name, file.py:name, s3prl:upstream or hf:model")
+    source, attribute = _parts(name, "package.module:name, file.py:name, s3prl:upstream or hf:model")
     if source == S3PRL:
         return Loaded(_made(name, _upstream(attribute), arguments, device), listed=True)
     if source == HUGGING_FACE:
         return Loaded(_made(name, _pretrained(attribute), arguments, device))
-    return Loaded(_made(name, _attribute(_module(source), attribute, name), arguments, device))
+    return Loaded(_made(name, imported(name), arguments, device))
+
+
+def imported(name: str) -> Any:
+    """What "package.module:attribute" or "file.py:attribute" names.  Raises UserError."""
+    source, attribute = _parts(name, "package.module:name or file.py:name")
+    return _attribute(_module(source), attribute, name)
+
+
+def made(name: str, arguments: Mapping[str, Any]) -> Any:
+    """What the class or function of this name makes of `arguments`.  Raises UserError."""
+    return _result(name, imported(name), arguments, "cpu")
+
+
+def _parts(name: str, forms: str) -> Tuple[str, str]:
+    source, colon, attribute = name.rpartition(":")
+    if not colon or not source or not attribute:
+        raise UserError(f"{name}: give {forms}")
+    return source, attribute
 
 
 def read_arguments(path: Path) -> Dict[str, Any]:
@@ -71,7 +87,7 @@ def parse_value(text: str, where: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise UserError(f"{where}: no YAML ({_line(error)})") from error
+        raise UserError(f"{where}: no YAML ({line(error)})") from error
 
 
 def run_file(path: Path) -> None:
@@ -85,7 +101,7 @@ def _module(source: str) -> ModuleType:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{source} does not import in {sys.executable}: {_line(error)}") from error
+        raise UserError(f"{source} does not import in {sys.executable}: {line(error)}") from error
 
 
 def _file(path: Path) -> ModuleType:
@@ -114,7 +130,7 @@ def _upstream(name: str) -> Callable[..., Any]:
     try:
         hub = importlib.import_module("s3prl.hub")
     except ImportError as error:
-        raise UserError(f"s3prl:{name}: {_line(error)}; pip install s3prl") from error
+        raise UserError(f"s3prl:{name}: {line(error)}; pip install s3prl") from error
     return _attribute(hub, name, f"s3prl:{name}")
 
 
@@ -123,7 +139,7 @@ def _pretrained(name: str) -> Callable[..., Any]:
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        raise UserError(f"hf:{name}: {_line(error)}; pip install transformers") from error
+        raise UserError(f"hf:{name}: {line(error)}; pip install transformers") from error
 
     def make(**arguments: Any) -> Any:
         return transformers.AutoModel.from_pretrained(name, local_files_only=True, **arguments)
@@ -136,16 +152,22 @@ def _made(name: str, maker: Any, arguments: Mapping[str, Any], device: str) -> t
         if arguments:
             raise UserError(f"{name} is a model already: it takes no arguments")
         return maker.to(device)
+    model = _result(name, maker, arguments, device)
+    if not isinstance(model, torch.nn.Module):
+        raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
+    return model.to(device)
+
+
+def _result(name: str, maker: Any, arguments: Mapping[str, Any], device: str) -> Any:
     if not callable(maker):
         raise UserError(f"{name} is no class, function or model, but {type(maker).__name__}")
     _check_names(name, maker, arguments)
     try:
-        model = _call(maker, arguments, device)
+        return _call(maker, arguments, device)
+    except (NotRunnable, UserError):
+        raise
     except Exception as error:  # whatever a stranger's constructor raises
-        raise UserError(f"{name} cannot be made: {_line(error)}") from error
-    if not isinstance(model, torch.nn.Module):
-        raise UserError(f"{name} makes no torch.nn.Module, but {type(model).__name__}")
-    return model.to(device)
+        raise UserError(f"{name} cannot be made: {line(error)}") from error
 
 
 def _call(maker: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> Any:
@@ -178,6 +200,6 @@ def _check_names(name: str, maker: Callable[..., Any], arguments: Mapping[str, A
         raise UserError(f"{name} needs {', '.join(needed)}: give --arg {needed[0]}=..., or --args with a file")
 
 
-def _line(error: BaseException) -> str:
+def line(error: BaseException) -> str:
     words = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}: {words}"

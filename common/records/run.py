@@ -24,7 +24,7 @@ from common.core.paths import ROOT, not_a_folder
 from common.core.settings import Settings
 from common.core.text import plain
 from common.records import schema, store
-from common.records.schema import Header, Line, Record, Status
+from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
 from common.system.locks import Claim, Held
 
@@ -99,7 +99,7 @@ class Run:
 
     def discard_if_empty(self) -> None:
         """Remove the folder of a run that never measured anything."""
-        if all(isinstance(record, Header) for record in self.records):
+        if all(isinstance(record, FirstLine) for record in self.records):
             self.close()
             remove(self.path)
 

@@ -8,9 +8,12 @@ A sweep owns one folder too, ``log/sweep-<keys>/``, with one file, ``sweep.jsonl
 of all cells of the grid, one behind the other.  Every line after the first has ``cell`` and ``implementation``; the
 lines of one cell and implementation are one run.
 
-Both files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones (see
-``store.latest_jobs``).  Fields with a default are absent in records of older versions; what a newer version adds, kinds
-and fields, is ignored.  The types are checked when a file is read, so no other code does it.
+A profile of inference and a pipeline own one folder each, with ``inference.jsonl`` or ``pipeline.jsonl``: a header of
+their own, then the records of their jobs, one for each cell or example.
+
+All these files only grow.  A job that ran again (--resume) appears again: its later records replace the earlier ones
+(see ``store.latest_jobs``).  Fields with a default are absent in records of older versions; what a newer version adds,
+kinds and fields, is ignored.  The types are checked when a file is read, so no other code does it.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ SCHEMA = 1
 DEEPEST = 32  # lists and objects in each other, of a record: what reads and writes them recurs
 FILE_NAME = "results.jsonl"
 SWEEP_FILE_NAME = "sweep.jsonl"
+INFERENCE_FILE_NAME = "inference.jsonl"
+PIPELINE_FILE_NAME = "pipeline.jsonl"
 
 #: A record as it is written.
 Record = Dict[str, Any]
@@ -515,7 +520,106 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
     names: Annotated[List[str], of("implementations")] = []
 
 
-Kind = Union[Header, Environment, Correctness, Sample, Stop, Memory, Trace, Limits, Probe, Fit, Status, SweepHeader]
+class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
+    """Always the first line of an inference.jsonl: one model on a grid of audio lengths and batch sizes."""
+
+    name: Annotated[str, of("of the configuration")]
+    run_id: Annotated[str, of("of this run alone")] = ""
+    config: Annotated[Dict[str, Any], of("what is profiled: the file with its overrides")] = {}
+    grid: Annotated[
+        Dict[str, List[Union[int, float, bool, str, None]]],
+        of("{axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes"),
+    ]
+
+
+class PipelineHeader(FirstLine, kw_only=True, frozen=True, tag="pipeline"):
+    """Always the first line of a pipeline.jsonl: the stages of a speech system on examples."""
+
+    name: Annotated[str, of("of the configuration")]
+    run_id: Annotated[str, of("of this run alone")] = ""
+    config: Annotated[Dict[str, Any], of("of the whole and of each stage, as resolved")] = {}
+    stages: Annotated[List[str], Meta(min_length=1, description="in their order")]
+    examples: Annotated[List[str], Meta(min_length=1, description="one job each")]
+
+
+class Call(JobLine, kw_only=True, frozen=True, tag="call"):
+    """One call of a model on a batch, or of a stage of a pipeline on an example."""
+
+    total_wall_ns: Annotated[Nanoseconds, of("on CUDA synchronised at both ends")]
+    stage: Annotated[Optional[str], of("of a pipeline")] = None
+    repeat: Annotated[Optional[int], of("number, from 0")] = None
+    warmup: Annotated[bool, of("not to be counted")] = False
+    total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
+    first_ns: Annotated[Optional[Duration], of("until the first token of a model that streams")] = None
+    minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
+    flags: Annotated[Optional[List[str]], of('["busy"]: it ran beside other load')] = None
+
+
+class CallMemory(JobLine, kw_only=True, frozen=True, tag="call_memory"):
+    """Peaks of one call above the level before it, without the profiler; null where a counter is not of this device."""
+
+    stage: Annotated[Optional[str], of("of a pipeline")] = None
+    process_bytes: Annotated[Optional[Bytes], of("resident, above the level before the call")] = None
+    process_peak_bytes: Annotated[Optional[Bytes], of("resident, of the whole process")] = None
+    device_allocated_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
+    device_used_bytes: Annotated[Optional[Bytes], of("of the whole device, by cudaMemGetInfo")] = None
+
+
+class ProfiledCalls(JobLine, kw_only=True, frozen=True, tag="profiled_calls"):
+    """Under torch.profiler: the last two of six batches."""
+
+    batches: Annotated[Positive, of("that were recorded")]
+    cpu_us: Annotated[float, Meta(ge=0, description="self time on the CPU of all of them", extra={"unit": "us"})]
+    cuda_us: Annotated[float, Meta(ge=0, description="self time on CUDA of all of them", extra={"unit": "us"})]
+    cpu_peak_bytes: Annotated[
+        Optional[Bytes], of("highest running sum of allocations within a batch, from zero at its beginning")
+    ] = None
+    cuda_peak_bytes: Annotated[Optional[Bytes], of("likewise, of the fullest GPU")] = None
+
+
+class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
+    """Of one call of a stage, forward, counted as count_flops.py counts."""
+
+    stage: Annotated[Optional[str], of("of a pipeline")] = None
+    macs: Annotated[Count, of("multiply-accumulates of products and convolutions")]
+    flops: Annotated[Count, of("all floating-point operations")]
+    not_counted: Annotated[List[str], of("operators without a rule")] = []
+    instructions: Annotated[
+        Optional[Count], of("instructions that the processor's counter saw; null where perf is not allowed")
+    ] = None
+
+
+class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
+    """Of a model that is compiled, quantized or in another dtype: its outputs against those of the plain one."""
+
+    error: Annotated[float, of("RMS of the difference over RMS of the plain outputs; of symbols the share that differ")]
+    tolerance: Annotated[float, of("above it, nothing is timed")]
+    ok: Annotated[bool, of("is the error not above the tolerance?")]
+
+
+Kind = Union[
+    Header,
+    Environment,
+    Correctness,
+    Sample,
+    Stop,
+    Memory,
+    Trace,
+    Limits,
+    Probe,
+    Fit,
+    Status,
+    SweepHeader,
+    InferenceHeader,
+    PipelineHeader,
+    Call,
+    CallMemory,
+    ProfiledCalls,
+    Operations,
+    OutputCheck,
+]
 KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
 PARTS = (
     Machine,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from common.traces import reader
 from common.traces.reader import CUDA, Device, Step, StepCollector
@@ -24,11 +24,12 @@ class SpanMemory(NamedTuple):
     end: int
 
 
-def read(path: Path) -> List[SpanMemory]:
-    """Spans by their beginning; none of a trace without memory events.  Raises TraceError as ``reader.read`` does."""
+def read(path: Path, device_type: Optional[int] = None) -> List[SpanMemory]:
+    """Spans by their beginning; none of a trace without memory events.  device_type: reader.CPU or reader.CUDA alone.
+    Raises TraceError as ``reader.read`` does."""
     collector = _Collector()
     reader.collect(path, collector)
-    return collector.spans()
+    return collector.spans(device_type)
 
 
 class _Collector(StepCollector):
@@ -47,8 +48,10 @@ class _Collector(StepCollector):
     def label(self, ts: float, dur: float, name: str) -> None:
         self._spans.append((ts, ts + dur, name))
 
-    def spans(self) -> List[SpanMemory]:
-        lines = {device: line for device, line in self._levels.items() if device[0] == CUDA} or self._levels
+    def spans(self, device_type: Optional[int]) -> List[SpanMemory]:
+        wanted = CUDA if device_type is None else device_type
+        lines = {device: line for device, line in self._levels.items() if device[0] == wanted}
+        lines = lines or (self._levels if device_type is None else {})
         if not lines:
             return []
         line = sorted(max(lines.values(), key=lambda events: max(total for _, total in events)), key=lambda one: one[0])

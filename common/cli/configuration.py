@@ -1,0 +1,152 @@
+"""Configuration files: YAML as plain data, no key twice, every key known, values over them from the command line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+
+from common.core.errors import UserError
+
+Mapped = Dict[str, Any]
+
+
+def read(path: Path) -> Mapped:
+    """The mapping in a YAML file.  Raises UserError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    found = parsed(text, str(path))
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: give keys and values, such as `general:`, not {type(found).__name__}")
+    return found
+
+
+def parsed(text: str, where: str) -> Any:
+    """What safe YAML makes of `text`: no tags that make objects, no key twice.  Raises UserError."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError("configurations need PyYAML, which is not installed here: pip install PyYAML") from error
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            twice = next(_twice(node), None) if node else None
+            if twice:
+                key, first, second = twice
+                raise UserError(f"{where}, line {second}: {key!r} is given twice, first in line {first}; keep one")
+            return loader.construct_document(node) if node else None
+        finally:
+            loader.dispose()
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{where}: no YAML of plain data ({said})") from error
+
+
+def _twice(node: Any) -> Iterator[Tuple[str, int, int]]:
+    """(key, line of the first, line of the second) of keys that a mapping has twice."""
+    met: Dict[str, int] = {}
+    for entry in node.value if isinstance(node.value, list) else ():
+        key, values = (entry[0], entry[1:]) if isinstance(entry, tuple) else (None, [entry])
+        if key is not None:
+            line = key.start_mark.line + 1
+            if isinstance(key.value, str) and key.value in met:
+                yield key.value, met[key.value], line
+            met[str(key.value)] = line
+        for value in values:
+            yield from _twice(value)
+
+
+def check_keys(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raises UserError for a key that is not known, with the nearest one that is."""
+    for key in found:
+        if key not in known:
+            raise UserError(f"{where}: unknown key {key!r}{nearest(str(key), known)}; there are {', '.join(known)}")
+
+
+def nearest(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+    return f", the nearest is {near[0]!r}" if near else ""
+
+
+def override(config: Mapped, given: Sequence[str], known: Mapping[str, Iterable[str]]) -> None:
+    """Set the values of "--part.key=value", or "--key=value", in place; values are YAML.  known: the keys of each part.
+    Raises UserError."""
+    paths = {f"{part}.{key}": (part, key) for part, keys in known.items() for key in keys}
+    short = {key: (part, key) for part, key in paths.values()}
+    for word in given:
+        name, equals, value = word.partition("=")
+        key = name.lstrip("-")
+        if not name.startswith("--") or not equals:
+            raise UserError(f"{word!r}: give --key=value{nearest(key, [*paths])}")
+        if key not in paths and key not in short:
+            raise UserError(f"--{key}: unknown key{nearest(key, [*paths])}; there are {', '.join(paths)}")
+        part, leaf = paths.get(key) or short[key]
+        config[part] = {} if config.get(part) is None else config[part]
+        if not isinstance(config[part], dict):
+            raise UserError(f"{part}: give keys and values, not {config[part]!r}")
+        config[part][leaf] = parsed(value, f"--{key}")
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def positive(value: Any, where: str) -> float:
+    """A number above 0.  Raises UserError."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise UserError(f"{where}: give a number above 0, not {value!r}")
+    return value
+
+
+def whole(value: Any, where: str, low: int = 1) -> int:
+    """Raises UserError."""
+    if type(value) is not int or value < low:
+        raise UserError(f"{where}: give a whole number of at least {low}, not {value!r}")
+    return value
+
+
+def several(value: Any, where: str, check: Any) -> List[Any]:
+    """A list without repetition, of what `check(value, where)` takes.  Raises UserError."""
+    if not isinstance(value, list) or not value:
+        raise UserError(f"{where}: give a list such as [1, 2], not {value!r}")
+    found = [check(one, where) for one in value]
+    twice = [one for place, one in enumerate(found) if one in found[:place]]
+    if twice:
+        raise UserError(f"{where}: {twice[0]} is given twice")
+    return found
+
+
+def text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{where}: give a text, not {value!r}")
+    return value
+
+
+def truth(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UserError(f"{where}: give true or false, not {value!r}")
+    return value
+
+
+def mapping(value: Any, where: str) -> Mapped:
+    """null is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise UserError(f"{where}: give keys and values, not {value!r}")
+    return value
+
+
+def located(value: str, config: Path) -> Path:
+    """A path as it is seen from the current folder, or from that of the configuration where it is there."""
+    here, there = Path(value), config.parent / value
+    return (there if not here.exists() and there.exists() else here).absolute()
+
+
+def python_name(value: str, config: Path) -> str:
+    """module:name as it is; file.py:name with the place of the file."""
+    file, colon, name = value.rpartition(":")
+    return f"{located(file, config)}{colon}{name}" if file.endswith(".py") else value

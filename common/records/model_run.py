@@ -1,0 +1,100 @@
+"""Runs about a model and no loss, profiles of inference and pipelines: each a folder with a growing file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Type, TypeVar
+
+from common.core.errors import UserError
+from common.records import run, schema, store
+from common.records.run import Run
+from common.records.schema import InferenceHeader, Line, PipelineHeader, Record
+
+FILE_NAMES = {"inference": schema.INFERENCE_FILE_NAME, "pipeline": schema.PIPELINE_FILE_NAME}
+#: Keys of a header that make two runs the same.
+IDENTITY = ("record", "name", "config", "grid", "stages", "examples", "settings")
+HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
+
+
+@contextmanager
+def open_run(header: Record, log_dir: Path, resume: bool) -> Iterator[Run]:
+    """The run whose first line has the keys of `header`: ``record``, "inference" or "pipeline", and those of IDENTITY.
+    resume: the newest run with the same.  Raises UserError when there is none, or another process is measuring it."""
+    file_name = FILE_NAMES[header["record"]]
+    if resume:
+        path = _newest(header, log_dir, file_name)
+        claim = run.claim_again(path)
+        try:
+            opened = Run(path, store.read(path), claim)
+        except UserError:
+            claim.release()
+            raise
+    else:
+        claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
+        opened = Run(claim.path.with_name(file_name), claim=claim)
+        about = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about()}
+        try:
+            opened.add({**header, "schema": schema.SCHEMA, **about})
+        except store.NotWritten:
+            opened.discard_if_empty()
+            raise
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _newest(header: Record, log_dir: Path, file_name: str) -> Path:
+    newest: Optional[Tuple[str, Path]] = None
+    unreadable: List[str] = []
+    for path in sorted(log_dir.glob(f"*/{file_name}")):
+        head = store.first(path)
+        if head is None:
+            unreadable.append(path.parent.name)
+        elif _identity(schema.as_written(head)) == _identity(header) and (newest is None or head.started >= newest[0]):
+            newest = head.started, path
+    run.warn_of_unreadable(unreadable, log_dir)
+    if newest is None:
+        raise UserError(f"--resume: no run of {header['name']} as it is given here under {log_dir}; leave the flag out")
+    return newest[1]
+
+
+def _identity(head: Record) -> Any:
+    """As JSON has it: lists and tuples are one."""
+    return json.loads(json.dumps({key: head.get(key) for key in IDENTITY}))
+
+
+def read(path: Path, kind: Type[HeaderKind]) -> Tuple[HeaderKind, List[Line]]:
+    """The header and all records of a file.  Raises UserError."""
+    records = store.read(path)
+    if not records or not isinstance(records[0], kind):
+        word = kind.__struct_config__.tag
+        raise UserError(f"{path}: does not begin with a record {word!r}; {store.ANEW}")
+    return records[0], records
+
+
+def files(paths: Any, file_name: str) -> List[Path]:
+    """Those of this name in, at or under `paths`."""
+    found = (
+        file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob(file_name)))
+    )
+    return list(dict.fromkeys(file for file in found if file.name == file_name))
+
+
+def newest(found: Iterable[Any]) -> List[Any]:
+    """Of what was read of files, with a `path` and a `header` or None: of several runs of the same on one machine the
+    newest, by their files."""
+    kept: Dict[str, Any] = {}
+    for one in sorted(found, key=lambda one: one.header.started if one.header else ""):
+        same = [getattr(one.header, key, None) for key in (*IDENTITY, "machine")] if one.header else one.path
+        kept[repr(same)] = one
+    return sorted(kept.values(), key=lambda one: str(one.path))
+
+
+def holds(path: Any) -> bool:
+    """Is there a run of a model in, at or under `path`?"""
+    return any(files([path], name) for name in FILE_NAMES.values())
