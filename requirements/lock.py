@@ -17,7 +17,15 @@ from common.setup.uv import Uv
 
 HERE = Path(__file__).resolve().parent
 #: Each lock is good from this Python on.
-OLDEST_PYTHON = {"uv": "3.9", "main": "3.10", "k2": "3.11", "viewer": "3.10", "nemo": "3.10", "dev": "3.10"}
+OLDEST_PYTHON = {
+    "uv": "3.9",
+    "main": "3.10",
+    "k2": "3.11",
+    "viewer": "3.10",
+    "nemo": "3.10",
+    "silero": "3.10",
+    "dev": "3.10",
+}
 OPTIONS = (
     *("--quiet", "--upgrade", "--universal", "--generate-hashes", "--custom-compile-command", "make lock"),
     # Wheels only: what would be compiled is neither quick nor covered by a hash of its build requirements.  Exceptions
