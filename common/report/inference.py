@@ -1,0 +1,40 @@
+"""Profiles of inference as sections: of a page of their own, and of the report of a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Sequence
+
+from common.analysis.inference import Inference, find
+from common.core.table import Link
+from common.plots.inference import figures
+from common.report.section import Line, Section
+from common.tables import inference as tables
+
+TITLE = "Inference: is it faster than real time?"
+
+
+def sections(paths: Sequence[Path]) -> List[Section]:
+    """Of every profile in the logs."""
+    return [section(one, place) for place, one in enumerate(find(paths))]
+
+
+def section(found: Inference, place: int) -> Section:
+    """With a table of all cells, and the grids of factors and memory."""
+    name = f"inference-{place}"
+    failures: List[Line] = [("", [Link(line, found.path)]) for line in tables.failures(found)]
+    if found.reason:
+        return Section("tables", name, TITLE, TITLE, failures=failures)
+    shown = [line for line in tables.lines(found) if line not in tables.failures(found)]
+    return Section(
+        "tables",
+        name,
+        TITLE,
+        f"Inference: {found.name}",
+        place=name,
+        heading=found.name,
+        failures=failures,
+        figures=figures(found),
+        notes=[("", [line]) for line in shown],
+        about=[*tables.grids(found), tables.cells(found)],
+    )

@@ -1,0 +1,161 @@
+"""A profile of inference in words: grids of audio by batch size, all numbers of every cell, and lines below them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+from common.analysis.inference import SKIPPED, Cell, Inference, most_streams
+from common.core import inference as grid
+from common.core.table import Cell as Shown
+from common.core.table import Column, Table, measured, tabulated
+from common.core.text import count, error
+from common.core.units import GIB, MB
+from common.tables.export import csv_text, json_text
+from common.tables.text import aligned, block, listed
+
+Words = Callable[[Cell], str]
+LONGEST = 40
+
+
+def factor(value: Optional[float]) -> str:
+    """ "4.31E-03" """
+    return "-" if value is None else f"{value:.2E}"
+
+
+def real_time(cell: Cell) -> str:
+    return factor(cell.rtf)
+
+
+def profiled(cell: Cell) -> str:
+    """ "5.15E-02 + 3.62E-02": CPU and CUDA."""
+    parts = [cell.profiled_cpu_rtf, *([cell.profiled_cuda_rtf] if cell.profiled_cuda_rtf else [])]
+    return " + ".join(map(factor, parts))
+
+
+def memory(cell: Cell) -> str:
+    """ "1.47 Gb" or, with a GPU, "0.00 + 1.47 Gb", in 2^30 bytes."""
+    if cell.cpu_peak_bytes is None and cell.cuda_peak_bytes is None:
+        return "-"
+    parts = [cell.cpu_peak_bytes or 0, *([cell.cuda_peak_bytes] if cell.cuda_peak_bytes else [])]
+    return " + ".join(f"{part / GIB:.{4 if 0 < part < GIB / 100 else 2}f}" for part in parts) + " Gb"
+
+
+#: Of each grid: its name, its title, the words of a cell.
+GRIDS: Dict[str, Any] = {
+    "real_time_factors": ("Real-time factor: seconds of computing for a second of audio", real_time),
+    "profiled_real_time_factors": ("Real-time factor from self time, profiled (the last two of six batches)", profiled),
+    "memory_peaks": ("Memory peak: highest running sum of allocations in a batch, profiled", memory),
+}
+
+
+def of_grid(name: str, cells: Sequence[Cell], about: grid.Grid, variant: str = "") -> Table:
+    """Durations below each other, batch sizes side by side; a cell that is not ok reads its status."""
+    title, words = GRIDS[name]
+    at = {(cell.values[grid.SECONDS], cell.values[grid.BATCH]): cell for cell in cells}
+    columns = [Column("audio", False), *(Column(f"{size}") for size in about[grid.BATCH])]
+    rows = []
+    for seconds in about[grid.SECONDS]:
+        shown = [at[seconds, size] for size in about[grid.BATCH]]
+        texts = [words(cell) if cell.status == "ok" else cell.status for cell in shown]
+        rows.append([Shown(f"{seconds:g}s"), *map(Shown, texts)])
+    return Table(name, f"{title}{', ' if variant else ''}{variant}; columns: batch sizes", columns, rows)
+
+
+def grids(found: Inference) -> List[Table]:
+    """Each grid of each variant."""
+    variants = found.variants()
+    return [
+        of_grid(name, cells, found.axes, grid.said(values) if len(variants) > 1 else "")
+        for name in GRIDS
+        for values, cells in variants
+    ]
+
+
+def cells(found: Inference) -> Table:
+    """Every cell that was not skipped, with its numbers; columns that nobody fills are left out."""
+    rows = [_row(cell) for cell in found.cells if cell.status != SKIPPED]
+    filled = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
+    kept = [{title: cell for title, cell in row.items() if title in filled} for row in rows]
+    return tabulated("cells", "Each cell", kept)
+
+
+def _row(cell: Cell) -> Dict[str, Shown]:
+    spread = f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
+    return {
+        "audio": Shown(f"{cell.seconds:g}s", cell.seconds),
+        "batch": measured(cell.size),
+        "how": Shown(grid.said(cell.values)),
+        "RTF": Shown(factor(cell.rtf), cell.rtf),
+        "p20 to p80": Shown(spread, spread),
+        "p50 ms": _milliseconds(cell.p50_s),
+        "p90 ms": _milliseconds(cell.p90_s),
+        "p99 ms": _milliseconds(cell.p99_s),
+        "first token ms": _milliseconds(cell.first_token_s),
+        "utterances /s": measured(cell.utterances_per_second),
+        "streams": measured(cell.streams),
+        "process MB": _megabytes(cell.process_bytes),
+        "whole process MB": _megabytes(cell.process_peak_bytes),
+        "device MB": _megabytes(cell.device_allocated_bytes),
+        "device used MB": _megabytes(cell.device_used_bytes),
+        "output error": Shown(error(cell.output_error), cell.output_error),
+        "calls": measured(cell.n or None),
+        "status": Shown(cell.status),
+    }
+
+
+def _milliseconds(seconds: Optional[float]) -> Shown:
+    return measured(None if seconds is None else 1e3 * seconds)
+
+
+def _megabytes(value: Optional[int]) -> Shown:
+    return measured(None if value is None else value / MB)
+
+
+def lines(found: Inference) -> List[str]:
+    """Below the tables."""
+    about, result = found.environment, []
+    if about:
+        threads = count(about.threads or 0, "thread")
+        result.append(f"{found.name} on {about.device_name}, {threads}, torch {about.torch}")
+    example = found.header.config["profiling_dimensions"]["example_audio"] if found.header else None
+    result.append(
+        f"audio: {example}, cut or looped"
+        if example
+        else "audio: noise; where the path of the model depends on what is said (a beam search), give example_audio"
+    )
+    best = most_streams(found.cells)
+    if best and best.streams:
+        where = f"{best.seconds:g}s x {best.size}"
+        result.append(f"most concurrent real-time streams: {best.streams} ({where}, 90% of calls in time)")
+    elif best:
+        result.append("no real-time stream: no batch ends before its audio does")
+    busy = sum(bool(cell.busy) for cell in found.cells)
+    if busy:
+        result.append(f"{count(busy, 'cell')} ran beside other load")
+    fewest = min((cell.n for cell in found.cells if cell.n), default=0)
+    if 0 < fewest < 100:
+        result.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
+    return result + failures(found)
+
+
+def failures(found: Inference) -> List[str]:
+    if found.reason:
+        return [found.reason]
+    return [
+        f"{grid.job(cell.values)}: {cell.status}: {cell.reason}"
+        for cell in found.cells
+        if cell.reason and cell.status != SKIPPED
+    ]
+
+
+def render(found: Inference, format: str) -> str:
+    """Everything as "table", "markdown", "csv" or "json"."""
+    rows = [cell.row() for cell in found.cells]
+    if format in ("csv", "json"):
+        return (csv_text if format == "csv" else json_text)(rows)
+    if found.reason:
+        return f"{listed(failures(found), format)}\n"
+    blocks = [block(table, format) for table in grids(found)]
+    every = cells(found)
+    blocks.append(block(every, format) if format == "markdown" else f"{every.title}\n{aligned(every, LONGEST)}")
+    return "\n\n".join([*blocks, listed(lines(found), format)]) + "\n"

@@ -1,0 +1,82 @@
+"""Runs of models for tests: jobs within this process, and records made by hand."""
+
+from __future__ import annotations
+
+import json
+
+from common.core import inference as grid
+from common.jobs import worker
+from common.jobs.executor import Executor
+from common.records import schema
+
+MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
+
+
+class InProcess(Executor):
+    """What a worker does, without the start of a process.  names: of the jobs that ran."""
+
+    def __init__(self):
+        self.names = []
+
+    def execute(self, job, python, folder, settings, timeout, note):
+        self.names.append(job.name)
+        found = []
+        status, reason = worker.run(job.to_json(settings, folder), found.append)
+        records = [{**record, "job": job.name} for record in json.loads(json.dumps(found))]
+        return [*records, job.status(status, reason, 1)]
+
+
+def write_lines(folder, name, lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return folder / name
+
+
+def status(job, word="ok", reason=""):
+    return {"record": "status", "job": job, "status": word, "pass": "inference", "reason": reason, "wall_ns": 1}
+
+
+def environment(job):
+    about = {"torch": "2.11.0", "device": "cpu", "device_name": "made up", "threads": 2}
+    return {"record": "environment", "job": job, "python": "3.11", **about}
+
+
+def write_inference(log, name="made", milliseconds=100.0):
+    """Of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory."""
+    axes = {key: [value] for key, value in grid.VARIANTS.items()}
+    axes.update({grid.SECONDS: [1, 2], grid.BATCH: [1, 4]})
+    config = {
+        "pretrained_model": {"source": "x:Y", "type": "factory"},
+        "profiling_dimensions": {"triangle_only": False, "example_audio": None, "export_logs": False},
+    }
+    about = {"schema": schema.SCHEMA, "started": "2026-11-22T10:00:00+00:00", "machine": MACHINE, "command": []}
+    lines = [{"record": "inference", "name": name, "config": config, "grid": axes, **about}]
+    for place, cell in enumerate(grid.cells(axes)):
+        job = grid.job(cell)
+        lines.append(environment(job))
+        if place == 3:
+            lines.append(status(job, "oom", "too large"))
+            continue
+        for repeat in range(3):
+            ns = (milliseconds + repeat) * 1e6 * (1 + place)
+            lines.append({"record": "call", "job": job, "repeat": repeat, "total_wall_ns": ns})
+        lines.append({"record": "call_memory", "job": job, "process_bytes": 2**20, "process_peak_bytes": 2**28})
+        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + place)}
+        lines += [{"record": "profiled_calls", "job": job, **times}, status(job)]
+    return write_lines(log / f"inference-{name}", schema.INFERENCE_FILE_NAME, lines)
+
+
+def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:00"):
+    """examples: {name: {stage: (seconds of each call, bytes, FLOPs)}}."""
+    about = {"schema": schema.SCHEMA, "started": started, "machine": MACHINE, "command": []}
+    lines = [{"record": "pipeline", "name": name, "config": {}, "stages": stages, "examples": [*examples], **about}]
+    for example, of in examples.items():
+        lines.append(environment(example))
+        for stage, (seconds, peak, flops) in of.items():
+            about = {"job": example, "stage": stage}
+            lines.append({"record": "call", **about, "warmup": True, "total_wall_ns": 9e9})
+            lines += [{"record": "call", **about, "total_wall_ns": one * 1e9} for one in seconds]
+            lines.append({"record": "call_memory", **about, "process_bytes": peak, "process_peak_bytes": 10 * peak})
+            lines.append({"record": "operations", **about, "macs": flops // 2, "flops": flops})
+        lines.append(status(example))
+    return write_lines(log / f"pipeline-{name}", schema.PIPELINE_FILE_NAME, lines)
