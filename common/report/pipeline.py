@@ -1,0 +1,40 @@
+"""Pipelines as one section, beside each other: of a page of their own, and of the report of a log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Sequence
+
+from common.analysis.pipeline import Pipeline, find
+from common.core.table import Link
+from common.plots.pipeline import figures
+from common.report.section import Line, Section
+from common.tables import pipeline as tables
+
+TITLE = "Pipelines: what an utterance costs"
+
+
+def sections(paths: Sequence[Path]) -> List[Section]:
+    """One of all pipelines in the logs; none where there is none."""
+    found = find(paths)
+    return [section(found)] if found else []
+
+
+def section(found: Sequence[Pipeline]) -> Section:
+    failures: List[Line] = [(one.name, [Link(line, one.path)]) for one in found for line in tables.failures(one)]
+    readable = [one for one in found if not one.reason]
+    notes: List[Line] = [
+        (one.name, [line]) for one in readable for line in tables.lines(one) if line not in tables.failures(one)
+    ]
+    return Section(
+        "tables",
+        "pipelines",
+        TITLE,
+        "Pipelines",
+        place="pipelines",
+        heading=", ".join(one.name for one in readable),
+        failures=failures,
+        figures=figures(readable),
+        notes=notes,
+        about=[tables.stages(readable)] if readable else [],
+    )
