@@ -44,16 +44,17 @@ def main() -> int:
     if interpreters.lacks("msgspec", "jinja2", *(["matplotlib"] if options.png is not None else [])):
         interpreters.continue_in("main")  # returns where there is no such environment
     from common.analysis import logs
-    from common.plots import png
+    from common.plots import models, png
     from common.report import writing
 
     log = logs.found(options.log)
     written = [writing.write(log, options.output, options.log or [Path("log")])]
     if options.png is not None:
         written += png.write(log.groups, options.png, log.sweeps)
+        written += png.save(models.named(options.log or [Path("log")]), options.png)
     for path in written:
         print(path)
-    return EXIT_OK if log.readable else EXIT_FAILED
+    return EXIT_OK if log.readable or not log else EXIT_FAILED
 
 
 if __name__ == "__main__":

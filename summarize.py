@@ -14,7 +14,7 @@ from common.cli.parser import Parser
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.core.guard import guarded
-from common.tables import answer, results, search, sweep
+from common.tables import answer, models, results, search, sweep
 from common.tables.results import FORMATS
 
 DESCRIPTION = """\
@@ -64,13 +64,15 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    log = logs.found(options.log, options.all_runs)
-    text = _text(log, options)
+    log, of_models = logs.found(options.log, options.all_runs), models.render(options.log, options.format)
+    text = _text(log, options) if log else ""
+    if not log or options.format not in ("csv", "json"):  # these have rows of losses, or of models
+        text = "\n".join(filter(None, [text, of_models]))
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))
     else:
         print(text, end="")
-    return EXIT_OK if log.readable else EXIT_FAILED
+    return EXIT_OK if log.readable or not log else EXIT_FAILED
 
 
 def _text(log: Log, options: argparse.Namespace) -> str:

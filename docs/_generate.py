@@ -26,6 +26,8 @@ FIRST = (
     "generate_shape_info.py",
     "count_flops.py",
     "profile_model.py",
+    "profile_inference.py",
+    "pipeline_metrics.py",
 )
 
 

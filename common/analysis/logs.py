@@ -19,7 +19,7 @@ from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.paths import not_there
-from common.records import schema, store
+from common.records import model_run, schema, store
 from common.traces.files import is_trace, trace_files, worker
 from common.traces.reader import TraceSummary
 from common.traces.windows import Window, profiled, read_windows
@@ -68,9 +68,9 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
 
 
 def found(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
-    """What `read` gives.  Raises UserError where that is nothing."""
+    """What `read` gives.  Raises UserError where that is nothing, and no run of a model is there either."""
     log = read(paths, all_runs)
-    if not log:
+    if not log and not any(map(model_run.holds, paths or ["log"])):
         where = ", ".join(map(str, paths)) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
     return log
@@ -109,6 +109,9 @@ def run_folders(top: Path) -> Iterator[Path]:
 
     for folder, below, names in os.walk(top, onerror=note):
         below.sort()
+        if {schema.INFERENCE_FILE_NAME, schema.PIPELINE_FILE_NAME}.intersection(names):
+            below.clear()  # its traces are of its own cells
+            continue
         if schema.FILE_NAME in names or any(map(is_trace, names)):
             yield Path(folder)
     yield from closed

@@ -248,7 +248,8 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
     }
     files.update({"cells.csv": tables.render(found, "csv"), "cells.json": tables.render(found, "json")})
     model_run.write(run, files, report.TITLE, [report.section(found, 0)], figures(found), arguments)
-    return ending.printed(tables.render(found, arguments.format), found.statuses)
+    text = tables.render(found, arguments.format)
+    return ending.printed(text, text, found.statuses, arguments)
 
 
 def _of(found: Inference, name: str) -> List[Any]:

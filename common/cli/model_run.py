@@ -30,6 +30,7 @@ FORMATS = ("table", "markdown", "csv", "json")
 
 def add_flags(parser: Parser, folder: str) -> None:
     """To the group "the run".  folder: what a run calls its own."""
+    parser.set_defaults(details=False)  # what is printed is all there is
     group = next(one for one in parser._action_groups if one.title == "the run")
     add = group.add_argument
     add(

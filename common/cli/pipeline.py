@@ -270,7 +270,8 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
     found = read(run.path)
     files = {f"stages.{end}": tables.render(found, how) for end, how in FILES}
     model_run.write(run, files, report.TITLE, [report.section([found])], figures([found]), arguments)
-    return ending.printed(tables.render(found, arguments.format), found.statuses)
+    text = tables.render(found, arguments.format)
+    return ending.printed(text, text, found.statuses, arguments)
 
 
 FILES: Tuple[Tuple[str, str], ...] = (("md", "markdown"), ("csv", "csv"), ("json", "json"))

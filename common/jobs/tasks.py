@@ -25,7 +25,7 @@ def carry_out(
     """Run those of `tasks` that are not done yet.  What is missing for one is missing for all: then the others are not
     tried.  Raises Interrupted, and UserError for a mistake of the user's."""
     pending = [task for task in tasks if not run.is_done(task.name)]
-    progress.expect(len(pending))
+    progress.expect([(task.name, task.subject) for task in pending])
     warned: Set[str] = set()
     for task in pending:
         progress.start(task.name)
@@ -40,6 +40,6 @@ def carry_out(
                 warned.add(warning)
                 print(f"warning: {warning}", file=sys.stderr)
         end = run.last_status
-        progress.done(task.name, end.status, end.reason)
+        progress.done(task.name, end.status, end.reason, (task.name, task.subject))
         if end.status == "missing":
             break

@@ -95,24 +95,24 @@ def _map(quantity: Quantity, cells: Sequence[Cell], about: grid.Grid, variant: s
     data: List[Trace] = []
     for name, colour, some in _by_range(quantity, cells):
         words = [_words(quantity, cell) for cell in some]
-        trace = bars(
-            name,
-            [SIDE] * len(some),
-            [-durations.index(cell.values[grid.SECONDS]) for cell in some],
-            0,
-            "%{customdata}",
-            orientation="h",
-            base=[sizes.index(cell.size) - SIDE / 2 for cell in some],
-            width=SIDE,
-            text=[shown(one) for one in words],
-            textposition="inside",
-            insidetextanchor="middle",
-            textangle=0,
-            constraintext="none",
-            customdata=[shown(f"{_place(cell)}: {one}") for cell, one in zip(some, words)],
+        data.append(
+            bars(
+                name,
+                [SIDE] * len(some),
+                [-durations.index(cell.values[grid.SECONDS]) for cell in some],
+                {"color": colour},
+                "%{customdata}",
+                orientation="h",
+                base=[sizes.index(cell.size) - SIDE / 2 for cell in some],
+                width=SIDE,
+                text=[shown(one) for one in words],
+                textposition="inside",
+                insidetextanchor="middle",
+                textangle=0,
+                constraintext="none",
+                customdata=[shown(f"{_place(cell)}: {one}") for cell, one in zip(some, words)],
+            )
         )
-        trace["marker"] = {"color": colour}
-        data.append(trace)
     across = axis(
         "batch size", range=[-0.5, len(sizes) - 0.5], tickvals=list(range(len(sizes))), ticktext=list(map(str, sizes))
     )

@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 from common.analysis.pipeline import Costs, Pipeline
 from common.core.table import Cell, measured, tabulated
 from common.core.text import number
-from common.plots.style import Figure, Trace, axis, bars, lanes, layout, shown
+from common.plots.style import Figure, Trace, axis, bar_of, bars, lanes, layout, shown
 
 LANE, ABOVE, LEGEND = 62, 14, 110  # pixels
 WIDTH = 0.36  # of a bar, in lanes
@@ -61,7 +61,7 @@ def _figure(quantity: Quantity, found: Sequence[Pipeline]) -> Figure:
         hover = "%{customdata}"
         at = [-lane for lane, _ in some]
         data.append(
-            bars(f"stage {place + 1}", values, at, place, hover, orientation="h", width=WIDTH, customdata=names)
+            bars(f"stage {place + 1}", values, at, bar_of(place), hover, orientation="h", width=WIDTH, customdata=names)
         )
     totals = [quantity.of(one.whole) for one in found]
     both = list(zip(found, totals))

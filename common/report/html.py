@@ -81,6 +81,7 @@ def script_hash(source: str) -> str:
     return f"'sha256-{digest}'"
 
 
+@cache
 def packed(source: str) -> str:
     """Text as page.js unpacks it: gzip, in base64."""
     return base64.b64encode(gzip.compress(source.encode("utf-8"), 9, mtime=0)).decode()

@@ -8,7 +8,7 @@ from typing import List, Sequence
 from common.analysis.inference import Inference, find
 from common.core.table import Link
 from common.plots.inference import figures
-from common.report.section import Line, Section
+from common.report.section import Failure, Section
 from common.tables import inference as tables
 
 TITLE = "Inference: is it faster than real time?"
@@ -22,15 +22,14 @@ def sections(paths: Sequence[Path]) -> List[Section]:
 def section(found: Inference, place: int) -> Section:
     """With a table of all cells, and the grids of factors and memory."""
     name = f"inference-{place}"
-    failures: List[Line] = [("", [Link(line, found.path)]) for line in tables.failures(found)]
+    failures = [Failure("error", "", [Link(line, found.path)]) for line in tables.failures(found)]
     if found.reason:
-        return Section("tables", name, TITLE, TITLE, failures=failures)
+        return Section("tables", name, TITLE, failures=failures)
     shown = [line for line in tables.lines(found) if line not in tables.failures(found)]
     return Section(
         "tables",
         name,
         TITLE,
-        f"Inference: {found.name}",
         place=name,
         heading=found.name,
         failures=failures,

@@ -17,7 +17,19 @@ from common.analysis.sweep import Sweep
 from common.core.table import Link
 from common.core.text import count, gathered
 from common.plots import runs, search
-from common.report import conformance, facts, headline, html, machines, profile, shapes, sweep, verdicts
+from common.report import (
+    conformance,
+    facts,
+    headline,
+    html,
+    inference,
+    machines,
+    pipeline,
+    profile,
+    shapes,
+    sweep,
+    verdicts,
+)
 from common.report.section import Failure, Line, Section
 from common.tables import results
 
@@ -39,6 +51,8 @@ def page(
         *(_section(group, place, titles[place], [base, *paths]) for place, group in enumerate(groups)),
         *(sweep.section(one, place) for place, one in enumerate(swept)),
         *profile.sections(paths),
+        *inference.sections(paths),
+        *pipeline.sections(paths),
         *conformance.sections(base, paths),
     ]
     return assembled(sections, base, TITLE, _lead(groups, swept), library, reading=True)

@@ -8,7 +8,7 @@ from typing import List, Sequence
 from common.analysis.pipeline import Pipeline, find
 from common.core.table import Link
 from common.plots.pipeline import figures
-from common.report.section import Line, Section
+from common.report.section import Failure, Line, Section
 from common.tables import pipeline as tables
 
 TITLE = "Pipelines: what an utterance costs"
@@ -21,7 +21,7 @@ def sections(paths: Sequence[Path]) -> List[Section]:
 
 
 def section(found: Sequence[Pipeline]) -> Section:
-    failures: List[Line] = [(one.name, [Link(line, one.path)]) for one in found for line in tables.failures(one)]
+    failures = [Failure("error", one.name, [Link(line, one.path)]) for one in found for line in tables.failures(one)]
     readable = [one for one in found if not one.reason]
     notes: List[Line] = [
         (one.name, [line]) for one in readable for line in tables.lines(one) if line not in tables.failures(one)
@@ -30,7 +30,6 @@ def section(found: Sequence[Pipeline]) -> Section:
         "tables",
         "pipelines",
         TITLE,
-        "Pipelines",
         place="pipelines",
         heading=", ".join(one.name for one in readable),
         failures=failures,
