@@ -14,6 +14,11 @@ from common.core.ratios import Padding
 from common.report.verdicts import fastest
 
 
+def test_who_may_be_as_fast_as_the_fastest():
+    assert ranking.may_be_as_fast("unclear", 1.2, None) and ranking.may_be_as_fast("unclear", 4.0, 0.9)
+    assert not ranking.may_be_as_fast("unclear", 47.0, None) and not ranking.may_be_as_fast("slower", 1.2, 1.1)
+
+
 def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
     """rounds: each {batch: median ms}."""
     medians = {str(number): batches for number, batches in enumerate(rounds, start=1)}

@@ -20,6 +20,8 @@ from common.core.ratios import Ratio
 
 Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
 OTHER_TORCH = "other torch"
+#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
+FAR = 3.0
 
 
 class Standing(NamedTuple):
@@ -46,6 +48,10 @@ class Standing(NamedTuple):
             return OTHER_TORCH
         ratio = self.ratio
         return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
+
+    @property
+    def may_be_as_fast(self) -> bool:
+        return may_be_as_fast(self.verdict, *(self.ratio[:2] if self.ratio else (None, None)))
 
 
 def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
@@ -131,6 +137,11 @@ def _ratio(before: Times, after: Times, baseline: Row, row: Row, confidence: flo
         for rounds in (before, after)
     )
     return ratios.ratio(one, other, baseline.run_id == row.run_id, confidence, row.padding)
+
+
+def may_be_as_fast(verdict: str, ratio: Optional[float], low: Optional[float]) -> bool:
+    """Whether a loss with this verdict against the fastest may be as fast as that."""
+    return verdict != "slower" and (low is not None or (ratio or 1.0) < FAR)
 
 
 def _size(ratio: Optional[Ratio]) -> float:

@@ -76,7 +76,8 @@ def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opti
     others = [row for row in rows if row.against_fastest.get("fastest") == best.name and row is not best]
     others = [row for row in others if row.over_fastest is not None and not row.against_fastest["other_torch"]]
     others.sort(key=lambda row: row.over_fastest or math.inf)
-    rivals = [row for row in others if row.against_fastest["verdict"] != "slower"]
+    keys = ("verdict", "ratio", "low")
+    rivals = [row for row in others if ranking.may_be_as_fast(*map(row.against_fastest.__getitem__, keys))]
     first = next(iter(rivals or others), None)
     return Pick(best, rivals, first, first.over_fastest if first else None)
 

@@ -59,7 +59,7 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     taken: Words = ["takes ", _time(best, scope), " a step" if scope == "step" else " from logits to their gradient"]
     remark = _left_out(rows) + _other_runs([standing.row for standing in standings])
     remark += _other_torch([one.row for one in standings if one.other_torch])
-    close = [one for one in rivals if one.verdict != "slower"]
+    close = [one for one in rivals if one.may_be_as_fast]
     if not close:
         return _clear(question, best, ["It ", *taken], _times(rivals[0], scope) if rivals else [], remark)
     more = f"; for {len(close) - 1} more it is unclear too" if len(close) > 1 else ""
