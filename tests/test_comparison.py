@@ -164,7 +164,7 @@ def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name
     assert narrow >= 50 and found["slower"] >= 0.9 * narrow and found["faster"] == found["same"] == 0
 
 
-@pytest.mark.parametrize("draw, rounds", [(separate_runs, 5), (in_alternation, 10)])
+@pytest.mark.parametrize("draw, rounds", [(separate_runs, 10), (in_alternation, 10)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planted_slowdown_of_10_percent_is_found_at_the_default_settings(name, draw, rounds):
     """Rounds that deviate by 2%, of two runs of the CPU preset and of --rev."""

@@ -100,7 +100,7 @@ def test_conformance_on_a_full_disk_prints_what_it_knows_and_leaves_the_old_file
         while True:
             filler.write(bytes(4096))
     done = run("conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", folder)
-    assert done.returncode == 2 and "ragged batch" in done.stdout and " pass" in done.stdout
+    assert done.returncode == 2 and "reference" in done.stdout and " pass" in done.stdout
     said = [line for line in done.stderr.splitlines() if "No space left" in line]
     assert [line.partition(": ")[0] for line in said] == ["warning", "conformance.py"] and "--output" in said[1]
     assert (folder / "conformance.json").read_text() == '{"old": "one"}'

@@ -110,7 +110,7 @@ def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, 
     two, *_, revisions = planted.designs()
     assert (two.losses, revisions.losses, revisions.paired) == (1, 9, True)
     assert planted.power(two, 0.1, x, runs=150, seed=3) >= 0.75
-    assert planted.power(revisions, 0.1, x, runs=150, seed=3) >= 0.9
+    assert planted.power(revisions, 0.1, x, runs=150, seed=3) >= 0.8
     assert planted.power(two, 0.0, x, runs=150, seed=3) <= 0.02
 
 

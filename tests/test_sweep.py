@@ -213,7 +213,7 @@ def only(executor, job):
 
 
 def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executor, capsys):
-    grid_flags = ["--sweep", "vocab-size=16,64", "--sweep", "dtype=float32,bfloat16"]
+    grid_flags = ["--sweep", "vocab-size=16,64", "--sweep", "dtype=float32,bfloat16", "--limits", "true"]
     assert benchmark(tmp_path, *grid_flags, executor=executor) == EXIT_FAILED  # one is out of memory
     assert only(executor, "correctness") == [
         ("torchaudio", 16, "float32"),

@@ -54,7 +54,8 @@ def benchmark(
         took: List[float] = []  # seconds, of the cells that had something to measure
         for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
             run_of = {name: file.open_run(number, cell, name, resolved) for name in names}
-            limits = parser.with_limits(arguments, resolved) and not reuse(file, run_of)
+            known = reuse(file, run_of)
+            limits = parser.with_limits(arguments, resolved) and not known
             with Progress(arguments.quiet) as progress:
                 session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
                 jobs = session.pending(plan(names, resolved))

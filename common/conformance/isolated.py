@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from common.conformance.cases import Case
 from common.core import scripts
+from common.core.errors import UserError
 from common.core.implementations import Implementation
 from common.core.paths import ROOT
 from common.core.text import said
@@ -61,8 +62,12 @@ def examine(
 
 
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
-    """Environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no need."""
-    said = scripts.described(scripts.file_of(implementation))
+    """Environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no need, and
+    for a script that cannot be read, which its process says."""
+    try:
+        said = scripts.described(scripts.file_of(implementation))
+    except UserError:
+        return {}
     found: Mapping[str, str] = said["simulator"] if device == "cpu" and "cpu" not in said["devices"] else {}
     return found
 

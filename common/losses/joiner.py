@@ -26,12 +26,12 @@ class Joiner(torch.nn.Module):
 
     def forward(self, joined: torch.Tensor) -> torch.Tensor:
         """Sums of encoder and decoder outputs (..., D) -> logits (..., V)."""
-        return (compiled(_project) if self.by_compiler else _project)(joined, self.output.weight, self.output.bias)
+        return (compiled(_project) if self.by_compiler else _project)(joined, self.output)
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """(N, T, U+1, V), padded."""
         run = compiled(_join) if self.by_compiler else _join
-        return run(batch.encoder_out, batch.decoder_out, self.output.weight, self.output.bias)
+        return run(batch.encoder_out, batch.decoder_out, self.output)
 
     def packed_logits(self, batch: Batch) -> torch.Tensor:
         """(sum T_i (U_i+1), V): the cells of each utterance, row-major, one utterance after the other."""
@@ -42,9 +42,10 @@ class Joiner(torch.nn.Module):
         return self(torch.cat(cells))
 
 
-def _project(joined: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.linear(torch.tanh(joined), weight, bias)
+def _project(joined: torch.Tensor, output: torch.nn.Module) -> torch.Tensor:
+    logits: torch.Tensor = output(torch.tanh(joined))
+    return logits
 
 
-def _join(encoder_out: torch.Tensor, decoder_out: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor):
-    return _project(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1), weight, bias)
+def _join(encoder_out: torch.Tensor, decoder_out: torch.Tensor, output: torch.nn.Module) -> torch.Tensor:
+    return _project(encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1), output)
