@@ -40,14 +40,14 @@ class Server:
 
     def get(self, path: str, **query: str) -> bytes:
         asked = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=20) as answer:
             data = answer.read()
             return gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data
 
     def json(self, path: str, **query: str):
         return json.loads(self.get(path, **query))
 
-    def wait_for(self, ask, seconds=90):
+    def wait_for(self, ask, seconds=180):
         """The first answer of `ask` that is true."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
