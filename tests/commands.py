@@ -46,18 +46,19 @@ def wait_for(there, what, seconds=120):
         time.sleep(0.05)
 
 
+def parent_of(number):
+    return int(Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
 def wait_for_worker(parent, job, seconds=120):
-    """Process id of the worker of `job` ("timing-1") that the process `parent` started."""
+    """Process id of the worker of `job` ("timing-1") of the command `parent`, forked from a server of its."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
+        for entry in Path("/proc").glob("[0-9]*"):
             try:
-                arguments = (entry / "cmdline").read_bytes().split(b"\0")
-                ppid = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
-                if ppid == parent.pid and b"common.jobs.worker" in b" ".join(arguments):
-                    if json.loads(Path(os.fsdecode(arguments[-2])).read_text())["job"] == job:
+                if parent_of(parent_of(entry.name)) == parent.pid:
+                    description = Path(os.readlink(entry / "fd/1")).with_name("job.json")
+                    if json.loads(description.read_text())["job"] == job:
                         return int(entry.name)
             except (OSError, ValueError, IndexError):
                 continue

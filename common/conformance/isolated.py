@@ -7,7 +7,6 @@ Cases that may corrupt memory have a process of their own, so that they cannot c
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
@@ -117,7 +116,7 @@ def _judge(
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     """Wait for the end of the process; False when a case took longer than `timeout`."""
     count, cases, since, limit = 0, 0, 0.0, LOADING_SECONDS
-    while child.alive():
+    while child.alive(0.05):
         if child.count() != count:
             count = child.count()
             started = [line["case"] for line in child.written() if line["record"] == "start"]
@@ -126,7 +125,6 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
                 note(started[-1])
         if child.seconds() - since > limit:
             return False
-        time.sleep(0.05)
     return True
 
 

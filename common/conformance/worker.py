@@ -1,5 +1,5 @@
-"""One process that judges cases of one implementation: ``python -m common.conformance.worker JOB.json``, started by
-common.conformance.isolated.
+"""One process that judges cases of one implementation, started by common.conformance.isolated:
+common.system.forkserver calls ``main``.
 
 It writes records before and after each case, so that the parent knows which case ended the process: "loaded" or
 "not-run", then for each case "start", "asked" (with the code that reproduces it, in case the process dies) and
@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -82,7 +81,3 @@ def in_a_child(action: Callable[[], Any]) -> int:
             os._exit(0)
     _, status = os.waitpid(child, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import tempfile
-import time
 from pathlib import Path
 from typing import Callable, List, Optional, Sequence, Tuple
 
@@ -31,15 +30,13 @@ class Local(Executor):
     ) -> List[Record]:
         ending: Optional[Ending] = None
         try:
-            with Child.run(
-                python, "common.jobs.worker", job.to_json(settings, folder), ROOT, job.variables(settings)
-            ) as child:
+            about, variables = job.to_json(settings, folder), job.variables(settings)
+            with Child.run(python, "common.jobs.worker", about, ROOT, variables, job.round) as child:
                 try:
-                    while child.alive():
+                    while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:
                             ending = "timeout", f"{job.name} took more than {timeout:g} s (--timeout)"
                             break
-                        time.sleep(POLL_SECONDS)
                         note(f"{child.count()} records")
                 except KeyboardInterrupt:
                     ending = "interrupted", f"stopped by the user during {job.name}"

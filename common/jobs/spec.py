@@ -78,6 +78,7 @@ class Task:
     subject: str
     given: Mapping[str, Any]
     overrides: Tuple[Tuple[str, Any], ...] = ()
+    round: None = None
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
         """glibc stays as it is: times are those that a user has, and the peak is not hidden by what the heap keeps."""

@@ -1,4 +1,4 @@
-"""The process of one job: ``python -m common.jobs.worker JOB.json``, started by an executor.
+"""The process of one job, started by an executor: common.system.forkserver calls ``main``.
 
 Runs what the job measures and writes each record at once, so that what was measured outlives a crash.  The last record
 is a ``status``, or a ``user_error`` for a mistake of the user's.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -85,12 +83,3 @@ def main(path: str) -> int:
         wall_ns = time.perf_counter_ns() - begin
         write({"record": "status", "status": status, "reason": said(reason), "wall_ns": wall_ns})
     return EXIT_OK
-
-
-if __name__ == "__main__":
-    code = main(sys.argv[1])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
-    # backward, whose graph it still holds (seen when memory ran out).  All records are written.
-    os._exit(code)

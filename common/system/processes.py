@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import time
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Set, TextIO
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
 
 from common.system import memory
 
@@ -97,6 +99,83 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
+class Server:
+    """A process of common.system.forkserver, which forks itself for one job at a time: a job starts without waiting
+    for the imports.  errors: a file for what it prints itself.  Raises OSError when there is no such Python."""
+
+    def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str], errors: Path):
+        with errors.open("ab") as stream:
+            self.process = subprocess.Popen(
+                command,
+                cwd=root,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stream,
+                bufsize=0,
+                start_new_session=True,
+                preexec_fn=partial(die_with_parent, os.getpid()),
+            )
+        self.answers, self.busy = b"", False
+        self.poll = select.poll()
+        self.poll.register(self.process.stdout or -1, select.POLLIN)
+
+    def ask(self, **request: str) -> None:
+        assert self.process.stdin
+        self.busy = True
+        with suppress(OSError):  # it died: `answer` says it
+            self.process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def answer(self, seconds: float) -> Dict[str, int]:
+        """Its next answer, {} when none comes in so many seconds; of a server that died, its own return code."""
+        assert self.process.stdout
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self.answers:
+            if not self.poll.poll(1000 * max(deadline - time.monotonic(), 0)):
+                return {}
+            read = os.read(self.process.stdout.fileno(), 4096)
+            if not read:
+                return {"returncode": self.process.wait()}
+            self.answers += read
+        line, _, self.answers = self.answers.partition(b"\n")
+        found: Dict[str, int] = json.loads(line)
+        self.busy = "returncode" not in found
+        return found
+
+    def close(self) -> None:
+        self.process.kill()
+        with self.process:  # closes its pipes and waits
+            pass
+
+
+#: Servers that wait for their next job, by Python: (key, server).
+_waiting: Dict[Path, Tuple[Hashable, Server]] = {}
+
+
+@contextmanager
+def _server(python: Path, key: Hashable, start: Callable[[], Server]) -> Iterator[Server]:
+    """The waiting server of this Python where it has this key, else a new one; it waits on afterwards, if it lives."""
+    known, server = _waiting.pop(python, (None, None))
+    if server and (known != key or server.process.poll() is not None):
+        server.close()
+        server = None
+    server = server or start()
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None and not server.busy and python not in _waiting:
+            _waiting[python] = key, server
+        else:
+            server.close()
+
+
+@atexit.register
+def close_servers() -> None:
+    """End those that wait; they would end with this process anyway."""
+    while _waiting:
+        _waiting.popitem()[1][1].close()
+
+
 class Child:
     """A Python module that reads a job and appends JSON records to a file.  `run` starts one.
 
@@ -110,46 +189,57 @@ class Child:
     killed_for_memory: bool
     wall_ns: int
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path, errors: Path):
-        self.process, self.output, self.errors = process, output, errors
+    def __init__(self, server: Server, output: Path, errors: Path):
+        self.server, self.output, self.errors = server, output, errors
+        self.pid: Optional[int] = None
+        self.ended: Optional[int] = None  # the return code
         self.since, self.oom_kills = time.monotonic_ns(), memory.oom_kills()
 
     @classmethod
     @contextmanager
     def run(
-        cls, python: Path, module: str, job: Mapping[str, Any], root: Path, variables: Mapping[str, str]
+        cls,
+        python: Path,
+        module: str,
+        job: Mapping[str, Any],
+        root: Path,
+        variables: Mapping[str, str],
+        generation: Hashable = None,
     ) -> Iterator[Child]:
-        """Start ``python -m module JOB.json``; at the end of the block it is killed if it still runs, with everything
-        that it started.
+        """Start ``module.main(JOB.json)`` in a process of `python`; at the end of the block it is killed if it still
+        runs, with everything that it started.
 
         The file holds `job` and "output", where its records go.  root: the current folder, from which it imports;
-        variables: more of its environment.  It has a process group of its own, so that Ctrl-C reaches only us.  Raises
-        OSError when there is no such Python, or no room for its files.
+        variables: more of its environment.  It is forked from a server that has imported torch; jobs of another
+        `generation` get a server, and so a layout of addresses, of their own.  It has a session of its own, so that
+        Ctrl-C reaches only us.  Raises OSError when there is no such Python, or no room for its files.
         """
-        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch, adopting():
+        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, **variables}
+        command = [str(python), "-m", "common.system.forkserver", module, "torch"]
+        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
-            path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-            with errors.open("wb") as stream:
-                process = subprocess.Popen(
-                    [str(python), "-m", module, str(description)],
-                    cwd=root,
-                    env={**os.environ, "PYTHONPATH": path, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=stream,
-                    stderr=stream,
-                    start_new_session=True,
-                    preexec_fn=partial(die_with_parent, os.getpid()),
-                )
-            child = cls(process, output, errors)
-            try:
-                yield child
-            finally:
-                child._end()
+            key = (tuple(command), root, tuple(sorted(environment.items())), generation)
+            with _server(python, key, lambda: Server(command, root, environment, errors)) as server, adopting():
+                errors.touch()
+                child = cls(server, output, errors)
+                server.ask(argument=str(description), output=str(errors))
+                try:
+                    yield child
+                finally:
+                    child._end()
 
-    def alive(self) -> bool:
-        return self.process.poll() is None
+    def alive(self, seconds: float = 0.0) -> bool:
+        """Does it still run?  Waits so long for its end."""
+        deadline = time.monotonic() + seconds
+        while self.ended is None:
+            answer = self.server.answer(max(deadline - time.monotonic(), 0))
+            if not answer:
+                return True
+            self.pid, self.ended = answer.get("pid", self.pid), answer.get("returncode")
+        return False
 
     def seconds(self) -> float:
         """How long it has been running."""
@@ -170,11 +260,14 @@ class Child:
         return found
 
     def _end(self) -> None:
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        self.returncode = self.process.wait()
+        """Kill it, or, while it does not exist yet, its server."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
+            if self.alive(LAST_SECONDS):
+                self.server.process.kill()  # stopped, perhaps
+                self.alive(LAST_SECONDS)
+        self.returncode = -signal.SIGKILL if self.ended is None else self.ended
         self.wall_ns = time.monotonic_ns() - self.since
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()

@@ -1,0 +1,112 @@
+"""Processes of jobs: forked from a server for each round, ended with all that they start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, wait_for
+
+from common.system.processes import Child, close_servers
+
+#: Writes what it is asked for, and ends as it is asked to.
+MODULE = """
+import json, os, subprocess, sys, time
+
+LOADED = []
+
+def main(path):
+    job = json.load(open(path))
+    LOADED.append(1)
+    about = {"parent": os.getppid(), "variable": os.environ.get("OF_THE_JOB"), "loaded": len(LOADED)}
+    about["torch"] = sys.modules.get("torch") is not None
+    with open(job["output"], "a") as output:
+        output.write(json.dumps(about) + "\\n")
+    return eval(job["do"])
+"""
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "answering.py").write_text(MODULE)
+    (tmp_path / "torch.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    yield tmp_path
+    close_servers()
+
+
+def child(place, do="0", generation=None, **variables):
+    with Child.run(Path(sys.executable), "answering", {"do": do}, place, variables, generation) as running:
+        while running.alive(10):
+            pass
+    return running
+
+
+def test_jobs_of_a_round_share_their_imports_and_nothing_else(place):
+    first, second = (child(place, generation=1).records[0] for _ in range(2))
+    assert first == second == {"parent": first["parent"], "variable": None, "loaded": 1, "torch": True}
+    assert child(place, generation=2).records[0]["parent"] != first["parent"]
+    (record,) = child(place, generation=2, OF_THE_JOB="5").records
+    assert record["variable"] == "5" and record["parent"] != first["parent"]
+
+
+@pytest.mark.parametrize(
+    "do, code, said",
+    [
+        ("3", 3, ""),
+        ("sys.exit(4)", 4, ""),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+        ("os.abort()", -signal.SIGABRT, ""),
+        ("print('to stdout')", 0, "to stdout"),
+    ],
+)
+def test_how_a_job_ends(place, do, code, said):
+    ended = child(place, do)
+    assert ended.returncode == code and (ended.stderr or [""])[-1] == said and len(ended.records) == 1
+
+
+def test_what_a_job_leaves_running_is_ended(place):
+    do = "print(subprocess.Popen(['setsid', 'sleep', '300'], stdin=subprocess.DEVNULL).pid)"
+    number = int(child(place, do).stderr[-1])
+    assert not Path(f"/proc/{number}").exists()
+
+
+def test_a_server_that_is_killed_costs_its_job_alone(place):
+    ended = child(place, "os.kill(os.getppid(), 9)")
+    assert ended.returncode == -9
+    assert child(place).returncode == 0
+
+
+def test_a_job_that_runs_at_the_end_of_the_block_is_killed(place):
+    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, place, {}) as running:
+        wait_for(running.written, "record")
+    assert running.returncode == -9 and running.seconds() < 60
+    assert not Path(f"/proc/{running.pid}").exists()
+
+
+def test_a_stopped_server_does_not_hold_us_up(place):
+    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, place, {}) as running:
+        wait_for(running.written, "record")
+        os.kill(running.server.process.pid, signal.SIGSTOP)
+    assert running.returncode == -9 and child(place).returncode == 0
+
+
+def test_a_broken_package_is_told_by_the_job(place):
+    """Imported twice in one process, it would say something else."""
+    (place / "torch.py").write_text("import broken_part\nbroken_part.count()\n")
+    (place / "broken_part.py").write_text(
+        "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
+    )
+    assert child(place, "__import__('torch')").stderr[-1] == "OSError: no such library"
+
+
+def test_a_python_that_is_not_there(place):
+    with pytest.raises(OSError):
+        with Child.run(place / "python", "answering", {}, place, {}):
+            pass
