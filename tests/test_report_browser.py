@@ -434,7 +434,7 @@ def inflated(stream):
 # What people who use a keyboard, a magnifier or a screen reader need.
 
 
-@pytest.mark.skipif(AXE is None, reason="axe-core is not installed: `make setup`, or pip install axe-core-python")
+@pytest.mark.skipif(AXE is None, reason="no axe-core-python: make setup")
 @pytest.mark.parametrize(
     "look",
     [{"width": 1440}, {"dark": True}, {"width": 390}, {"media": "print"}],
