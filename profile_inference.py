@@ -5,13 +5,9 @@ from __future__ import annotations
 
 import sys
 
+from common.cli import inference
 from common.core.guard import guarded
-from common.setup import interpreters
 
 if __name__ == "__main__":
-    if interpreters.lacks("msgspec"):
-        interpreters.continue_in("main")  # returns where there is no such environment
-    from common.cli import inference
-
     arguments, overrides = inference.parser().parse_known_args()
     sys.exit(guarded("profile_inference.py", lambda: inference.main(arguments, overrides)))

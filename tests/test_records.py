@@ -17,6 +17,7 @@ from fixtures_runs import correctness, header, records_of, timing, write_records
 
 from common.core.errors import UserError
 from common.records import schema, store
+from common.setup import environments
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
 ENDED = {"record": "status", "job": "trace", "status": "ok"}
@@ -196,6 +197,20 @@ def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
         (line,) = done.stderr.splitlines()
         assert "msgspec" in line and "pip install" in line
     assert os.listdir(tmp_path) == ["sitecustomize.py"]
+
+
+def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspec(tmp_path):
+    """So `./benchmark_all.py` works under the system's Python after `make setup`."""
+    if environments.interpreter("main") is None:
+        pytest.skip("the main environment is not there, or out of date")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    bare = tmp_path / "bare" / "bin" / "python"
+    for script in ("benchmark_all.py", "profile_model.py", "summarize.py", "pipeline_metrics.py"):
+        done = subprocess.run([bare, ROOT / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0 and script in done.stdout, done.stderr
+    words = [bare, ROOT / "benchmark_reference.py", "--in-place"]  # in this Python, or not at all
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "msgspec" in done.stderr
 
 
 def test_what_measures_needs_no_msgspec():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
+from common.core.paths import ROOT
 from common.core.text import plain
 
 #: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
@@ -23,9 +25,11 @@ SAME_REQUEST = 1.0
 
 
 def require(package: str) -> None:
-    """End the command where the running Python lacks `package`: one line on stderr, EXIT_USAGE."""
+    """Where the running Python lacks `package`: go on with a script of the suite in the main environment, and end the
+    command where there is none, with one line on stderr and EXIT_USAGE."""
     if importlib.util.find_spec(package) is None:
         safe_streams()
+        _go_on_in_main()
         name = Path(sys.argv[0]).name
         print(
             f"{name}: error: {package} is not installed in {sys.executable}: pip install {package}, or run "
@@ -33,6 +37,16 @@ def require(package: str) -> None:
             file=sys.stderr,
         )
         raise SystemExit(EXIT_USAGE)
+
+
+def _go_on_in_main() -> None:
+    """Returns where this is no script of the suite, or has to run in this very Python, or there is no such Python."""
+    if Path(sys.argv[0]).resolve().parent != ROOT or "--in-place" in sys.argv:
+        return
+    ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
+    python = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
+    if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
+        os.execv(python, [python, *sys.argv])
 
 
 class Lossy:
