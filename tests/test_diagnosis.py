@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from commands import ROOT, rows_of, run
 
@@ -86,3 +88,17 @@ def test_what_only_a_measured_batch_shows_has_a_place(row_of):
     cut = "logits = torch.cat([logits[:, :11], logits[:, 11:].detach()], 1)"
     reason = row_of("    import torch\n", f"    import torch\n    {cut}\n")["reason"]
     assert "on a measured batch" in reason and "utterance" in reason and "expected" in reason
+
+
+def test_the_screen_has_the_utterance_and_the_numbers(tmp_path):
+    """Many gradients are off, and the place is not cut off behind them."""
+    text = (ROOT / "benchmark_mine.py").read_text()
+    (tmp_path / "benchmark_flash.py").write_text(text.replace(RESULT, f"{RESULT[:-6]}[:8].sum()"))
+    shapes = tmp_path / "shapes.pt"
+    torch.save(torch.tensor([[12 + n, 2 + n] for n in range(10)], dtype=torch.int32), shapes)
+    flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--quiet", "--batch-size", "10"]
+    flags += ["--shape-file", shapes, "--log-dir", tmp_path / "log"]
+    done = run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", *flags)
+    assert done.returncode == 1
+    said = " ".join(done.stdout.split())
+    assert re.search(r"loss [\d.]+, expected [\d.]+; .* utterance (9|10) \(T \d+, U \d+\).* expected -?[\d.]+", said)

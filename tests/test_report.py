@@ -132,6 +132,9 @@ def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp
     wrong = json.loads((tmp_path / "conformance.json").read_text())["cases"][0]["wrong"]
     assert wrong and said["Beware"] == f"{wrong}."
     assert len(cards(tmp_path)) == 1
+    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome("pass")), allow_nan=False))
+    said = cards(tmp_path)["Use"][2]
+    assert "Beware" not in said and "nothing wrong" in said["Corners"]
 
 
 def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp_path):

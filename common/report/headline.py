@@ -118,7 +118,7 @@ def _accuracy(row: Row) -> List[Line]:
 
 def _beware(pick: Pick) -> Line:
     if pick.caveats is None:
-        return "Beware", ["conformance.py has not judged it."]
+        return "Corners", ["conformance.py has not judged it yet."]
     if not pick.caveats:
-        return "Beware", ["no case of conformance.py speaks against it."]
+        return "Corners", ["conformance.py found nothing wrong with it."]
     return "Beware", ["; ".join(pick.caveats) + "."]

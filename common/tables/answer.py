@@ -136,7 +136,7 @@ def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: List[str] = []
     for row in failed[:MOST_FAILURES]:
-        first, *more = wrapped(f"{row.name}: {row.status}: {row.reason or 'no reason known'}", width, "  ", MOST_LINES)
+        first, *more = wrapped(f"{row.name}: {row.status}: {row.reason or 'no reason known'}", width, "  ", MOST_LINES + 1)
         lines += [painted(first, "bad", colors), *more]
     others = len(failed) - MOST_FAILURES
     return lines + ([f"and {others} more (--details)"] if others > 0 else [])
@@ -206,9 +206,12 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
         lines["approximate"] = _approximate(found.approximate)
     if found.fastest:
         name, caveats = found.fastest.row.name, found.fastest.caveats
-        unjudged = f"its corners were not judged: ./conformance.py --only {name}"
-        told = unjudged if caveats is None else "; ".join(caveats) or "of nothing that was asked"
-        lines["beware"] = f"{name}: {told}"
+        if caveats:
+            lines["beware"] = f"{name}: {'; '.join(caveats)}"
+        elif caveats is None:
+            lines["corners"] = f"{name} was not judged yet: ./conformance.py --only {name}"
+        else:
+            lines["corners"] = f"conformance.py found nothing wrong with {name}"
     return said(lines, width, colors)
 
 

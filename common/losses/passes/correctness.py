@@ -38,6 +38,8 @@ VOCAB_SIZE, ENCODER_DIM = 17, 24
 SEARCH_UTTERANCES = 2
 #: Whose gap to the exact loss is measured, under the run's logits and under the other; each takes half a second.
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
+#: Of what is off on a measured batch, in words; the record has all, and the utterance follows.
+MOST_WRONG = 2
 
 
 class Answer(NamedTuple):
@@ -204,6 +206,6 @@ def in_words(record: Dict[str, Any]) -> str:
     found = record["at_size"]
     if found:
         where = f"on a measured batch (N {found['N']}, T {found['T_max']}, U {found['U_max']})"
-        return f"{where}: {'; '.join(at_size.wrong(found))}"
+        return f"{where}: {'; '.join(at_size.wrong(found)[:MOST_WRONG])}"
     sizes = [at_size.size(record[f"{what}_error"]) for what in ("loss", "grad")]
     return f"loss {sizes[0]}, gradient {sizes[1]}; {record['tolerance']:.0e} is allowed"
