@@ -136,7 +136,8 @@ def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: List[str] = []
     for row in failed[:MOST_FAILURES]:
-        first, *more = wrapped(f"{row.name}: {row.status}: {row.reason or 'no reason known'}", width, "  ", MOST_LINES + 1)
+        reason = f"{row.name}: {row.status}: {row.reason or 'no reason known'}"
+        first, *more = wrapped(reason, width, "  ", MOST_LINES + 1)
         lines += [painted(first, "bad", colors), *more]
     others = len(failed) - MOST_FAILURES
     return lines + ([f"and {others} more (--details)"] if others > 0 else [])
