@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from common.core.errors import UserError
+from common.core.paths import not_a_file
 
 Mapped = Dict[str, Any]
 
 
 def read(path: Path) -> Mapped:
     """The mapping in a YAML file.  Raises UserError."""
+    problem = not_a_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = "" if problem else path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem:
+        raise UserError(f"cannot read {path}: {problem}")
     found = parsed(text, str(path))
     if not isinstance(found, dict):
         raise UserError(f"{path}: give keys and values, such as `general:`, not {type(found).__name__}")

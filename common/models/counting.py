@@ -10,7 +10,7 @@ import torch
 
 from common.core.errors import UserError
 from common.measure.flops.counter import FlopCounter
-from common.models import inputs
+from common.models import inputs, loading
 from common.models.loading import Loaded
 
 
@@ -67,13 +67,11 @@ class Counting:
                     _backward(outputs)
             except UserError:
                 raise
-            except Exception as error:  # whatever a model that is given something else raises
+            except (Exception, SystemExit) as error:  # whatever a model that is given something else raises
                 where = counter.modules.current()[0] or "the model"
-                words = (str(error).strip() or "no message").splitlines()[0]
                 given = _shapes(positional, keywords)
-                raise UserError(
-                    f"the model does not take {given} ({type(error).__name__} in {where}: {words}){self._hint()}"
-                ) from error
+                why = f"{type(error).__name__} in {where}: {loading.first_line(error)}"
+                raise UserError(f"the model does not take {given} ({why}){self._hint()}") from error
 
     def _hint(self) -> str:
         return (

@@ -31,12 +31,17 @@ class Given(NamedTuple):
     value: Optional[str]
 
     def tensor(self, letters: Dict[str, int], device: str) -> torch.Tensor:
+        """Raises UserError where there is no memory for it."""
         shape = [_number(size, letters) for size in self.sizes]
-        if self.value is not None:
-            return torch.full(shape, _number(self.value, letters), dtype=self.dtype, device=device)
-        if self.dtype.is_floating_point or self.dtype.is_complex:
-            return torch.randn(shape, dtype=self.dtype, device=device)
-        return torch.ones(shape, dtype=self.dtype, device=device)
+        try:
+            if self.value is not None:
+                return torch.full(shape, _number(self.value, letters), dtype=self.dtype, device=device)
+            if self.dtype.is_floating_point or self.dtype.is_complex:
+                return torch.randn(shape, dtype=self.dtype, device=device)
+            return torch.ones(shape, dtype=self.dtype, device=device)
+        except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+            wanted = "x".join(map(str, shape))
+            raise UserError(f"no tensor of {wanted} can be made here; give smaller sizes") from error
 
 
 def parse(text: str) -> Given:

@@ -17,6 +17,7 @@ import torch
 
 from common.core.errors import NotRunnable, UserError
 from common.core.paths import not_a_file
+from common.core.text import said
 
 S3PRL, HUGGING_FACE = "s3prl", "hf"
 #: Weights have to be here already: whoever tries to fetch some is refused at once.
@@ -65,10 +66,13 @@ def _parts(name: str, forms: str) -> Tuple[str, str]:
 
 def read_arguments(path: Path) -> Dict[str, Any]:
     """The mapping in a YAML or JSON file.  Raises UserError."""
+    problem = not_a_file(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        text = "" if problem else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    if problem:
+        raise UserError(f"cannot read {path}: {problem}")
     found = parse_value(text, str(path))
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"{path}: give a mapping of the constructor's arguments, such as `hidden_size: 256`")
@@ -86,7 +90,7 @@ def parse_value(text: str, where: str) -> Any:
             raise UserError(f"{where}: no JSON ({error}); for YAML, pip install PyYAML") from error
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{where}: no YAML ({line(error)})") from error
 
 
@@ -166,7 +170,7 @@ def _result(name: str, maker: Any, arguments: Mapping[str, Any], device: str) ->
         return _call(maker, arguments, device)
     except (NotRunnable, UserError):
         raise
-    except Exception as error:  # whatever a stranger's constructor raises
+    except (Exception, SystemExit) as error:  # whatever a stranger's constructor raises
         raise UserError(f"{name} cannot be made: {line(error)}") from error
 
 
@@ -201,5 +205,8 @@ def _check_names(name: str, maker: Callable[..., Any], arguments: Mapping[str, A
 
 
 def line(error: BaseException) -> str:
-    words = (str(error).strip() or "no message").splitlines()[0]
-    return f"{type(error).__name__}: {words}"
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+def first_line(error: BaseException) -> str:
+    return said((str(error).strip() or "no message").splitlines()[0])
