@@ -110,3 +110,16 @@ def test_a_python_that_is_not_there(place):
     with pytest.raises(OSError):
         with Child.run(place / "python", "answering", {}, place, {}):
             pass
+
+
+def test_what_a_job_prints_without_end_fills_no_disk(place):
+    """It prints 100 MB, waits until the file of it is smaller (or gives up), and prints on."""
+    prints = "[os.write(1, b'x' * 10**6) for _ in range(100)]"
+    waits = "[time.sleep(0.1) for _ in range(200) if os.fstat(1).st_size > 2**26]"
+    ends = "os.write(2, b'\\nthe end\\n') and os.fstat(1).st_size > 2**26"
+    with Child.run(
+        Path(sys.executable), "answering", {"do": f"int(({prints}, {waits}, {ends})[-1])"}, place, {}
+    ) as job:
+        while job.alive(0.2):
+            pass
+    assert (job.returncode, job.stderr[-1][-99:]) == (0, "the end")

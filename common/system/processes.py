@@ -21,6 +21,8 @@ from common.system import memory
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # of these lines: a package may print gigabytes
+#: What it may print before the file of it is cut to such a tail: a disk is not filled by a package that prints on.
+MOST_PRINTED_BYTES = 64 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 #: Of a child that could not write its records (EX_IOERR of sysexits.h).
 EXIT_UNWRITTEN = 74
@@ -232,11 +234,12 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Does it still run?  Waits so long for its end."""
+        """Does it still run?  Waits so long for its end, and cuts what it has printed where that is too much."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
             if not answer:
+                self._cut()
                 return True
             self.pid, self.ended = answer.get("pid", self.pid), answer.get("returncode")
         return False
@@ -259,6 +262,15 @@ class Child:
                 break
         return found
 
+    def _cut(self) -> None:
+        """It goes on at the new end of the file, which it appends to."""
+        with suppress(OSError):
+            if self.errors.stat().st_size > MOST_PRINTED_BYTES:
+                tail = _tail(self.errors)
+                os.truncate(self.errors, 0)
+                with self.errors.open("ab") as stream:
+                    stream.write(tail)
+
     def _end(self) -> None:
         """Kill it, or, while it does not exist yet, its server."""
         if self.alive():
@@ -279,7 +291,11 @@ class Child:
 
 def _last_lines(path: Path) -> List[str]:
     """The last STDERR_TAIL_LINES that say something."""
+    said = _tail(path).decode(errors="replace").splitlines()
+    return [line.strip() for line in said if line.strip()][-STDERR_TAIL_LINES:]
+
+
+def _tail(path: Path) -> bytes:
     with path.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
-        said = stream.read(STDERR_TAIL_BYTES).decode(errors="replace").splitlines()
-    return [line.strip() for line in said if line.strip()][-STDERR_TAIL_LINES:]
+        return stream.read(STDERR_TAIL_BYTES)
