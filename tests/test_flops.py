@@ -234,18 +234,187 @@ def test_factorisations():
     assert counted(lambda: torch.linalg.solve_triangular(a, a, upper=True)) == (2 * 24 + 16, 24)
 
 
-def test_an_optimizer_s_step_counts_the_same_for_lists_of_tensors():
-    """SGD with momentum: momentum times its buffer, plus the gradient; then the parameters plus a multiple of it."""
+@pytest.mark.parametrize(
+    ("name", "options", "flops"),
+    [
+        # momentum times its buffer, plus the gradient; then the parameters plus a multiple of it
+        ("SGD", {"momentum": 0.9}, 20 * (1 + 1 + 2)),
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}, 20 * (2 + 2 + 2 + 2 + 1)),
+        # both averages 3 and 4, root, two corrections, the parameters 3; its two counters of steps
+        ("Adam", {}, 20 * 13 + 2),
+        ("AdamW", {}, 20 * 14 + 2),
+        ("Adagrad", {}, 20 * 7 + 2),
+    ],
+)
+def test_an_optimizer_s_step_counts_the_same_in_one_kernel(name, options, flops):
     found = []
-    for foreach in (False, True):
+    for fused in (False, True):
         model = nn.Linear(3, 5)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=foreach)
+        try:
+            optimizer = getattr(torch.optim, name)(
+                model.parameters(), lr=0.1, foreach=False, **options, **({"fused": True} if fused else {})
+            )
+        except (TypeError, RuntimeError):
+            pytest.skip(f"torch {torch.__version__} has no fused {name}")
         for _ in range(2):
             model(tensor(2, 3)).sum().backward()
-            with FlopCounter() as counter:
+            with FlopCounter(strict=True) as counter:
                 optimizer.step()
         found.append(counter.total().flops)
-    assert found == [20 * (1 + 1 + 2)] * 2
+    assert found == [flops] * 2
+
+
+def test_lists_of_tensors():
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    for _ in range(2):
+        model(tensor(2, 3)).sum().backward()
+        with FlopCounter() as counter:
+            optimizer.step()
+    assert counter.total().flops == 20 * (1 + 1 + 2)
+
+
+# -- less usual models -----------------------------------------------------------------------------------------------
+
+
+def test_grouped_dilated_transposed_convolution():
+    """20 inputs, each spread over 3 x 6 / 2 weights; 6 x 9 biases.  Backward: twice that, and 6 sums of 9."""
+    layer, x = nn.ConvTranspose1d(4, 6, 3, groups=2, dilation=2), tensor(1, 4, 5, grad=True)
+    assert both(layer, x) == ((360 + 54, 180), (720 + 6 * 8, 360))
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_bidirectional_layers_with_projection_and_without(device):
+    """T = 5, N = 2, 3 inputs, 4 hidden units: 20 steps.  With a projection to 2, the recursion is of 2."""
+    x = tensor(5, 2, 3, device=device)
+    macs = 20 * 12 * (3 + 4)
+    assert counted(nn.GRU(3, 4, bidirectional=True).to(device), x) == (2 * macs + 20 * (24 + 40), macs)
+    macs = 20 * (16 * (3 + 2) + 2 * 4)
+    assert counted(nn.LSTM(3, 4, bidirectional=True, proj_size=2).to(device), x) == (2 * macs + 20 * (32 + 52), macs)
+
+
+def test_a_packed_input_has_no_padding():
+    packed = nn.utils.rnn.pack_padded_sequence(tensor(5, 2, 3), torch.tensor([5, 3]))
+    macs = 8 * 16 * (3 + 4)
+    assert counted(nn.LSTM(3, 4), packed) == (2 * macs + 8 * (32 + 52), macs)
+
+
+@pytest.mark.parametrize("mask", [torch.zeros(5, 5), torch.zeros(5, 5, dtype=torch.bool)], ids=["float", "bool"])
+def test_a_mask_is_one_addition_per_score(mask):
+    layer, x = nn.MultiheadAttention(8, 2), tensor(5, 2, 8)
+    plain = counted(layer, x, x, x)
+    assert counted(lambda: layer(x, x, x, attn_mask=mask)) == (plain[0] + 100, plain[1])
+
+
+def test_keys_and_values_of_other_widths():
+    """10 queries of 8; 14 keys of 6 and values of 4; 2 x 2 x 5 x 7 scores of 4 features."""
+    layer = nn.MultiheadAttention(8, 2, kdim=6, vdim=4)
+    macs = 2 * 10 * 64 + 14 * 48 + 14 * 32 + 2 * 140 * 4
+    flops = 2 * macs + 2 * 80 + 2 * 112 + 80 + 4 * 140
+    assert counted(layer, tensor(5, 2, 8), tensor(7, 2, 6), tensor(7, 2, 4)) == (flops, macs)
+
+
+def test_an_encoder_that_leaves_padding_out():
+    """torch.nn.TransformerEncoder makes nested tensors of padded utterances: 5 and 3 frames."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    padding = torch.arange(5) >= torch.tensor([[5], [3]])
+    with torch.no_grad():
+        one = [counted(layer, tensor(1, frames, 8)) for frames in (5, 3)]
+        found = counted(lambda: encoder(tensor(2, 5, 8), src_key_padding_mask=padding))
+    assert found == tuple(2 * sum(column) for column in zip(*one))
+
+
+def test_bilinear():
+    """x1 W over I, 120 MACs, times x2 over J, 40; biases 10.  Backward: the same three ways."""
+    forward, backward = both(nn.Bilinear(3, 4, 5), tensor(2, 3, grad=True), tensor(2, 4, grad=True))
+    macs = (120 + 2 * 3 * 4) + (120 + 120) + (120 + 2 * 4 * 5)
+    assert forward == (320 + 10, 160)
+    assert backward == (2 * macs + 5, macs)
+
+
+def test_embedding_bags():
+    """2 bags of 3 rows of 4."""
+    index = torch.tensor([[0, 1, 2], [1, 2, 3]])
+    found = [both(nn.EmbeddingBag(6, 4, mode=mode), index) for mode in ("sum", "mean", "max")]
+    assert found == [((16, 0), (24, 0)), ((24, 0), (32, 0)), ((0, 0), (8, 0))]
+    bag, weights = nn.EmbeddingBag(6, 4, mode="sum"), tensor(2, 3, grad=True)
+    assert both(lambda: bag(index, per_sample_weights=weights)) == ((16 + 24, 0), (24 + 24 + 6 * 7, 0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_matrices_multiply_what_they_store():
+    coo = torch.sparse_coo_tensor(torch.tensor([[0, 1, 1], [2, 0, 2]]), tensor(3), (2, 3))
+    dense = tensor(3, 4)
+    for matrix in (coo, coo.to_sparse_csr()):
+        assert counted(torch.matmul, matrix, dense) == (24, 12)
+    assert counted(torch.sparse.mm, coo, dense) == (24, 12)
+    assert counted(torch.sparse.addmm, tensor(2, 4), coo, dense) == (24 + 8, 12)
+    assert counted(lambda: coo * 2) == (3, 0)
+    assert counted(lambda: coo.to_sparse_csr() @ tensor(3)) == (6, 3)
+
+
+def test_functions_of_functions():
+    """vmap, and a module called with other parameters; torch.func is there from torch 2.0 on."""
+    func = pytest.importorskip("torch.func")
+    layer = nn.Linear(3, 5)
+    assert counted(lambda: func.vmap(layer)(tensor(2, 3))) == (70, 30)
+    assert counted(lambda: func.functional_call(layer, dict(layer.named_parameters()), tensor(2, 3))) == (70, 30)
+    assert counted(lambda: func.vmap(torch.mv)(tensor(4, 5, 3), tensor(4, 3))) == (120, 60)
+    # 3 squares, their sum; two products with the upstream gradient, added up
+    assert counted(lambda: func.grad(lambda x: (x * x).sum())(tensor(3))) == (3 + 2 + 6 + 3, 0)
+
+
+def made(how):
+    model, x = MLP(), tensor(4, 3)
+    if how == "scripted":
+        return torch.jit.script(model), x
+    if how == "traced":
+        return torch.jit.trace(model, x), x
+    if how == "frozen":
+        return torch.jit.freeze(torch.jit.script(model.eval())), x
+    if how == "compiled":
+        return torch.compile(model, backend="aot_eager"), x
+    return nn.DataParallel(model), x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+@pytest.mark.filterwarnings("ignore:.*is deprecated")
+@pytest.mark.parametrize("how", ["scripted", "traced", "frozen", "compiled", "wrapped"])
+def test_a_model_in_another_form_is_the_same_work(how):
+    if how == "compiled" and not hasattr(torch, "compile"):
+        pytest.skip("torch 2.0 or newer compiles")
+    model, x = made(how)
+    for _ in range(3):  # a first call makes what the next ones run
+        assert counted(lambda: model(x)) == (248, 100)
+        model(x)
+
+
+def test_a_wrapped_model_keeps_its_names():
+    model = MLP()
+    with FlopCounter(model) as counter:
+        nn.DataParallel(model)(tensor(4, 3))
+    assert by_path(counter, "forward") == {"0": 140, "1": 20, "2": 88}
+
+
+def test_fourier_transforms_of_complex_numbers():
+    """5 n log2 n, for both dimensions 5 x 32 x 5; an inverse divides 8 complex numbers."""
+    assert counted(lambda: torch.fft.fft2(torch.ones(4, 8, dtype=torch.complex64))) == (800, 0)
+    assert counted(lambda: torch.fft.ifft(torch.ones(8, dtype=torch.complex64))) == (120 + 16, 0)
+    assert counted(lambda: torch.fft.irfft(torch.ones(5, dtype=torch.complex64))) == (60 + 8, 0)
+
+
+def test_reductions_to_another_type():
+    assert counted(lambda: torch.arange(4).mean(dtype=torch.float32)) == (4, 0)
+    assert counted(lambda: torch.ones(4, dtype=torch.complex64).cumsum(0)) == (6, 0)
+
+
+def test_distances_and_cross_products():
+    """30 x 30 pairs in 3 dimensions by one product of 5 columns; 6 pairs by differences; 2 x 3 components."""
+    flops = 2 * 4500 + 900 + 60 * 5 + 30 * 3
+    assert counted(lambda: torch.cdist(tensor(30, 3), tensor(30, 3))) == (flops, 4500)
+    assert counted(lambda: F.pdist(tensor(4, 3))) == (3 * 3 * 6, 0)
+    assert counted(lambda: torch.cross(tensor(2, 3), tensor(2, 3), dim=1)) == (18, 0)
 
 
 # -- operators without a rule ----------------------------------------------------------------------------------------
@@ -294,6 +463,14 @@ def test_a_rule_in_one_line():
         assert counted(Custom("fourth"), tensor(2, 3)) == (12, 2)
         rules.register("flopstest::fourth", lambda call: 1)
         assert counted(Custom("fourth"), tensor(2, 3)) == (2, 0)
+
+
+def test_a_rule_that_fails_is_named_and_the_model_runs_on():
+    rules.register("flopstest::fourth", lambda call: call["nothing"].numel())
+    with pytest.warns(NotCounted, match="flopstest::fourth.*AttributeError"), torch.no_grad():
+        with FlopCounter() as counter:
+            Custom("fourth")(tensor(2, 3))
+    assert counter.document()["not_counted"][0]["operator"] == "flopstest::fourth"
 
 
 class Doubled(torch.autograd.Function):

@@ -51,6 +51,7 @@ def _added(call: Call) -> int:
 
 
 add("glu", per_output(2), flops="2 per output", reason="a sigmoid and a multiplication")
+add("linalg_cross", per_output(3), flops="3 per output", reason="two products and their difference")
 add("lerp", per_output(3), flops="3 per output", reason="subtract, multiply, add")
 add("logaddexp logaddexp2", per_output(4), flops="4 per output", reason="two exponentials, their sum, a logarithm")
 
@@ -84,6 +85,22 @@ add(
     flops="1 per element",
     reason="one multiplication",
 )
+
+
+@rule(
+    "_fused_adam _fused_adamw _fused_adagrad _fused_sgd",
+    flops="13 per parameter (Adam), 7 (Adagrad), 2 (SGD; with momentum 4, 1 more with dampening, with Nesterov's 2 "
+    "more); 2 more with weight decay (AdamW 1), 1 more to maximize",
+    reason="as the operators of one tensor, of which these optimizers are made",
+)
+def _fused_step(call: Call) -> int:
+    name = call.name.replace("aten::_fused_", "").rstrip("_")
+    each = {"adam": 13, "adamw": 13, "adagrad": 7, "sgd": 2}[name] + bool(call["maximize"])
+    each += (1 if name == "adamw" else 2) * bool(call["weight_decay"])
+    if call["momentum"]:
+        each += (0 if call["is_first_step"] else 2 + bool(call["dampening"])) + 2 * bool(call["nesterov"])
+    return each * elements(call["self"])
+
 
 # -- gradients of these ----------------------------------------------------------------------------------------------
 

@@ -33,10 +33,13 @@ add(
     "conj_physical unsafe_split unsafe_split_with_sizes im2col record_stream _pack_padded_sequence _foreach_copy "
     "_foreach_zero quantize_per_tensor dequantize lift_fresh detach_ squeeze_ unsqueeze_ t_ transpose_ as_strided_ "
     "to_padded_tensor _jagged_to_padded_dense_forward _padded_dense_to_jagged_forward _nested_tensor_from_mask "
+    "_nested_tensor_from_tensor_list _nested_tensor_from_mask_left_aligned "
     "_nested_from_padded _nested_tensor_size _nested_tensor_strides _nested_tensor_storage_offsets "
     "_cudnn_rnn_flatten_weight _cudnn_init_dropout_state _mkldnn_reshape _mkldnn_transpose "
     "mkldnn_reorder_conv2d_weight to_mkldnn _to_dense diagonal_scatter select_scatter slice_scatter "
-    "as_strided_scatter",
+    "as_strided_scatter to_sparse to_sparse_csr _to_sparse _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc "
+    "_sparse_coo_tensor_with_dims _sparse_coo_tensor_with_dims_and_tensors _sparse_compressed_tensor_unsafe "
+    "_sparse_csr_tensor_unsafe sparse_resize sparse_resize_and_clear sparse_mask _sparse_mask_projection",
     _nothing,
     flops="0",
     reason="copies, moves or casts",
@@ -62,6 +65,8 @@ add(
     "_foreach_clamp_min _foreach_clamp_max _foreach_maximum _foreach_minimum _foreach_max _assert_async "
     "_assert_scalar _assert_tensor_metadata _functional_assert_async sym_constrain_range sym_constrain_range_for_size "
     "_fused_sdp_choice _has_same_storage_numel is_coalesced _use_cudnn_ctc_loss _linalg_check_errors "
+    "_validate_sparse_coo_tensor_args _validate_sparse_compressed_tensor_args dim sym_size sym_stride sym_numel "
+    "sym_storage_offset is_contiguous is_strides_like_format is_non_overlapping_and_dense prim::layout prim::device "
     "profiler::_record_function_enter profiler::_record_function_enter_new profiler::_record_function_exit",
     _nothing,
     flops="0",

@@ -62,15 +62,25 @@ def _attention_backward(call: Call) -> Count:
     "weights are a mean over the heads",
 )
 def _multi_head_attention(call: Call) -> Count:
-    batch, frames, _ = call["query"].shape
     averaged = call["need_weights"] and call["average_attn_weights"]
     count = _self_attention(call["query"], call["num_head"], call["mask"])
-    return Count(count.macs, count.flops + (batch * call["num_head"] * frames * frames if averaged else 0))
+    return Count(count.macs, count.flops + (_squares(call["query"]) * call["num_head"] if averaged else 0))
+
+
+def _squares(source: Any) -> int:
+    """T^2 of all utterances, of (N, T, E) or nested (T, E)."""
+    if source.is_nested:
+        return sum(int(frames) ** 2 for frames, _ in source._nested_tensor_size())
+    batch, frames, _ = source.shape
+    return batch * frames * frames
+
+
+def _features(source: Any) -> int:
+    return int(source._nested_tensor_size()[0, -1]) if source.is_nested else source.shape[-1]
 
 
 def _self_attention(source: Any, heads: int, mask: Any) -> Count:
-    batch, frames, features = source.shape
-    scores = batch * heads * frames * frames
+    scores, features = heads * _squares(source), _features(source)
     macs = 4 * source.numel() * features + 2 * scores * (features // heads)
     return products(macs, 5 * source.numel() + (3 if mask is None else 4) * scores)
 
@@ -84,8 +94,8 @@ def _self_attention(source: Any, heads: int, mask: Any) -> Count:
 def _encoder_layer(call: Call) -> Count:
     source, inner = call["src"], call["ffn_weight_1"].shape[0]
     attention = _self_attention(source, call["num_heads"], call["mask"])
-    hidden = source.numel() // source.shape[-1] * inner
-    feed_forward = products(2 * hidden * source.shape[-1], 2 * hidden + (1 + 10 + 2) * source.numel())
+    hidden = source.numel() // _features(source) * inner
+    feed_forward = products(2 * hidden * _features(source), 2 * hidden + (1 + 10 + 2) * source.numel())
     return Count(attention.macs + feed_forward.macs, attention.flops + feed_forward.flops)
 
 

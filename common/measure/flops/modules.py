@@ -10,7 +10,7 @@ import sys
 import threading
 from bisect import bisect_right
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -120,7 +120,8 @@ class Modules:
         """Of a module with several names: one below the caller, in the order of the calls; else the first."""
         names = self._names.get(id(module))
         if names is None:
-            self._add(self._below(type(module).__name__), module)
+            known = set(self._names)
+            self._add(self._below(type(module).__name__), module, known)
             names = self._names[id(module)]
         if len(names) == 1 or not self._stack:
             return names[0]
@@ -137,8 +138,11 @@ class Modules:
         caller = self._stack[-1].path
         return f"{caller}.{name}" if caller else name
 
-    def _add(self, root: str, module: torch.nn.Module) -> None:
+    def _add(self, root: str, module: torch.nn.Module, known: Collection[int] = ()) -> None:
+        """known: ids of modules that keep the names they have, as of a model in a wrapper."""
         for name, part in module.named_modules(remove_duplicate=False):
+            if id(part) in known:
+                continue
             path = ".".join(filter(None, (root, name)))
             self.modules[path], self.classes[path] = part, type(part).__name__
             self._names.setdefault(id(part), []).append(path)

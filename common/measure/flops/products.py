@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Sequence, Tuple
 
-from common.measure.flops.rules import Call, Count, add, elements, products, rule, size
+from common.measure.flops.rules import Call, Count, add, elements, is_sparse, products, rule, size
 
 
 def _real(tensor: Any, macs: int, more: int = 0) -> Count:
@@ -13,16 +13,24 @@ def _real(tensor: Any, macs: int, more: int = 0) -> Count:
     return products(4 * macs if tensor.is_complex() else macs, more)
 
 
+def _macs(first: Any, second: Any) -> int:
+    """Of (..., M, K) by (..., K, N) or by (K); of a sparse one the numbers that it stores alone."""
+    if is_sparse(second):
+        return size(second) * (first.numel() // first.shape[-1])
+    return size(first) * (second.shape[-1] if second.dim() > 1 else 1)
+
+
 add(
     "mm bmm _int_mm",
-    lambda call: _real(call.out, call.out.numel() * call["self"].shape[-1]),
+    lambda call: _real(call.out, _macs(call["self"], call["mat2"])),
     macs="M N K, for each matrix of the batch",
     flops="2 M N K",
-    reason="(M, K) times (K, N): K multiply-accumulates for each output; of complex numbers four times that",
+    reason="(M, K) times (K, N): K multiply-accumulates for each output; of complex numbers four times that; of a "
+    "sparse matrix its stored elements times the columns of the other",
 )
 add(
     "mv dot vdot",
-    lambda call: _real(call.out, call["self"].numel()),
+    lambda call: _real(call.out, size(call["self"])),
     macs="elements of the matrix, or of one vector",
     flops="2 for each MAC",
     reason="a matrix product with one column",
@@ -35,20 +43,40 @@ def _with_bias(inner: Callable[[Call], int]) -> Callable[[Call], Count]:
     def count(call: Call) -> Count:
         outputs = elements(call.out)
         more = (call["beta"] != 0) + (call["beta"] not in (0, 1, None)) + (call["alpha"] not in (1, None))
-        return _real(call.out, call.out.numel() * inner(call), more * outputs)
+        return _real(call.out, inner(call), more * outputs)
 
     return count
 
 
 _BIAS = "as the product alone, and one addition per output for the bias; one more where beta or alpha is not 1"
-for _name, _inner in (
-    ("addmm", lambda call: call["mat1"].shape[-1]),
-    ("addmv", lambda call: call["mat"].shape[-1]),
-    ("baddbmm", lambda call: call["batch1"].shape[-1]),
-    ("addbmm", lambda call: call["batch1"].shape[-1] * call["batch1"].shape[0]),
-    ("addr", lambda call: 1),
+for _names, _inner in (
+    ("addmm _sparse_addmm", lambda call: _macs(call["mat1"], call["mat2"])),
+    ("addmv", lambda call: _macs(call["mat"], call["vec"])),
+    ("baddbmm addbmm", lambda call: _macs(call["batch1"], call["batch2"])),
+    ("addr", lambda call: call.out.numel()),
+    ("sparse_sampled_addmm", lambda call: size(call.out) * call["mat1"].shape[-1]),
 ):
-    add(_name, _with_bias(_inner), macs="those of the product", flops="2 for each MAC, 1 per output", reason=_BIAS)
+    add(_names, _with_bias(_inner), macs="those of the product", flops="2 for each MAC, 1 per output", reason=_BIAS)
+
+
+@rule(
+    "_trilinear",
+    macs="N O I J + N O J",
+    flops="2 for each MAC",
+    reason="torch.nn.Bilinear: (N, I) times (O, I, J) over I, then times (N, J) over J",
+)
+def _trilinear(call: Call) -> Count:
+    """i1, i2, i3 are unsqueezed at the dimensions of their expand1, expand2, expand3, multiplied, and summed over
+    sumdim; those that i3 lacks are summed first."""
+    expanded = [call[f"expand{place}"] for place in (1, 2, 3)]
+    shapes = [list(call[f"i{place}"].shape) for place in (1, 2, 3)]
+    for shape, dims in zip(shapes, expanded):
+        for dim in sorted(dims):
+            shape.insert(dim, 1)
+    whole = [max(sizes) for sizes in zip(*shapes)]
+    first = [dim for dim in call["sumdim"] if dim in expanded[2]]
+    left = math.prod(size for dim, size in enumerate(whole) if dim not in first)
+    return products(math.prod(whole) + left)
 
 
 @rule(

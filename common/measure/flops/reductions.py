@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Tuple
 
-from common.measure.flops.rules import Call, add, elements, per_input, per_output, rule, size
+from common.measure.flops.rules import Call, Count, add, elements, per_input, per_output, products, rule, size
+
+
+def _per_number(tensor: Any) -> int:
+    """2 where a number is complex, 0 where it is an integer."""
+    return elements(tensor) // max(size(tensor), 1)
 
 
 @rule("sum prod nansum trace", flops="n - 1 per group", reason="adding up n numbers takes n - 1 additions")
 def _sum(call: Call) -> int:
-    out = call.out
-    if not elements(out):
-        return 0
     count = min(call["self"].shape) if call.name == "aten::trace" else size(call["self"])
-    return (elements(out) // max(size(out), 1)) * max(count - size(out), 0)
+    return _per_number(call.out) * max(count - size(call.out), 0)
 
 
 @rule("mean", flops="n per group", reason="n - 1 additions and a division")
 def _mean(call: Call) -> int:
-    return elements(call["self"])
+    return _per_number(call.out) * size(call["self"])
 
 
 @rule("var var_mean", flops="4 n per group", reason="mean n, subtract n, square n, add n - 1, divide 1")
@@ -51,9 +54,27 @@ def _distance(call: Call) -> int:
     return 3 * max(elements(call["self"]), elements(call["other"]))
 
 
-@rule("_cdist_forward", flops="3 m per pair", reason="for each of m coordinates a difference, its power, a sum")
+@rule(
+    "_cdist_forward _pdist_forward",
+    flops="3 m per pair",
+    reason="for each of m coordinates a difference, its power, a sum",
+)
 def _distances(call: Call) -> int:
-    return 3 * elements(call.out) * call["x1"].shape[-1]
+    vectors = call["x1"] if call["x1"] is not None else call["self"]
+    return 3 * elements(call.out) * vectors.shape[-1]
+
+
+@rule(
+    "_euclidean_dist",
+    macs="m + 2 per pair",
+    flops="2 for each MAC, 1 per pair; 2 m - 1 per vector, m more for those of the first",
+    reason="(-2 x, |x|^2, 1) times (y, 1, |y|^2), and a root; the shortcut of many pairs",
+)
+def _distances_by_product(call: Call) -> Count:
+    coordinates = call["x1"].shape[-1]
+    first, second = (elements(call[name]) // coordinates for name in ("x1", "x2"))
+    pairs = elements(call.out)
+    return products(pairs * (coordinates + 2), pairs + (2 * coordinates - 1) * (first + second) + first * coordinates)
 
 
 def _along(call: Call) -> int:
@@ -64,7 +85,7 @@ def _along(call: Call) -> int:
 
 @rule("cumsum cumprod", flops="n - 1 per group", reason="each but the first is one operation on its predecessor")
 def _cumulated(call: Call) -> int:
-    return max(elements(call.out) - _along(call), 0) if elements(call.out) else 0
+    return _per_number(call.out) * max(size(call.out) - _along(call), 0)
 
 
 @rule("logsumexp", flops="2 n per group", reason="exp n, add n - 1, log 1; the shift by the maximum is not counted")
@@ -117,6 +138,54 @@ add(
     flops="1 per element of the upstream gradient",
     reason="each row is added to that of its index",
 )
+
+
+def _bagged(call: Call) -> Tuple[int, int]:
+    """(values that are looked up, those of all bags)."""
+    bags = call["grad"] if call["grad"] is not None else call.out[0]
+    return call["indices"].numel() * bags.shape[-1], bags.numel()
+
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+@rule(
+    "_embedding_bag _embedding_bag_forward_only",
+    flops="n - 1 per sum, n per mean, 0 per maximum; 1 more per value with weights",
+    reason="the reduction of the n rows of a bag, for each feature",
+)
+def _embedding_bag(call: Call) -> int:
+    values, bags = _bagged(call)
+    weighted = values if call["per_sample_weights"] is not None else 0
+    return weighted + {_SUM: max(values - bags, 0), _MEAN: values, _MAX: 0}[call["mode"]]
+
+
+@rule(
+    "_embedding_bag_backward _embedding_bag_dense_backward",
+    flops="1 per value that was looked up; mean: 1 more per element of the upstream gradient; 1 more per value with "
+    "weights; maximum: 1 per element of the upstream gradient",
+    reason="each is added to the row of its index",
+)
+def _embedding_bag_backward(call: Call) -> int:
+    values, bags = _bagged(call)
+    weighted = values if call["per_sample_weights"] is not None else 0
+    return weighted + {_SUM: values, _MEAN: values + bags, _MAX: bags}[call["mode"]]
+
+
+@rule(
+    "_embedding_bag_per_sample_weights_backward",
+    flops="2 n - 1 per sample of n features",
+    reason="the upstream gradient times the row, added up",
+)
+def _sample_weights_backward(call: Call) -> int:
+    return 2 * _bagged(call)[0] - call["indices"].numel()
+
+
+@rule("_coalesce", flops="1 per element that is added to another", reason="those of one index are added up")
+def _coalesced(call: Call) -> int:
+    return elements(call["self"]) - elements(call.out)
+
+
 add("unfold_backward", per_input(1, "grad_in"), flops="1 per element of the gradient", reason="windows overlap")
 add("col2im", per_input(1), flops="1 per input", reason="windows overlap: each value is added where it belongs")
 add(

@@ -166,10 +166,19 @@ def composite(operator: Any) -> bool:
         return False
 
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.sparse_coo or tensor.layout in _COMPRESSED
+
+
 def size(tensor: Any) -> int:
-    """Elements of a tensor or of a list of tensors; 0 for None."""
+    """Elements of a tensor, of a sparse one those it stores, or of a list of tensors; 0 for None."""
     if isinstance(tensor, torch.Tensor):
-        return tensor.numel()
+        if tensor.layout is torch.sparse_coo:
+            return tensor._values().numel()
+        return (tensor.values() if tensor.layout in _COMPRESSED else tensor).numel()
     return sum(map(size, tensor)) if isinstance(tensor, (list, tuple)) else 0
 
 
@@ -180,8 +189,8 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
     if not isinstance(tensor, torch.Tensor):
         return 0
     if tensor.is_complex():
-        return complex_factor * tensor.numel()
-    return tensor.numel() if tensor.is_floating_point() else 0
+        return complex_factor * size(tensor)
+    return size(tensor) if tensor.is_floating_point() else 0
 
 
 def per_output(factor: int) -> Callable[[Call], int]:
