@@ -1,0 +1,37 @@
+"""benchmarks/compare_counters.py: it makes the table of docs/flops.md, and leaves out what is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from commands import ROOT, assert_user_error, run
+
+SCRIPT = "benchmarks/compare_counters.py"
+
+
+def rows(text):
+    """{model: {column: value}} of the first table of this text whose first column is `model`."""
+    lines = text[text.index("| model |") :].split("\n\n")[0].splitlines()
+    heads, _, *body = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
+    return {row[0]: dict(zip(heads[1:], row[1:])) for row in body}
+
+
+def test_the_documentation_has_what_it_prints():
+    done = run(SCRIPT)
+    assert done.returncode == 0, done.stderr
+    page, found = rows((ROOT / "docs" / "flops.md").read_text(encoding="utf-8")), rows(done.stdout)
+    assert list(found) == list(page) and "hubert_base on 1 s" in found
+    assert found == {name: {column: page[name][column] for column in row} for name, row in found.items()}
+    assert {"MACs", "FLOPs"} < set(found["softmax of (2, 5)"])
+
+
+def test_a_counter_that_is_not_installed_is_left_out():
+    missing = [package for package in ("fvcore", "deepspeed") if not importlib.util.find_spec(package)]
+    done = run(SCRIPT, "--only", "softmax")
+    assert done.returncode == 0 and "| softmax of (2, 5) | 0 | 30 |" in done.stdout
+    for package in missing:
+        assert f"skipped: {package} " in done.stderr and package not in done.stdout.lower()
+
+
+def test_an_unknown_row_is_one_line():
+    assert_user_error(run(SCRIPT, "--only", "nothing"), "--only nothing")
