@@ -26,6 +26,7 @@ from common.cli.parser import Parser  # noqa: E402
 from common.core.errors import EXIT_OK, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.core.table import Cell, tabulated  # noqa: E402
+from common.core.text import first_line  # noqa: E402
 from common.setup import interpreters  # noqa: E402
 from common.tables.text import markdown  # noqa: E402
 
@@ -160,7 +161,7 @@ def counted(counter: Counts, make: Callable[[], Made], fast: bool, columns: int)
         with torch.set_grad_enabled(not fast):
             return list(map(int, counter(module.eval(), inputs)))
     except Exception as failure:  # whatever another counter raises
-        print(f"  {counter.__name__}: {type(failure).__name__}: {str(failure).partition(chr(10))[0]}", file=sys.stderr)
+        print(f"  {counter.__name__}: {type(failure).__name__}: {first_line(failure)}", file=sys.stderr)
         return ["error"] * columns
 
 

@@ -56,13 +56,18 @@ from torch import nn
 class Whole(nn.Module):
     """Logits (N, T, U+1, V) of features and symbols."""
 
-    def __init__(self, vocab_size=11, wanted=1):
+    def __init__(self, vocab_size=11, wanted=1, expected="", still=False):
         super().__init__()
+        self.expected, self.still, self.dropout = expected, still, nn.Dropout(0.5)
         self.front, self.symbols, self.out = nn.Linear(80, 8), nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
         self.wanted = wanted
 
     def forward(self, features, lengths, symbols, symbol_lengths):
         torch.empty(self.wanted)
+        if self.expected and str(self.front(features).dtype) != f"torch.{self.expected}":
+            raise ValueError(f"no {self.expected}")
+        if self.still and not torch.equal(self.dropout(features), features):
+            raise ValueError("dropout")
         frames, tokens = self.front(features[:, ::4]), self.symbols(symbols)
         return self.out(torch.tanh(frames[:, :, None] + tokens[:, None])), (lengths + 3) // 4
 '''
@@ -355,6 +360,66 @@ def test_a_model_by_import_path_and_a_size_that_does_not_fit(of_features, tmp_pa
     assert one.returncode == 2 and "out of memory in all (model), forward" in one.stderr
     swept = command(*large, "--sweep=batch-size=1,2")
     assert swept.returncode == 1 and swept.stdout.count("out of memory in all (model), forward") == 2
+
+
+@pytest.fixture
+def whole(of_features, tmp_path):
+    """The command on the model of MODELS, at the size of a test."""
+    (tmp_path / "models.py").write_text(MODELS, encoding="utf-8")
+    model = (f"--model={tmp_path}/models.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
+    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1)
+    return lambda *flags: command("--log-dir", tmp_path, "--shape-file", of_features, *model, *quick, *flags)
+
+
+def test_amp_and_dropout_are_what_the_model_sees(whole):
+    """The model itself raises what it did not expect."""
+    assert whole("--amp", "bfloat16", "--arg", "expected=bfloat16").returncode == 0
+    assert "no bfloat16" in whole("--arg", "expected=bfloat16").stderr
+    assert whole("--no-dropout", "--arg", "still=true").returncode == 0
+    assert "dropout" in whole("--dropout", "--arg", "still=true").stderr
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0 or newer compiles")
+def test_what_is_compiled_is_compiled_before_the_steps(whole, tmp_path, monkeypatch):
+    """By a backend that makes no machine code, which takes a minute; then one that raises."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend="aot_eager"))
+    done = whole("--compile", "--label", "front=model.front", "--sweep", "batch-size=1,2")
+    assert done.returncode == 0, done.stderr
+    cells = json.loads((tmp_path / "profile-sweep-batch-size" / "profile.json").read_text())
+    for cell in cells:
+        made = cell["compiled"]
+        assert made["graphs"] >= 1 and made["modules"] >= 1 and made["graphs_later"] == 0
+        assert {row["name"] for row in cell["rows"]} >= {"front", "front.backward"}
+    assert done.stdout.count("compiled before the steps") == 2 and done.stderr.count("compiling ") == 2
+
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend=broken))
+    done = whole("--compile", "--label", "front=model.front")
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 2 and "front (model.front), forward" in last and "no compiler here" in last
+
+
+def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
+    done = whole("--sweep", "batch-size=1,3", "--optimizer")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "profile-sweep-batch-size"
+    cells = json.loads((folder / "profile.json").read_text())
+    steps = [{row["name"]: row for row in cell["rows"]}["step"] for cell in cells]
+    frames = [cell["batches"][0] for cell in cells]
+    # all of it is work on frames and tokens, padded: more of both is more of it, and the optimizer's stays
+    assert steps[0]["macs"] < steps[1]["macs"] and [one["N"] for one in frames] == [1, 3]
+    updates = [{row["name"]: row for row in cell["rows"]}["optimizer"]["flops"] for cell in cells]
+    assert updates[0] == updates[1] > 0
+    with (folder / "profile.csv").open() as stream:
+        assert {row["size"] for row in csv.DictReader(stream)} == {"batch-size 1", "batch-size 3"}
+    lines = [line.split() for line in done.stdout.splitlines()[-2:]]
+    assert [(line[1], line[2], line[-1]) for line in lines] == [
+        (str(size), str(one["frames"]), "ok") for size, one in zip((1, 3), frames)
+    ]
+    assert (folder / "profile.txt").read_text().count("Self CPU time total") == 2
 
 
 @pytest.mark.parametrize(

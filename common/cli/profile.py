@@ -288,7 +288,9 @@ def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:
         table = tables.sweep(cells)
         shown.append(f"{table.title}\n{aligned(table, tables.LONGEST)}\n")
     print("\n".join(shown), end="")
-    operators = [path.read_text(encoding="utf-8") for path in sorted(folder.rglob(f"{folder.name}.txt"))]
+    of_cells = [folder / str(place) if place else folder for place in range(len(cells))]
+    tables_of_operators = [one / f"{one.name}.txt" for one in of_cells]
+    operators = [path.read_text(encoding="utf-8") for path in tables_of_operators if path.exists()]
     title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / report.FILE_NAME)
     files: Dict[str, Any] = {
         "profile-filtered.txt": "\n".join(shown),

@@ -38,6 +38,12 @@ def error(value: Optional[float]) -> str:
     return "-" if value is None else "inf" if value >= 1e300 else f"{value:.1e}"
 
 
+def first_line(error: BaseException) -> str:
+    """Of its message; and the next, where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return said(" ".join(lines[: 1 + lines[0].endswith(":")]))
+
+
 def short(cell: str, longest: int = LONGEST_CELL) -> str:
     return cell if len(cell) <= longest else cell[: longest - 3] + "..."
 

@@ -9,8 +9,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 
 from common.core.errors import UserError
+from common.core.text import first_line
 from common.measure.flops.counter import FlopCounter
-from common.models import inputs, loading
+from common.models import inputs
 from common.models.loading import Loaded
 
 
@@ -70,7 +71,7 @@ class Counting:
             except (Exception, SystemExit) as error:  # whatever a model that is given something else raises
                 where = counter.modules.current()[0] or "the model"
                 given = _shapes(positional, keywords)
-                why = f"{type(error).__name__} in {where}: {loading.first_line(error)}"
+                why = f"{type(error).__name__} in {where}: {first_line(error)}"
                 raise UserError(f"the model does not take {given} ({why}){self._hint()}") from error
 
     def _hint(self) -> str:

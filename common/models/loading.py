@@ -17,7 +17,7 @@ import torch
 
 from common.core.errors import NotRunnable, UserError
 from common.core.paths import not_a_file
-from common.core.text import said
+from common.core.text import first_line
 
 S3PRL, HUGGING_FACE = "s3prl", "hf"
 #: Weights have to be here already: whoever tries to fetch some is refused at once.
@@ -206,7 +206,3 @@ def _check_names(name: str, maker: Callable[..., Any], arguments: Mapping[str, A
 
 def line(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    return said((str(error).strip() or "no message").splitlines()[0])

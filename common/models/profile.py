@@ -7,13 +7,14 @@ more steps, FLOPs from one counted step of each batch: no pass is part of anothe
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -24,8 +25,10 @@ from common.core import scripts
 from common.core.errors import NotRunnable, UserError
 from common.core.implementations import Implementation
 from common.core.settings import Settings
+from common.core.text import first_line
 from common.data import measured_batches, provenance, shapes
 from common.data.streams import ENCODER, TARGETS, symbols, uniform
+from common.losses.compiler import check
 from common.losses.inputs import Batch, padded_sizes
 from common.measure import labels as labelling
 from common.measure import peaks, profiler
@@ -54,6 +57,8 @@ LABELS: Dict[str, Tuple[str, ...]] = {
 #: Parts of common.models.transducer.Criterion, which are always labelled.
 PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
 OPTIMIZER = "optimizer"
+#: Of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
+COMPILING_ROUNDS = 4
 Given = Tuple[Any, ...]
 
 
@@ -208,7 +213,7 @@ class Profiling:
             raise
         except Exception as error:  # whatever a model or a loss raises
             where = labels.where if labels else "the step"
-            line = (str(error).strip() or "no message").splitlines()[0]
+            line = first_line(error)
             if memory.is_out_of_memory(error):
                 self.failed_in = where
                 raise UserError(f"out of memory in {where}: take a smaller batch ({line})") from error
@@ -236,8 +241,7 @@ class Profiling:
             self.labelled(inputs.given(), unseen)
             self.forget()
         counted = self.flops()
-        if self.choice.compile:
-            self.compile()
+        compiling = self.compile() if self.choice.compile else None
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given(), unseen))
         return {
@@ -252,6 +256,7 @@ class Profiling:
                 name: getattr(self.choice, name) for name in ("dropout", "amp", "compile", "optimizer", "checkpoint")
             },
             **self.times(),
+            "compiled": compiling and {**compiling, "graphs_later": graphs() - compiling["graphs"]},
             "memory": self.memory(folder),
             **counted,
             "limits": limits(),
@@ -345,13 +350,44 @@ class Profiling:
         prefixes = (".".join(names[: count + 1]) for count in range(len(names)))
         return tuple(self.labels[one] for one in prefixes if one in self.labels)
 
-    def compile(self) -> None:
-        """The forward of each labelled module that holds no other; of joiner and losses the modules alone."""
-        for path in self.labels:
+    def compile(self) -> Dict[str, Any]:
+        """The forward of each labelled module that holds no other; of joiner and losses the modules alone.  Then steps
+        with labels and without, until one round of them compiles nothing: what that took, before any step is timed."""
+        check()
+        torch._dynamo.reset()  # else what another size compiled would decide what this one compiles
+        torch._dynamo.utils.counters.clear()
+        begin, modules, compiled = time.perf_counter_ns(), 0, set()
+        for path, label in self.labels.items():
             module = self.model.get_submodule(path)
             if not any(other.startswith(f"{path}.") for other in self.labels):
                 for one in module.children() if isinstance(module, transducer.Part) else [module]:
                     one.forward = torch.compile(one.forward)
+                    modules += 1
+                    compiled.add(label)
+        print(f"compiling {modules} modules; on a CPU this takes minutes ...", file=sys.stderr)
+        for _ in range(COMPILING_ROUNDS):
+            before = graphs()
+            for inputs in self.inputs:
+                self.timed(partial(self.labelled, inputs.given(), partial(_told, compiled)))
+                self.timed(partial(self.bare, inputs.given()))
+            if graphs() == before:
+                break
+        return {"ns": time.perf_counter_ns() - begin, "modules": modules, "graphs": graphs()}
+
+
+def graphs() -> int:
+    """That torch.compile made so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@contextmanager
+def _told(labels: Collection[str], place: Place, again: bool) -> Iterator[None]:
+    """A span of a module that is compiled in it, told on stderr where that took long."""
+    begin = time.monotonic()
+    yield
+    seconds = time.monotonic() - begin
+    if place[0][-1] in labels and seconds > 1:
+        print(f"  {labelling.named(place)}: {seconds:.0f} s", file=sys.stderr)
 
 
 @dataclass

@@ -77,6 +77,14 @@ def lines(found: Profile) -> List[str]:
         f"{document['device_name']}, {document['threads']} threads, torch {document['torch']}; "
         + (f"best matrix product {quantity(round(limit), 'FLOPs')} /s" if limit else "no measured limit"),
     ]
+    compiled = document.get("compiled")
+    if compiled:
+        later = compiled["graphs_later"]
+        result.append(
+            f"compiled before the steps: {compiled['modules']} modules, {compiled['graphs']} graphs, in "
+            f"{number(compiled['ns'] / 1e9)} s"
+            + (f"; {later} more in the steps, whose times are too long: give more --warmup" if later else "")
+        )
     if document["not_counted"]:
         result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
     return result

@@ -20,6 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.core.errors import UserError
+from common.core.text import first_line
 from common.measure.flops import elementwise, free, lattices, layers, products, reductions, rules, superb, windows  # noqa: F401  (they fill the table)
 from common.measure.flops.functions import Functions
 from common.measure.flops.modules import Modules, roots_of
@@ -139,8 +140,7 @@ class FlopCounter:
             try:
                 counted = found.count(Call(operator, args, kwargs, out))
             except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
-                words = str(error).partition("\n")[0]
-                self._missing(name, path, f"its rule fails, {type(error).__name__}: {words}")
+                self._missing(name, path, f"its rule fails, {type(error).__name__}: {first_line(error)}")
         self._add(_Key(path, name, phase), counted, spent)
 
     def _count_functions(self, path: str, phase: str) -> None:
