@@ -98,13 +98,19 @@ def parser() -> argparse.ArgumentParser:
     )
     out("--max-duration", type=positive, metavar="S", help="leave out longer ones (icefall: 20)")
     out("--limit", type=whole(1), metavar="N", help="read the first N utterances only (default: all)")
+    out(
+        "--jobs",
+        type=whole(1, 1024),
+        metavar="N",
+        help="processes that read and tokenise (default: 1); the files are the same for any number",
+    )
     out("--output", type=path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
     return top
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     flags = parser().parse_args(arguments)
-    return guarded(PROG, lambda: generate(flags), interrupted="interrupted, nothing was written")
+    return guarded(PROG, lambda: generate(flags), interrupted="interrupted, no shape file was written")
 
 
 def generate(flags: argparse.Namespace) -> int:

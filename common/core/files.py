@@ -7,13 +7,15 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
-from typing import List, Tuple, Union
+from typing import BinaryIO, Callable, List, Tuple, Union
 
 from common.core.errors import UserError
 
 #: Of a flag of open(2): a link that someone put in the place of a file is not followed.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
+#: What a file gets: its text or bytes, or what writes them to the stream that it is given.
+Content = Union[str, bytes, Callable[[BinaryIO], None]]
 
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
@@ -35,19 +37,19 @@ def make_folder(folder: Path, advice: str) -> None:
         raise UserError(cannot_write(folder, error, advice)) from error
 
 
-def write_whole(advice: str, *contents: Tuple[Path, Union[str, bytes]]) -> None:
-    """Write each (path, content) to a new file beside it, then rename all: a reader, or a full disk, meets the old
-    files or the new ones, and a link is replaced.  What is no file (a pipe, /dev/stdout) is written to.  Raises
-    UserError."""
+def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
+    """Write each (path, content), in their order, to a new file beside it, then rename all: a reader, or a full disk,
+    meets the old files or the new ones, and a link is replaced.  What is no file (a pipe, /dev/stdout) is written to.
+    Raises UserError."""
     waiting: List[Tuple[Path, Path]] = []
     path = Path()
     try:
         for path, content in contents:
-            data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
             if _is_stream(path):
-                path.write_bytes(data)
+                with open(path, "wb") as stream:
+                    _write(stream, content)
                 continue
-            waiting.append((_new_file(path.parent, data), path))
+            waiting.append((_new_file(path.parent, content), path))
         while waiting:
             temporary, path = waiting[0]
             os.replace(temporary, path)
@@ -64,13 +66,20 @@ def _is_stream(path: Path) -> bool:
     return path.parent in _DEVICES or (path.exists() and not path.is_file())
 
 
-def _new_file(folder: Path, data: bytes) -> Path:
+def _write(stream: BinaryIO, content: Content) -> None:
+    if callable(content):
+        content(stream)
+    else:
+        stream.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+
+
+def _new_file(folder: Path, content: Content) -> Path:
     """A file of this content, on disk, with a name that no other has."""
     path = folder / f".{secrets.token_hex(6)}.tmp"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(descriptor, "wb") as stream:
-            stream.write(data)
+            _write(stream, content)
             stream.flush()
             os.fsync(stream.fileno())
     except BaseException:

@@ -13,7 +13,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, BinaryIO, Dict, Tuple
 
 import numpy as np
 
@@ -56,15 +56,33 @@ def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple
     path = Path(path)
     check_output(path)
     rows = np.ascontiguousarray(rows, dtype=np.int32)
-    buffer = io.BytesIO()  # torch.save puts the name of a path into the archive
-    torch.save(torch.from_numpy(rows), buffer)
-    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
-    about = {"name": path.name, "sha256": digest, "utterances": len(rows)}
-    about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
-    about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
-    text = json.dumps({"shape_file": about, **described}, indent=2, ensure_ascii=False) + "\n"
+    digest = hashlib.sha256()
+
+    def tensor(stream: BinaryIO) -> None:
+        # not to the path, whose name torch.save would put into the archive
+        hashed: Any = _Hashed(stream, digest)
+        torch.save(torch.from_numpy(rows), hashed)
+
+    def description(stream: BinaryIO) -> None:
+        about = {"name": path.name, "sha256": digest.hexdigest(), "utterances": len(rows)}
+        about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
+        about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
+        text = json.dumps({"shape_file": about, **described}, indent=2, ensure_ascii=False) + "\n"
+        stream.write(text.encode("utf-8", "backslashreplace"))
+
     advice = "free some space or " + another("--output")
-    write_whole(advice, (path, buffer.getvalue()), (provenance.path_of(path), text), *beside)
+    write_whole(advice, (path, tensor), (provenance.path_of(path), description), *beside)
+
+
+class _Hashed:
+    """A stream whose `digest` is of all that is written to it: a file of any size is never held as a whole."""
+
+    def __init__(self, stream: BinaryIO, digest: Any):
+        self._stream, self._digest, self.flush = stream, digest, stream.flush
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        return self._stream.write(data)
 
 
 def check_output(path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
@@ -53,12 +54,13 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
     return model.getvalue()
 
 
+@lru_cache(maxsize=1)
 def counter(model: bytes) -> Callable[[List[str]], List[int]]:
-    """A function from texts to the number of tokens of each."""
+    """A function from texts to the number of tokens of each, in one thread."""
     processor = _processor(model)
 
     def count(texts: List[str]) -> List[int]:
-        return [len(tokens) for tokens in processor.encode(texts, out_type=int)]
+        return [len(tokens) for tokens in processor.encode(texts, out_type=int, num_threads=1)]
 
     return count
 

@@ -15,13 +15,13 @@ import os
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterator, List, Sequence
+from typing import Iterator, List, Sequence
 
 from common.core.errors import UserError
 from common.core.paths import not_a_folder
 from common.data.shapes import sha256
 from common.data.sources.manifest_files import one_line
-from common.data.sources.manifests import Timing, Utterance, of_supervisions, span_of
+from common.data.sources.manifests import Timing, Utterance, of_supervisions
 
 KALDI_FILES = ("wav.scp", "segments", "text", "utt2spk", "reco2dur")
 READ_THROUGH_A_SHELL = (".sph", ".opus")
@@ -38,7 +38,7 @@ def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Coun
         prepared = prepare_librispeech(corpus, dataset_parts=list(parts), num_jobs=threads)
     for part in parts:
         supervisions = sorted(prepared[part]["supervisions"], key=lambda supervision: supervision.id)
-        yield from _utterances(corpus / part, iter(supervisions), prepared[part]["recordings"], timing, counts)
+        yield from of_supervisions(corpus / part, supervisions, prepared[part]["recordings"], timing, counts)
 
 
 def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
@@ -61,21 +61,12 @@ def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> 
         recordings, supervisions, _ = load_kaldi_data_dir(folder, sampling_rate=sampling_rate, frame_shift=None)
     if supervisions is None:
         raise UserError(f"--kaldi-dir {folder}: neither segments nor utt2spk, so no utterances; add one of them")
-    yield from _utterances(folder, supervisions, recordings, timing, counts)
+    yield from of_supervisions(folder, supervisions, recordings, timing, counts)
 
 
 def kaldi_files(folder: Path) -> List[Path]:
     """The files of a Kaldi data folder on which the shapes depend."""
     return [folder / name for name in KALDI_FILES if (folder / name).is_file()]
-
-
-def _utterances(
-    path: Path, supervisions: Iterator[Any], recordings: Iterator[Any], timing: Timing, counts: Counter
-) -> Iterator[Utterance]:
-    spans = {recording.id: span_of(recording) for recording in recordings}
-    mine: Counter = Counter()  # of_supervisions sets one count at its end, and there may be several parts
-    yield from of_supervisions(path, enumerate(supervisions, start=1), spans, timing, mine)
-    counts.update(mine)
 
 
 def _check_parts(corpus: Path, parts: Sequence[str]) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import shlex
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,21 +26,20 @@ from common.core.errors import UserError
 from common.data import batching, shapes
 from common.data.provenance import path_of
 from common.data.sources import bpe, corpora, manifests, published
-from common.data.sources.tabulate import Kept, table
+from common.data.sources.parts import Parts
+from common.data.sources.shards import cut, in_order
+from common.data.sources.tabulate import Kept, Reading, Work, why_none
 
 SCHEMA = 1
-#: Utterances in the batches whose padding is told.
-BATCH_SIZE = 30
-#: Rows (T, U), the feature frames of each, provenance, and what is written beside them.
-Generated = Tuple[np.ndarray, np.ndarray, Dict[str, Any], List[Tuple[Path, bytes]]]
+#: Utterances in the batches whose padding is told, and of the sample of a longer file of which all that is told.
+BATCH_SIZE, SAMPLE = 30, 1_000_000
 
 
 @dataclass
 class Options:
     """As the flags of generate_shape_info.py: one of manifest, corpus_dir, kaldi_dir and from_figures, and but for
     figures one of bpe_model and bpe_vocab_size.  frame_shift, min_duration, max_duration: seconds; sampling_rate: Hz;
-    limit: utterances;
-    write_features: (feature frames, U) too, beside the output."""
+    limit: utterances; write_features: (feature frames, U) too, beside the output; jobs: processes."""
 
     output: Path
     manifest: Optional[Path] = None
@@ -61,6 +63,7 @@ class Options:
     min_duration: Optional[float] = None
     max_duration: Optional[float] = None
     perturb_again: bool = False
+    jobs: int = 1
 
     @property
     def shape_files(self) -> List[Path]:
@@ -69,12 +72,25 @@ class Options:
 
 @dataclass
 class Source:
-    """Where utterances come from.  files: that are read, for their hashes; also: more provenance of the source."""
+    """Where utterances come from.  files: that are read, for their hashes; open: gives a reader, and (number, entry) of
+    its entries; without a reader they are utterances; also: more provenance of the source."""
 
     kind: str
     files: List[Path]
-    utterances: Iterator[manifests.Utterance]
+    open: Callable[[], Tuple[Optional[manifests.Reader], Iterator[Tuple[int, Any]]]]
     also: Dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Generated:
+    """rows: gives (T, U); features: gives (feature frames, U); beside: (path, content) of more files; notes: to show
+    first."""
+
+    rows: Callable[[], np.ndarray]
+    features: Callable[[], np.ndarray]
+    provenance: Dict[str, Any]
+    beside: List[Tuple[Path, bytes]] = field(default_factory=list)
+    notes: List[str] = field(default_factory=list)
 
 
 def generate(options: Options) -> List[str]:
@@ -82,27 +98,40 @@ def generate(options: Options) -> List[str]:
     written."""
     for path in options.shape_files:
         shapes.check_output(path)
-    rows, frames, provenance, beside = (_from_figures if options.from_figures else _from_corpus)(options)
+    with ExitStack() as stack:
+        made = _from_figures(options) if options.from_figures else _from_corpus(options, stack)
+        return _write(options, made)
+
+
+def _write(options: Options, made: Generated) -> List[str]:
+    provenance, rows = made.provenance, made.rows()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "")
     if epoch.isdigit():
         provenance["created"] = datetime.fromtimestamp(int(epoch), timezone.utc).isoformat()
-    shapes.save(options.output, rows, {"schema": SCHEMA, **provenance}, *beside)
-    for path in options.shape_files[1:]:
-        of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
-        shapes.save(path, np.stack([frames, rows[:, 1]], axis=1), {"schema": SCHEMA, **of_features})
+    shapes.save(options.output, rows, {"schema": SCHEMA, **provenance}, *made.beside)
     (t_min, u_min), (t_max, u_max) = rows.min(axis=0), rows.max(axis=0)
-    return [
+    lines = [
+        *made.notes,
         *(f"{name.replace('_', ' ')}: {count:,}" for name, count in provenance.get("counts", {}).items()),
-        *(f"wrote {path}" for path, _ in beside),
+        *(f"wrote {path}" for path, _ in made.beside),
         f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
-        *(f"wrote {path}: feature frames {frames.min()} to {frames.max()}" for path in options.shape_files[1:]),
-        *summary(rows, options.output),
     ]
+    told = summary(rows, options.output)
+    del rows  # the next are as many
+    for path in options.shape_files[1:]:
+        features = made.features()
+        of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
+        shapes.save(path, features, {"schema": SCHEMA, **of_features})
+        lines.append(f"wrote {path}: feature frames {features[:, 0].min()} to {features[:, 0].max()}")
+    return [*lines, *told]
 
 
 def summary(rows: np.ndarray, output: Path) -> List[str]:
     """What the rows (utterances, 2) are like, and the next command to type."""
-    lines = []
+    lines, every = [], len(rows) // SAMPLE
+    if every > 1:  # in memory that does not depend on their number
+        rows = rows[: len(rows) // BATCH_SIZE * BATCH_SIZE].reshape(-1, BATCH_SIZE, 2)[::every].reshape(-1, 2)
+        lines.append(f"of one in {every} batches of {BATCH_SIZE}:")
     for column, name in enumerate("TU"):
         low, middle, high = (f"{value:.0f}" for value in np.percentile(rows[:, column], (5, 50, 95)))
         lines.append(f"{name}: median {middle}, 5% to 95%: {low} to {high}, largest {rows[:, column].max()}")
@@ -123,10 +152,11 @@ def _from_figures(options: Options) -> Generated:
         "versions": _versions("torch"),
     }
     rows = published.draw(published.load_figures(), options.seed)
-    return rows, shapes.feature_frames(rows[:, 0], Options.subsampling_factor), provenance, []
+    frames = shapes.feature_frames(rows[:, 0], Options.subsampling_factor)
+    return Generated(lambda: rows, lambda: np.stack([frames, rows[:, 1]], axis=1), provenance)
 
 
-def _from_corpus(options: Options) -> Generated:
+def _from_corpus(options: Options, stack: ExitStack) -> Generated:
     model = bpe.load(options.bpe_model) if options.bpe_model else None
     trained_at = path_of(options.output).with_suffix(".bpe.model")
     counts: Counter = Counter()
@@ -136,31 +166,48 @@ def _from_corpus(options: Options) -> Generated:
     _keep_inputs(outputs, [*source.files, *([options.bpe_model] if options.bpe_model else [])])
     described = {"kind": source.kind, "files": [_described(path) for path in source.files], **source.also}
 
-    utterances: Iterator[manifests.Utterance] = islice(source.utterances, options.limit)
-    beside = []
+    reader, entries = source.open()
+    entries = islice(entries, options.limit)
+    met = np.zeros(reader.recordings.rows if reader else 0, dtype=bool)
+    reading, beside = Reading(reader), []
     if model is None:
-        read = list(utterances)  # needed twice: to train, and to count
+        found = list(in_order(reading, cut(entries), options.jobs))  # needed twice: to train, and to count
+        for one in found:
+            counts.update(one.counts)
+            met[one.used] = True
+        read = [utterance for one in found for utterance in one.utterances]
         texts = [utterance.text for utterance in read if utterance.text]
         model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
         beside.append((trained_at, model))
-        utterances = iter(read)
-    kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
-    rows, frames = table(utterances, bpe.counter(model), kept, counts, options.speed_perturbation)
+        reading, entries = Reading(None), enumerate(read, start=1)
     named = (options.bpe_model or trained_at).name
     about = {"name": named, "sha256": hashlib.sha256(model).hexdigest(), "vocab_size": bpe.vocab_size(model)}
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
     asked = ("min_duration", "max_duration", "perturb_again")  # which are recorded where they are given
-    provenance = {
+    provenance: Dict[str, Any] = {
         "source": described,
         "bpe_model": {**about, "trained_here": options.bpe_model_type if beside else None},
         "options": {
             **{name: getattr(options, name) for name in recorded},
             **{name: value for name in asked if (value := getattr(options, name))},
         },
-        "counts": dict(sorted(counts.items())),
+        "counts": {},
         "versions": _versions("torch", "lhotse", "sentencepiece"),
     }
-    return rows, frames, provenance, beside
+    of_part = {**provenance, "source": described["files"][1:], "options": {**provenance["options"], "limit": None}}
+    parts = stack.enter_context(Parts(options.output, json.dumps(of_part, sort_keys=True)))
+    kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
+    parts.make(cut(entries), Work(reading, model, kept, tuple(options.speed_perturbation)), options.jobs)
+    for part in parts:
+        counts.update(part.counts)
+        met[part.used] = True
+    if not counts["rows"]:
+        raise UserError(why_none(counts))
+    if reader and not reader.cuts and (options.limit is None or counts["utterances_read"] < options.limit):
+        counts["recordings_without_supervision"] = len(reader.recordings) - int(met.sum())
+    provenance["counts"] = dict(sorted(counts.items()))
+    notes = [f"taken from {parts.folder}: {parts.taken:,} utterances"] if parts.taken else []
+    return Generated(lambda: parts.columns(0, 1), lambda: parts.columns(2, 1), provenance, beside, notes)
 
 
 def _open(options: Options, counts: Counter) -> Source:
@@ -168,17 +215,19 @@ def _open(options: Options, counts: Counter) -> Source:
     timing = manifests.Timing(options.frame_shift, tuple(options.speed_perturbation), options.perturb_again)
     if options.manifest:
         recordings = options.recordings or (None if options.features else manifests.beside(options.manifest))
-        utterances = manifests.utterances(options.manifest, timing, counts, recordings, options.features)
-        files = [path for path in (options.manifest, recordings, options.features) if path]
-        return Source("manifest", files, utterances)
+        more = (recordings, options.features)
+        files = [path for path in (options.manifest, *more) if path]
+        return Source("manifest", files, partial(manifests.opened, options.manifest, timing, *more, options.jobs))
     if options.corpus_dir:
         transcripts = corpora.librispeech_hash(options.corpus_dir, options.part)
         also = {"parts": list(options.part), "transcripts_sha256": transcripts}
-        return Source("librispeech", [], corpora.librispeech(options.corpus_dir, options.part, timing, counts), also)
+        utterances = corpora.librispeech(options.corpus_dir, options.part, timing, counts)
+        return Source("librispeech", [], lambda: (None, enumerate(utterances, start=1)), also)
     assert options.kaldi_dir is not None
     utterances = corpora.kaldi(options.kaldi_dir, options.sampling_rate, timing, counts)
     rate = {"sampling_rate": options.sampling_rate}
-    return Source("kaldi", corpora.kaldi_files(options.kaldi_dir), utterances, rate)
+    files = corpora.kaldi_files(options.kaldi_dir)
+    return Source("kaldi", files, lambda: (None, enumerate(utterances, start=1)), rate)
 
 
 def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:

@@ -21,33 +21,36 @@ WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
 LONGEST_ENTRY, LONGEST_ARRAY = 2**24, 2**29
 
 
-def read(path: Path) -> Iterator[Tuple[int, Any]]:
-    """(entry, counted from 1; lhotse object) of the manifest `path`; its content decides the format, not its name.
-    Raises UserError with the number of the entry for what is no such manifest."""
-    from lhotse.serialization import deserialize_item
-
+def lines(path: Path) -> Iterator[Tuple[int, str]]:
+    """(entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.  Raises
+    UserError for what is no such manifest."""
     try:
-        for number, value in _values(path):
-            try:
-                item = deserialize_item(json.loads(value) if isinstance(value, str) else value)
-            except Exception as error:  # lhotse checks nothing, so a wrong entry can raise anything
-                raise UserError(f"{path}: entry {number} is not of {WANTED} ({one_line(error)})") from error
-            yield number, item
+        yield from _lines(path)
     except OSError as error:  # a damaged gzip header is one too
         raise UserError(f"cannot read {path}: {error.strerror or error}; name {WANTED}") from error
     except (EOFError, ValueError, RecursionError, MemoryError, zlib.error) as error:
         raise UserError(f"{path}: damaged, or not {WANTED} ({one_line(error)})") from error
 
 
-def of_kind(kind: Type, path: Path, entries: Iterator[Tuple[int, Any]]) -> Iterator[Tuple[int, Any]]:
-    """`entries` of `path` as they are; UserError at the first that is not a `kind`."""
-    for number, entry in entries:
-        if not isinstance(entry, kind):
-            raise UserError(f"{path}: entry {number} is a {type(entry).__name__}, not a {kind.__name__}")
-        for name in ("id", "recording_id"):
-            if not isinstance(getattr(entry, name, None), (str, int, type(None))):
-                raise UserError(f"{path}: entry {number} has the {name} {getattr(entry, name)!r:.50}, which is no text")
-        yield number, entry
+def entry(path: Path, number: int, line: str) -> Any:
+    """The lhotse object of a line of `path`.  Raises UserError with its number."""
+    from lhotse.serialization import deserialize_item
+
+    try:
+        return deserialize_item(json.loads(line))
+    except Exception as error:  # lhotse checks nothing, so a wrong entry can raise anything
+        raise UserError(f"{path}: entry {number} is not of {WANTED} ({one_line(error)})") from error
+
+
+def of_kind(kind: Type, path: Path, number: int, line: str) -> Any:
+    """As `entry`; UserError for what is not a `kind`."""
+    found = entry(path, number, line)
+    if not isinstance(found, kind):
+        raise UserError(f"{path}: entry {number} is a {type(found).__name__}, not a {kind.__name__}")
+    for name in ("id", "recording_id"):
+        if not isinstance(getattr(found, name, None), (str, int, type(None))):
+            raise UserError(f"{path}: entry {number} has the {name} {getattr(found, name)!r:.50}, which is no text")
+    return found
 
 
 def one_line(error: Exception) -> str:
@@ -63,8 +66,7 @@ def progress(**options: Any) -> Any:
     return tqdm(disable=not sys.stderr.isatty(), **options)
 
 
-def _values(path: Path) -> Iterator[Tuple[int, Any]]:
-    """(number, line) of a file of lines, (number, decoded value) of a JSON array."""
+def _lines(path: Path) -> Iterator[Tuple[int, str]]:
     size = path.stat().st_size
     with open(path, "rb") as raw, progress(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
         text = io.TextIOWrapper(_decompressed(raw), encoding="utf-8")
@@ -72,7 +74,7 @@ def _values(path: Path) -> Iterator[Tuple[int, Any]]:
         while line := text.readline(LONGEST_ENTRY):
             number += 1
             if line.startswith("["):
-                yield from enumerate(json.loads(_array(line, text)), start=1)
+                yield from enumerate(map(json.dumps, json.loads(_array(line, text))), start=1)
             elif len(line) == LONGEST_ENTRY:
                 raise ValueError(f"entry {number} has more than {LONGEST_ENTRY} characters")
             elif line.strip():

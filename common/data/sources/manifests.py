@@ -11,13 +11,17 @@ import itertools
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Set, Tuple
 
 from common.core.errors import UserError
 from common.data.shapes import LARGEST
-from common.data.sources.manifest_files import of_kind, one_line, read
+from common.data.sources import manifest_files
+from common.data.sources.manifest_files import lines, of_kind, one_line
+from common.data.sources.shards import Shard, cut, in_order
+from common.data.sources.spans import Named, Span, Spans
 
 TOLERANCE = 0.001  # seconds by which lhotse lets the ends of supervisions, features and recordings differ
 
@@ -30,17 +34,6 @@ class Utterance:
     text: str
     frames: Tuple[int, ...]
     seconds: float
-
-
-@dataclass(frozen=True)
-class Span:
-    """A stretch of audio.  start and seconds in s; num_frames and frame_shift (s) where features of it exist."""
-
-    start: float
-    seconds: float
-    sampling_rate: int
-    num_frames: Optional[int] = None
-    frame_shift: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -114,121 +107,148 @@ def _refuse_twice(path: Path, number: int, entry: Any, timing: Timing) -> None:
         )
 
 
-def utterances(
-    path: Path, timing: Timing, counts: Counter, recordings: Optional[Path] = None, features: Optional[Path] = None
-) -> Iterator[Utterance]:
-    """Utterances of the cuts or supervisions in `path`, lazily and in file order; counts what it meets in `counts`.
-    recordings, features: manifests for supervisions, which need one of them (cuts have their own).  Raises UserError
-    with the number of the wrong entry."""
-    from lhotse import Recording, SupervisionSegment
+@dataclass
+class Reader:
+    """From entries of the manifest `path`, all cuts or all supervisions, to utterances.  It can be sent to a process.
+
+    recordings, features: of supervisions.  used: the rows of `recordings` that were met."""
+
+    path: Path
+    timing: Timing
+    cuts: bool
+    recordings: Spans = field(default_factory=Spans)
+    features: Spans = field(default_factory=Spans)
+    used: Set[int] = field(default_factory=set)
+
+    def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
+        """Of an entry and its JSON; counts what it meets in `counts`.  Raises UserError with the number."""
+        from lhotse import SupervisionSegment
+        from lhotse.cut import Cut
+
+        return self.of(number, of_kind(Cut if self.cuts else SupervisionSegment, self.path, number, line), counts)
+
+    def of(self, number: int, entry: Any, counts: Counter) -> Utterance:
+        """Of a lhotse cut or supervision."""
+        _refuse_twice(self.path, number, entry, self.timing)
+        return _guarded(self.path, number, self._of_cut if self.cuts else self._of_supervision, entry, counts)
+
+    def _of_cut(self, cut: Any, counts: Counter) -> Utterance:
+        from lhotse.cut import MixedCut
+
+        timing = self.timing
+        text = _text(cut.supervisions, counts)
+        if not (cut.has_features or cut.has_recording):
+            raise ValueError("neither features nor a recording, so it has no frames")
+        shift = cut.frame_shift if cut.has_features else None
+        num_frames = cut.num_frames if cut.has_features else None
+        if num_frames is not None:
+            counts["frames_from_features"] += 1
+        span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
+        if not (isinstance(cut, MixedCut) and cut.has_recording):
+            return Utterance(text, timing.frames(span), span.seconds)
+        # each track of a mixed cut is perturbed and rounded to samples separately
+        plain = cut.drop_features()
+        at_one = Timing(timing.frame_shift, (1.0,))
+        frames = (
+            at_one.frames(span)[0] if speed == 1.0 else timing.frames_of(plain.perturb_speed(speed).duration, span)
+            for speed in timing.speeds
+        )
+        return Utterance(text, tuple(frames), span.seconds)
+
+    def _of_supervision(self, supervision: Any, counts: Counter) -> Utterance:
+        text = _text([supervision], counts)
+        start, seconds = supervision.start, supervision.duration
+        row, recordings = self.recordings.named(supervision.recording_id)
+        if recordings:
+            self.used.add(row)
+        for span in self.features.named(supervision.recording_id)[1]:
+            if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
+                counts["frames_from_features"] += 1
+                whole = span.seconds - seconds <= TOLERANCE
+                part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
+                return Utterance(text, self.timing.frames(part), seconds)
+        if not recordings:
+            have = "recordings or features" if len(self.features) else "recordings"
+            raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
+        recording = recordings[-1]
+        left = max(0.0, recording.seconds - start)
+        if seconds > left + TOLERANCE:
+            counts["cut_at_end_of_recording"] += 1
+        span = Span(start, min(seconds, left), recording.sampling_rate)
+        return Utterance(text, self.timing.frames(span), span.seconds)
+
+
+def opened(
+    path: Path, timing: Timing, recordings: Optional[Path] = None, features: Optional[Path] = None, jobs: int = 1
+) -> Tuple[Reader, Iterator[Tuple[int, str]]]:
+    """A reader for the manifest `path`, and its (number, JSON) entries.  recordings, features: manifests for
+    supervisions, which need one of them (cuts have their own), read by so many `jobs`.  Raises UserError where the
+    first entry is neither cut nor supervision."""
+    from lhotse import SupervisionSegment
     from lhotse.cut import Cut
 
-    entries = read(path)
+    entries = lines(path)
     first = next(entries, None)
     if first is None:
         raise UserError(f"{path}: an empty manifest; name one of cuts or supervisions")
-    entries = itertools.chain([first], entries)
-    if isinstance(first[1], Cut):
+    entry = manifest_files.entry(path, *first)
+    if isinstance(entry, Cut):
         if recordings or features:
             raise UserError(f"{path}: cuts bring their recordings and features; leave out --recordings and --features")
-        for number, cut in of_kind(Cut, path, entries):
-            _refuse_twice(path, number, cut, timing)
-            yield _guarded(path, number, _of_cut, cut, timing, counts)
-    elif isinstance(first[1], SupervisionSegment):
+    elif isinstance(entry, SupervisionSegment):
         if not (recordings or features):
             raise UserError(f"{path}: supervisions need their recordings; name that manifest with --recordings")
-        listed = of_kind(Recording, recordings, read(recordings)) if recordings else ()
-        spans = {entry.id: span_of(entry) for _, entry in listed}
-        parts = load_features(features) if features else {}
-        supervisions = of_kind(SupervisionSegment, path, entries)
-        yield from of_supervisions(path, supervisions, spans, timing, counts, parts)
     else:
         advice = "name one of cuts or supervisions (recordings go with --recordings, features with --features)"
-        raise UserError(f"{path}: a manifest of {type(first[1]).__name__} entries; {advice}")
+        raise UserError(f"{path}: a manifest of {type(entry).__name__} entries; {advice}")
+    named = (_spans(kind, listed, jobs) for kind, listed in (("Recording", recordings), ("Features", features)))
+    return Reader(path, timing, isinstance(entry, Cut), next(named), next(named)), itertools.chain([first], entries)
+
+
+def _spans(kind: str, path: Optional[Path], jobs: int) -> Spans:
+    """Of all entries of a manifest of recordings or features."""
+    if path is None:
+        return Spans()
+    return Spans(in_order(partial(_named, kind, path), cut(lines(path)), jobs))
+
+
+def _named(kind: str, path: Path, shard: Shard) -> Named:
+    import lhotse
+
+    found = Named()
+    for number, line in shard:
+        entry = of_kind(getattr(lhotse, kind), path, number, line)
+        _guarded(path, number, _add_recording if kind == "Recording" else _add_features, entry, found)
+    return found
+
+
+def _add_recording(entry: Any, found: Named) -> None:
+    """All of a lhotse recording."""
+    found.add(entry.id, Span(0.0, entry.duration, entry.sampling_rate))
+
+
+def _add_features(entry: Any, found: Named) -> None:
+    span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
+    found.add(entry.recording_id, span)
 
 
 def of_supervisions(
-    path: Path,
-    supervisions: Iterable[Tuple[int, Any]],
-    recordings: Dict[str, Span],
-    timing: Timing,
-    counts: Counter,
-    features: Optional[Dict[str, List[Span]]] = None,
+    path: Path, supervisions: Iterable[Any], recordings: Iterable[Any], timing: Timing, counts: Counter
 ) -> Iterator[Utterance]:
-    """An utterance of each (number, lhotse supervision); path: where they are from, for errors."""
-    used = set()
-    for number, supervision in supervisions:
-        _refuse_twice(path, number, supervision, timing)
-        used.add(supervision.recording_id)
-        yield _guarded(path, number, _of_supervision, supervision, recordings, features or {}, timing, counts)
-    counts["recordings_without_supervision"] = len(recordings.keys() - used)
-
-
-def span_of(recording: Any) -> Span:
-    """All of a lhotse recording."""
-    return Span(0.0, recording.duration, recording.sampling_rate)
-
-
-def load_features(path: Path) -> Dict[str, List[Span]]:
-    """The spans of features in the features manifest `path`, by recording id."""
-    from lhotse import Features
-
-    spans: Dict[str, List[Span]] = {}
-    for _, entry in of_kind(Features, path, read(path)):
-        span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
-        spans.setdefault(entry.recording_id, []).append(span)
-    return spans
+    """An utterance of each lhotse supervision; path: where they are from, for errors."""
+    found = Named()
+    for recording in recordings:
+        _add_recording(recording, found)
+    reader = Reader(path, timing, False, Spans([found]))
+    for number, supervision in enumerate(supervisions, start=1):
+        yield reader.of(number, supervision, counts)
+    counts["recordings_without_supervision"] += len(reader.recordings) - len(reader.used)
 
 
 def beside(path: Path) -> Optional[Path]:
     """The recordings manifest whose name fits that of the supervisions manifest `path`, if it exists."""
     named = path.with_name(path.name.replace("supervisions", "recordings"))
     return named if named != path and named.is_file() else None
-
-
-def _of_cut(cut: Any, timing: Timing, counts: Counter) -> Utterance:
-    from lhotse.cut import MixedCut
-
-    text = _text(cut.supervisions, counts)
-    if not (cut.has_features or cut.has_recording):
-        raise ValueError("neither features nor a recording, so it has no frames")
-    shift = cut.frame_shift if cut.has_features else None
-    num_frames = cut.num_frames if cut.has_features else None
-    if num_frames is not None:
-        counts["frames_from_features"] += 1
-    span = Span(cut.start, cut.duration, cut.sampling_rate, num_frames, shift)
-    if not (isinstance(cut, MixedCut) and cut.has_recording):
-        return Utterance(text, timing.frames(span), span.seconds)
-    # each track of a mixed cut is perturbed and rounded to samples separately
-    plain = cut.drop_features()
-    at_one = Timing(timing.frame_shift, (1.0,))
-    frames = (
-        at_one.frames(span)[0] if speed == 1.0 else timing.frames_of(plain.perturb_speed(speed).duration, span)
-        for speed in timing.speeds
-    )
-    return Utterance(text, tuple(frames), span.seconds)
-
-
-def _of_supervision(
-    supervision: Any, recordings: Dict[str, Span], features: Dict[str, List[Span]], timing: Timing, counts: Counter
-) -> Utterance:
-    text = _text([supervision], counts)
-    start, seconds = supervision.start, supervision.duration
-    for span in features.get(supervision.recording_id, ()):
-        if span.start - TOLERANCE <= start and start + seconds <= span.start + span.seconds + TOLERANCE:
-            counts["frames_from_features"] += 1
-            whole = span.seconds - seconds <= TOLERANCE
-            part = Span(start, seconds, span.sampling_rate, span.num_frames if whole else None, span.frame_shift)
-            return Utterance(text, timing.frames(part), seconds)
-    recording = recordings.get(supervision.recording_id)
-    if recording is None:
-        have = "recordings or features" if features else "recordings"
-        raise ValueError(f"its recording {supervision.recording_id} is not among the {have}; name them all")
-    left = max(0.0, recording.seconds - start)
-    if seconds > left + TOLERANCE:
-        counts["cut_at_end_of_recording"] += 1
-    span = Span(start, min(seconds, left), recording.sampling_rate)
-    return Utterance(text, timing.frames(span), span.seconds)
 
 
 def _text(supervisions: List[Any], counts: Counter) -> str:

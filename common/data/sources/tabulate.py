@@ -1,22 +1,20 @@
-"""From utterances (text, feature frames) to rows of a shape file (T, U), counting those left out."""
+"""From utterances (text, feature frames) to rows of a shape file (T, U), counting those left out: shard by shard."""
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
 from dataclasses import dataclass
-from itertools import islice
-from typing import Callable, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.data.shapes import LARGEST, subsampled
-from common.data.sources.manifests import Utterance
+from common.data.sources import bpe
+from common.data.sources.manifests import Reader, Utterance
+from common.data.sources.shards import Shard
 
-TokenCounter = Callable[[List[str]], List[int]]
-AT_ONCE = 1000  # utterances: fast enough for the tokenizer, and little memory
 #: Seconds: durations are of whole samples, and speeds divide them.
 ROUNDING = 1e-4
 
@@ -32,49 +30,95 @@ class Kept:
     longest: Optional[float] = None
 
 
+@dataclass
+class Read:
+    """Utterances of a shard.  used: int64, the rows of the reader's recordings that were met."""
+
+    utterances: List[Utterance]
+    counts: Counter
+    used: np.ndarray
+
+
+@dataclass
+class Part:
+    """What a shard gives: for each speed int32 (rows, 3), columns T, U and feature frames; the rest as in Read."""
+
+    rows: List[np.ndarray]
+    counts: Counter
+    used: np.ndarray
+
+
+@dataclass
+class Reading:
+    """The work that makes utterances of the entries of a shard.  reader: None where they are utterances."""
+
+    reader: Optional[Reader]
+
+    def __call__(self, shard: Shard) -> Read:
+        counts: Counter = Counter()
+        if self.reader is None:
+            return Read([utterance for _, utterance in shard], counts, np.zeros(0, dtype=np.int64))
+        self.reader.used.clear()
+        utterances = [self.reader.utterance(number, line, counts) for number, line in shard]
+        return Read(utterances, counts, np.array(sorted(self.reader.used), dtype=np.int64))
+
+
+@dataclass
+class Work:
+    """The work that makes rows of a shard, whatever process it is done in.  model: a SentencePiece model."""
+
+    reading: Reading
+    model: bytes
+    kept: Kept
+    speeds: Sequence[float]
+
+    def __call__(self, shard: Shard) -> Part:
+        read = self.reading(shard)
+        rows = table(read.utterances, bpe.counter(self.model), self.kept, read.counts, self.speeds)
+        return Part(rows, read.counts, read.used)
+
+
 def table(
-    utterances: Iterable[Utterance],
-    count_tokens: TokenCounter,
+    utterances: Sequence[Utterance],
+    count_tokens: Callable[[List[str]], List[int]],
     kept: Kept,
     counts: Counter,
     speeds: Sequence[float] = (1.0,),
-) -> Tuple[np.ndarray, np.ndarray]:
-    """Rows int32 (utterances * speeds, 2), and the feature frames of each: all utterances at the first speed, then all
-    at the next, as in icefall.  What is left out is counted; an utterance that is kept without text has U = 0.  Raises
-    UserError where no row is left."""
-    frames_at: List[array] = [array("q") for _ in speeds]
-    tokens, seconds = array("q"), array("d")
-    source = iter(utterances)
-    while chunk := list(islice(source, AT_ONCE)):
-        if not kept.empty:
-            chunk = [utterance for utterance in chunk if utterance.text]
-        tokens.extend(count_tokens([utterance.text for utterance in chunk]))
-        seconds.extend(utterance.seconds for utterance in chunk)
-        for at, frames in zip(frames_at, zip(*(utterance.frames for utterance in chunk))):
-            at.extend(frames)
-    empty = counts["without_supervision"] + counts["with_empty_text"]
+) -> List[np.ndarray]:
+    """Rows of the utterances at each speed (see `Part`).  What is left out is counted; an utterance that is kept
+    without text has U = 0."""
+    some = [utterance for utterance in utterances if utterance.text or kept.empty]
+    empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if kept.empty else "left_out_without_text"] = empty
-    every = np.array([one for frames in frames_at for one in frames], dtype=np.int64)
-    rows = np.stack([subsampled(every, kept.factor), np.tile(tokens, len(frames_at)).astype(np.int64)], axis=1)
+    tokens = np.array(count_tokens([utterance.text for utterance in some]), dtype=np.int64)
+    frames = np.array([utterance.frames for utterance in some], dtype=np.int64).reshape(-1, len(speeds))
+    seconds = np.array([utterance.seconds for utterance in some])
+    return [_kept(tokens, at, seconds / speed, kept, counts) for at, speed in zip(frames.T, speeds)]
+
+
+def _kept(tokens: np.ndarray, frames: np.ndarray, lasts: np.ndarray, kept: Kept, counts: Counter) -> np.ndarray:
+    """Rows of utterances that last so many seconds at one speed."""
+    rows = np.stack([subsampled(frames, kept.factor), tokens, frames], axis=1)
     enough = rows[:, 0] >= 1
-    counts["rows_left_out_as_too_short"] = int((~enough).sum())
-    lasts = np.concatenate([np.array(seconds) / speed for speed in speeds])
+    counts["rows_left_out_as_too_short"] += int((~enough).sum())
     for key, bound, fits in (
         ("rows_below_min_duration", kept.shortest, lasts >= (kept.shortest or 0.0) - ROUNDING),
         ("rows_above_max_duration", kept.longest, lasts <= (kept.longest or math.inf) + ROUNDING),
     ):
         if bound is not None:
-            counts[key] = int((enough & ~fits).sum())
+            counts[key] += int((enough & ~fits).sum())
             enough &= fits
     rows = rows[enough]
-    counts["rows"] = len(rows)
-    if not len(rows):
-        read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
-        others = counts["rows_below_min_duration"] + counts["rows_above_max_duration"]
-        outside = f", {others} rows are not between --min-duration and --max-duration" if others else ""
-        why = f"of {read} read, {empty} have no text, {short} rows are too short{outside}"
-        raise UserError(f"no utterance is left: {why}")
-    every = every[enough]
-    if max(rows.max(), every.max()) > LARGEST:
-        raise UserError(f"an utterance has {every.max()} frames, more than a shape file can hold ({LARGEST})")
-    return rows.astype(np.int32), every.astype(np.int32)
+    counts["rows"] += len(rows)
+    if len(rows) and rows.max() > LARGEST:
+        raise UserError(f"an utterance has {rows.max()} frames, more than a shape file can hold ({LARGEST})")
+    return rows.astype(np.int32)
+
+
+def why_none(counts: Counter) -> str:
+    """The error where no row is left."""
+    read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
+    empty = counts["without_supervision"] + counts["with_empty_text"]
+    others = counts["rows_below_min_duration"] + counts["rows_above_max_duration"]
+    outside = f", {others} rows are not between --min-duration and --max-duration" if others else ""
+    return f"no utterance is left: of {read} read, {empty} have no text, {short} rows are too short{outside}"

@@ -1,0 +1,138 @@
+"""The finished shards of a shape file in the making, in a folder beside it, so that the next start goes on from them.
+
+A part has the name of what it was made of: the text of its shard, the model, the options and the versions.  So a
+changed manifest, or another option, takes over the parts that are still right, and no others.  A last, short shard is
+done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from common.core.errors import UserError
+from common.core.files import another, make_folder, write_whole
+from common.data.sources.shards import Shard, in_order
+from common.data.sources.tabulate import Part
+from common.system.locks import Claim, Held
+
+#: A part, and what write_whole leaves when it is killed.
+OURS = re.compile(r"[0-9a-f]{32}[.]npz|[.][0-9a-f]{12}[.]tmp")
+ADVICE = "free some space or " + another("--output")
+
+
+class Parts:
+    """Of the shape file `output`, in the order of the shards.  question: on what a part depends beside its shard.
+
+    At the end of a ``with`` block the folder is removed, and kept where an error or Ctrl-C ended it."""
+
+    def __init__(self, output: Path, question: str):
+        self.folder = output.with_name(output.name + ".part")
+        self.question = question.encode("utf-8", "backslashreplace")
+        self.taken = 0  # entries of parts of an earlier start
+        self.kept = 0  # of those and of the parts written by this one
+        self._names: List[str] = []
+        self._short: Dict[str, Part] = {}  # not written
+        self._claim: Optional[Claim] = None
+
+    def make(self, shards: Iterator[Shard], work: Callable[[Shard], Part], jobs: int) -> None:
+        """Do what is missing of the shards, by so many processes."""
+        missing: List[Tuple[str, bool, int]] = []
+
+        def asked() -> Iterator[Shard]:
+            for shard in shards:
+                name = self._name(shard)
+                self._names.append(name)
+                if shard.whole and self._path(name).is_file():
+                    self._claimed()
+                    self.taken += len(shard.entries)
+                    self.kept += len(shard.entries)
+                    continue
+                missing.append((name, shard.whole, len(shard.entries)))
+                yield shard
+
+        for part in in_order(work, asked(), jobs):
+            name, whole, entries = missing.pop(0)
+            if whole:
+                self._write(name, part)
+                self.kept += entries
+            else:
+                self._short[name] = part
+
+    def __iter__(self) -> Iterator[Part]:
+        return map(self._part, self._names)
+
+    def columns(self, *columns: int) -> np.ndarray:
+        """These columns of all parts, int32 (rows, columns): the first speed of all, then the next."""
+        sizes = np.array([[len(rows) for rows in part.rows] for part in self], dtype=np.int64)
+        ends = sizes.T.cumsum().reshape(sizes.T.shape).T
+        found = np.empty((int(sizes.sum()), len(columns)), dtype=np.int32)
+        for part, of_part in zip(self, ends):
+            for end, rows in zip(of_part, part.rows):
+                found[end - len(rows) : end] = rows[:, columns]
+        return found
+
+    def __enter__(self) -> Parts:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self._claim is None:
+            return
+        if kind is None:
+            for path in self.folder.iterdir():  # what else is there stays
+                if OURS.fullmatch(path.name):
+                    path.unlink()
+        self._claim.release()
+        with suppress(OSError):
+            self.folder.rmdir()
+        if kind is not None and self.kept:
+            print(f"{self.kept:,} utterances are kept in {self.folder}: the same command goes on", file=sys.stderr)
+
+    def _name(self, shard: Shard) -> str:
+        digest = hashlib.blake2b(self.question, digest_size=16)
+        for _, entry in shard.entries:
+            digest.update(repr(entry).encode("utf-8", "backslashreplace"))
+        return digest.hexdigest()
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.npz"
+
+    def _claimed(self) -> None:
+        """Hold the folder, made when missing.  Raises UserError where another process has it."""
+        if self._claim is not None:
+            return
+        make_folder(self.folder, ADVICE)
+        try:
+            self._claim = Claim(self.folder / "lock")
+        except Held as error:
+            raise UserError(
+                f"{self.folder}: process {error.holder} makes this file now; name another --output"
+            ) from error
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder}: {error.strerror or error}; {ADVICE}") from error
+
+    def _write(self, name: str, part: Part) -> None:
+        self._claimed()
+        content = io.BytesIO()
+        np.savez(content, *part.rows, counts=np.array(json.dumps(part.counts)), used=part.used)
+        write_whole(ADVICE, (self._path(name), content.getvalue()))
+
+    def _part(self, name: str) -> Part:
+        if name in self._short:
+            return self._short[name]
+        path = self._path(name)
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                rows = [found[f"arr_{at}"] for at in range(len(found.files) - 2)]
+                return Part(rows, Counter(json.loads(str(found["counts"]))), found["used"])
+        except Exception as error:  # a damaged archive can raise anything
+            raise UserError(f"{path}: damaged; remove the folder {self.folder}, and start again") from error

@@ -1,0 +1,131 @@
+"""A list of any length in shards: cut at the same places on every machine, done by processes, told in order.
+
+Shards and results go through pipes, so that a gzipped file is read once, and what does the work needs no file.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
+
+from common.core.errors import UserError
+from common.system.processes import die_with_parent
+
+#: Of a shard: about a second of work, and never much memory.
+ENTRIES, CHARACTERS = 10_000, 2**25
+#: Results that wait for one before them, for each process.
+AHEAD = 4
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass
+class Shard:
+    """(number, entry) pairs; in a loop, `error` is raised after them.  whole: the list may go on after it."""
+
+    entries: List[Tuple[int, Any]]
+    error: Optional[UserError] = None
+    whole: bool = False
+
+    def __iter__(self) -> Iterator[Tuple[int, Any]]:
+        yield from self.entries
+        if self.error:
+            raise self.error
+
+
+def cut(entries: Iterable[Tuple[int, Any]]) -> Iterator[Shard]:
+    """Shards of (number, entry) pairs.  Where they end depends on the entries alone.  A UserError of `entries` goes
+    with the last shard: an error of an entry before it comes first."""
+    part: List[Tuple[int, Any]] = []
+    size, error = 0, None
+    try:
+        for number, entry in entries:
+            part.append((number, entry))
+            size += len(entry) if isinstance(entry, str) else 0
+            if len(part) >= ENTRIES or size >= CHARACTERS:
+                yield Shard(part, whole=True)
+                part, size = [], 0
+    except UserError as problem:
+        error = problem
+    if part or error:
+        yield Shard(part, error)
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
+    """``work(item)`` of each, in their order, in so many processes; 1: in this one.  A UserError of `work` is raised
+    where its result would be.  The processes end with the loop, however it ends, and with this process."""
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    context = multiprocessing.get_context("fork")  # `work` may hold gigabytes, which the processes share
+    processes, idle = [], []
+    at_work: Dict[Connection, int] = {}
+    results: Dict[int, Tuple[str, Any]] = {}
+    told = 0
+    try:
+        for _ in range(jobs):
+            ours, theirs = context.Pipe()
+            processes.append(context.Process(target=_serve, args=(theirs, work, os.getpid()), daemon=True))
+            processes[-1].start()
+            theirs.close()
+            idle.append(ours)
+        for number, item in enumerate(items):
+            while not idle or number - told >= AHEAD * jobs:
+                idle += _collect(at_work, results)
+                while told in results:
+                    yield _result(results.pop(told))
+                    told += 1
+            at_work[idle[-1]] = number
+            idle.pop().send(item)
+        while at_work or results:
+            _collect(at_work, results)
+            while told in results:
+                yield _result(results.pop(told))
+                told += 1
+    except (EOFError, ConnectionError) as error:
+        why = "a process ended before its work, perhaps for lack of memory"
+        raise UserError(f"--jobs {jobs}: {why}; start again with fewer of them") from error
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+def _collect(at_work: Dict[Connection, int], results: Dict[int, Tuple[str, Any]]) -> List[Connection]:
+    """Wait for a result, and take all that are there; returns where they are from."""
+    done = [connection for connection in wait(list(at_work)) if isinstance(connection, Connection)]
+    for connection in done:
+        results[at_work.pop(connection)] = connection.recv()
+    return done
+
+
+def _result(told: Tuple[str, Any]) -> Any:
+    kind, value = told
+    if kind == "mistake":
+        raise UserError(value)
+    if kind == "failure":
+        raise RuntimeError(f"in a process:\n{value}")
+    return value
+
+
+def _serve(connection: Connection, work: Callable[[Any], Any], parent: int) -> None:
+    """In a process: work until the parent ends it.  Ctrl-C goes to both; the parent answers it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    die_with_parent(parent)
+    while True:
+        item = connection.recv()
+        try:
+            answer = "result", work(item)
+        except UserError as error:
+            answer = "mistake", str(error)
+        except Exception:
+            answer = "failure", traceback.format_exc()
+        connection.send(answer)

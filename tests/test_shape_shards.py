@@ -1,0 +1,255 @@
+"""generate_shape_info.py on long inputs: the same files for any number of processes and shards, and no work is lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import commands
+import pytest
+from commands import ROOT, wait_for
+
+import generate_shape_info
+from common.core.errors import UserError
+from common.data import shapes
+from common.data.sources import generation, shards
+from common.data.sources.spans import Named, Span, Spans
+from common.system.locks import Claim
+
+pytest.importorskip("torch")
+for package in ("lhotse", "sentencepiece"):
+    pytest.importorskip(package)
+
+TEXTS = ["A MAN SAID TO THE UNIVERSE", "SIR I EXIST", "", "HOWEVER REPLIED THE UNIVERSE"]
+
+
+def recording(number):
+    seconds = 1 + number % 17
+    return {
+        **{"id": f"r{number}", "sources": [{"type": "file", "channels": [0], "source": "none.flac"}]},
+        **{"sampling_rate": 16000, "num_samples": 16000 * seconds, "duration": float(seconds)},
+    }
+
+
+def supervision(number):
+    of = recording(number)
+    about = {"id": f"s{number}", "recording_id": of["id"], "start": 0.0, "duration": of["duration"], "channel": 0}
+    return {**about, "text": TEXTS[number % len(TEXTS)]}
+
+
+def a_cut(number):
+    of = recording(number)
+    about = {"id": f"c{number}", "start": 0.0, "duration": of["duration"], "channel": 0, "type": "MonoCut"}
+    return {**about, "supervisions": [supervision(number)], "recording": of}
+
+
+def write(path, entries):
+    with gzip.open(path, "wt") if path.suffix == ".gz" else open(path, "w") as stream:
+        stream.writelines(json.dumps(entry) + "\n" for entry in entries)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    from common.data.sources import bpe
+
+    path = tmp_path_factory.mktemp("model") / "bpe.model"
+    path.write_bytes(bpe.train([text for text in TEXTS if text], 40))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+    """Runs ``main`` with shards of so many entries; gives exit code, stdout, stderr, {name: bytes} of the outputs."""
+
+    def call(*arguments, entries=3):
+        monkeypatch.setattr(shards, "ENTRIES", entries)
+        code = generate_shape_info.main([*map(str, arguments), "--output", str(tmp_path / "out.pt")])
+        captured = capsys.readouterr()
+        return (
+            code,
+            captured.out,
+            captured.err,
+            {path.name: path.read_bytes() for path in tmp_path.glob("out.*") if path.is_file()},
+        )
+
+    def outputs(*arguments, entries=3):
+        code, _, err, files = call(*arguments, entries=entries)
+        assert (code, err) == (0, "") and not (tmp_path / "out.pt.part").exists()
+        return files
+
+    call.outputs = outputs
+    return call
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("cuts.jsonl", "--speed-perturbation", 0.9, 1, 1.1, "--min-duration", 2, "--max-duration", 14, "--features"),
+        ("cuts.jsonl.gz", "--limit", 7, "--keep-empty"),
+        ("cuts.json", "--bpe-vocab-size", 40),
+        ("x_supervisions.jsonl",),
+    ],
+)
+def test_shards_and_processes_leave_no_trace(run, tmp_path, model, flags):
+    write(tmp_path / "cuts.jsonl", map(a_cut, range(20)))
+    write(tmp_path / "cuts.jsonl.gz", map(a_cut, range(20)))
+    (tmp_path / "cuts.json").write_text(json.dumps(list(map(a_cut, range(20)))))
+    write(tmp_path / "x_supervisions.jsonl", [supervision(number) for number in range(20) if number % 5])
+    write(tmp_path / "x_recordings.jsonl", map(recording, range(20)))
+    flags = ("--manifest", tmp_path / flags[0], *flags[1:])
+    flags = flags if "--bpe-vocab-size" in flags else (*flags, "--bpe-model", model)
+    whole = run.outputs(*flags, entries=1000)
+    assert len(shapes.load(tmp_path / "out.pt")) > 3
+    for entries, jobs in ((1, 1), (3, 2), (4, 3), (1, 2)):
+        assert run.outputs(*flags, "--jobs", jobs, entries=entries) == whole
+    if "x_supervisions" in str(flags[1]):
+        assert json.loads(whole["out.json"])["counts"]["recordings_without_supervision"] == 4
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_first_error_of_the_file_is_told_and_what_is_before_it_is_kept(run, tmp_path, model, jobs):
+    entries = list(map(a_cut, range(20)))
+    flags = ("--bpe-model", model, "--jobs", jobs)
+    expected = run.outputs("--manifest", write(tmp_path / "cuts.jsonl", entries), *flags)
+    for name in expected:
+        (tmp_path / name).unlink()
+    broken = [*entries[:7], {**entries[7], "duration": "long"}, *entries[8:13], {"about": "nothing"}, *entries[14:]]
+    path = write(tmp_path / "cuts.jsonl", broken)
+    path.write_bytes(path.read_bytes() + b"\xff")  # damaged at its end, too
+    code, _, err, files = run("--manifest", path, *flags)
+    assert code == 2 and not files.keys() & expected.keys()
+    kept, error = err.splitlines()
+    assert "6 utterances" in kept and "out.pt.part" in kept
+    assert "cuts.jsonl: entry 8 (c7)" in error
+    write(path, entries)
+    code, out, err, files = run("--manifest", path, *flags)
+    assert (code, err) == (0, "") and files == expected and not (tmp_path / "out.pt.part").exists()
+    assert out.startswith("taken from ") and ": 6 utterances" in out.splitlines()[0]
+
+
+def test_another_question_takes_nothing_over(run, tmp_path, model):
+    path = write(tmp_path / "cuts.jsonl", [*map(a_cut, range(7)), {"about": "nothing"}])
+    assert run("--manifest", path, "--bpe-model", model)[0] == 2
+    assert list((tmp_path / "out.pt.part").glob("*.npz"))
+    write(path, map(a_cut, range(8)))
+    code, out, _, _ = run("--manifest", path, "--bpe-model", model, "--subsampling-factor", 2)
+    assert code == 0 and "taken" not in out and not (tmp_path / "out.pt.part").exists()
+
+
+def test_one_process_at_a_time_makes_a_file(run, tmp_path, model):
+    path = write(tmp_path / "cuts.jsonl", map(a_cut, range(7)))
+    (tmp_path / "out.pt.part").mkdir()
+    other = Claim(tmp_path / "out.pt.part" / "lock")
+    code, _, err, _ = run("--manifest", path, "--bpe-model", model)
+    assert code == 2 and str(os.getpid()) in err and "--output" in err
+    other.release()
+    (tmp_path / "out.pt.part" / "mine.txt").touch()
+    assert run("--manifest", path, "--bpe-model", model)[0] == 0
+    assert os.listdir(tmp_path / "out.pt.part") == ["mine.txt"]
+
+
+def processes_of(word):
+    """Numbers of the processes in whose command `word` is."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if word.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ended_in_the_middle_it_leaves_no_process_and_goes_on(run, tmp_path, model, number):
+    line = json.dumps(a_cut(1)).replace('"c1"', '"c%d"')
+    path = tmp_path / "cuts.jsonl"
+    path.write_text("".join(line % at + "\n" for at in range(30_000)))
+    output, folder = tmp_path / "out.pt", tmp_path / "out.pt.part"
+    flags = ("--manifest", path, "--bpe-model", model)
+    command = [sys.executable, ROOT / "generate_shape_info.py", *flags, "--output", output, "--jobs", "2"]
+    started = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_for(lambda: list(folder.glob("*.npz")) or started.poll() is not None, "finished shard")
+        os.killpg(started.pid, number) if number == signal.SIGINT else started.kill()
+        _, err = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert started.returncode == (130 if number == signal.SIGINT else -number)
+    assert number == signal.SIGKILL or str(folder) in err
+    wait_for(lambda: not processes_of(str(output)), "end of the processes", 10)
+    assert not output.exists() and list(folder.glob("*.npz"))
+    code, out, _, _ = run(*flags, "--jobs", 2, entries=10_000)
+    assert code == 0 and out.startswith("taken from ")
+    assert shapes.load(output).tolist() == [shapes.load(output)[0].tolist()] * 30_000
+    assert not folder.exists()
+
+
+def slow_first(item):
+    if item == 0:
+        time.sleep(0.2)
+    if item == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if item == 6:
+        raise UserError("item 6")
+    return item * 10
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 5])
+def test_results_come_in_order_and_an_error_in_its_place(jobs):
+    found = []
+    with pytest.raises(UserError, match="item 6"):
+        found.extend(shards.in_order(slow_first, range(8), jobs))
+    assert found == [] or found == [0, 10, 20, 30, 40, 50]
+    assert list(shards.in_order(slow_first, range(6), jobs)) == [0, 10, 20, 30, 40, 50]
+
+
+def test_a_process_that_is_killed_is_told():
+    with pytest.raises(UserError, match="--jobs 2.*memory"):
+        list(shards.in_order(slow_first, [1, 8, 3, 4], 2))
+
+
+def test_a_shard_is_no_larger_than_its_entries_allow(monkeypatch):
+    monkeypatch.setattr(shards, "CHARACTERS", 10)
+    cut = list(shards.cut(enumerate(["12345", "12345", "1", "1234567890", "1"])))
+    assert [len(shard.entries) for shard in cut] == [2, 2, 1]
+    assert [shard.whole for shard in cut] == [True, True, False]
+
+
+def test_spans_by_id():
+    one, two = Named(), Named()
+    one.add("a", Span(0.0, 1.5, 16000))
+    one.add("b", Span(0.0, 2.5, 8000, 250, 0.01))
+    two.add("a", Span(3.0, 4.5, 16000, 30))
+    two.add(7, Span(0.0, 1.0, 44100.5))
+    spans = Spans([one, two])
+    assert (len(spans), spans.rows) == (3, 4)
+    assert spans.named("a")[1] == [Span(0.0, 1.5, 16000), Span(3.0, 4.5, 16000, 30)]
+    assert spans.named("b")[1] == [Span(0.0, 2.5, 8000, 250, 0.01)]
+    assert spans.named(7)[1] == [Span(0.0, 1.0, 44100.5)] and spans.named("7")[1] == [] == Spans().named("a")[1]
+    with pytest.raises(TypeError):
+        one.add("c", Span(0.0, "long", 16000))
+
+
+def test_of_a_long_file_a_sample_is_told(tmp_path, monkeypatch):
+    rows = shapes.load(ROOT / "shape_info.pt")
+    whole = generation.summary(rows, tmp_path)
+    monkeypatch.setattr(generation, "SAMPLE", 10_000)
+    told = generation.summary(rows, tmp_path)
+    assert "one in 8 batches" in told[0] and len(told) == len(whole) + 1
+    padding = [int(lines[-2].partition(": ")[2].partition("%")[0]) for lines in (whole, told)]
+    assert abs(padding[0] - padding[1]) <= 2
+
+
+def test_the_table_of_the_benchmark():
+    done = commands.run("benchmarks/shape_speed.py", "--utterances", 60, "--jobs", 2, "--repeats", 1)
+    assert done.returncode == 0, done.stderr
+    (row,) = [line.split("|") for line in done.stdout.splitlines() if line.startswith("| 60")]
+    assert row[2].strip() == "2" and float(row[5]) == 1 and int(row[6]) > 50
