@@ -13,7 +13,7 @@ import os
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Tuple
+from typing import Any, BinaryIO, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -62,6 +62,8 @@ def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple
         # not to the path, whose name torch.save would put into the archive
         hashed: Any = _Hashed(stream, digest)
         torch.save(torch.from_numpy(rows), hashed)
+        if hashed.error:
+            raise hashed.error
 
     def description(stream: BinaryIO) -> None:
         about = {"name": path.name, "sha256": digest.hexdigest(), "utterances": len(rows)}
@@ -75,14 +77,26 @@ def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple
 
 
 class _Hashed:
-    """A stream whose `digest` is of all that is written to it: a file of any size is never held as a whole."""
+    """A stream whose `digest` is of all that is written to it: a file of any size is never held as a whole.
+
+    torch.save makes another error of one in ``write``, so the first is kept in `error`, and nothing written after it.
+    """
 
     def __init__(self, stream: BinaryIO, digest: Any):
-        self._stream, self._digest, self.flush = stream, digest, stream.flush
+        self._stream, self._digest = stream, digest
+        self.error: Optional[OSError] = None
 
     def write(self, data: Any) -> int:
-        self._digest.update(data)
-        return self._stream.write(data)
+        try:
+            if self.error is None:
+                self._digest.update(data)
+                self._stream.write(data)
+        except OSError as error:
+            self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
 
 
 def check_output(path: Path) -> None:
