@@ -136,3 +136,28 @@ def test_the_table_of_the_readme_is_that_of_its_records():
     figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     assert figures["BLOCK"].search(page) and figures["written"](page) == page
+
+
+def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
+    """Run as Slurm would, with another make and Python in the place of ours: TERM must reach the benchmark."""
+    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    scripts = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for script in scripts:
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+        assert "#SBATCH --signal=B:TERM@" in script and "--resume" in script
+    (tmp_path / "job.sh").write_text(scripts[0])
+    python = tmp_path / ".venv" / "main" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    for path, body in ((tmp_path / "make", 'echo make "$@"'), (python, 'echo python "$@"; kill -TERM $$; echo lived')):
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    environment.update(SLURM_JOB_NAME="losses", BUNDLE="/scratch/a bundle")
+    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    out, _ = job.communicate(timeout=60)
+    # the process that Slurm signals is the benchmark itself
+    assert job.returncode == -15
+    assert out.splitlines() == [
+        "make setup BUNDLE=/scratch/a bundle",
+        "python benchmark_all.py --resume --log-dir log/losses",
+    ]

@@ -345,31 +345,82 @@ sys.exit(bundle.main())
 """
 
 
+def bundled(checkout, *arguments):
+    (checkout.folder / "make_bundle.py").write_text(BUNDLE)
+    command = [sys.executable, "make_bundle.py", *arguments]
+    done = subprocess.run(command, cwd=checkout.folder, env=checkout.environment, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    return done
+
+
 def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
     checkout.lock("other", make_wheel(checkout.wheels, "1") + make_wheel(checkout.wheels, "1", name="torch"))
-    (checkout.folder / "make_bundle.py").write_text(BUNDLE)
-
-    def bundled(*arguments):
-        command = [sys.executable, "make_bundle.py", *arguments]
-        done = subprocess.run(command, cwd=checkout.folder, env=checkout.environment, capture_output=True, text=True)
-        assert "Traceback" not in done.stderr
-        return done
-
-    done = bundled("all", "other")
+    done = bundled(checkout, "all", "other")
     assert done.returncode == 0, done.stderr
     there = {path.name for path in (checkout.folder / "all").iterdir()}
     assert {"tiny-1-py3-none-any.whl", "torch-1-py3-none-any.whl", "other.txt", "index.html"} <= there
     assert "#sha256=" in (checkout.folder / "all" / "index.html").read_text()
-    assert bundled("all", "other").returncode == 0
+    assert bundled(checkout, "all", "other").returncode == 0
 
-    assert bundled("few", "other", "--without-torch").returncode == 0
+    assert bundled(checkout, "few", "other", "--without-torch").returncode == 0
     assert "torch" not in (checkout.folder / "few" / "other.txt").read_text()
-    assert "no environment" in bundled("all", "nothing").stderr
-    assert "PLATFORM=windows" in bundled("all", "other", "--platform", "windows").stderr
+    assert "no environment" in bundled(checkout, "all", "nothing").stderr
+    assert "PLATFORM=windows" in bundled(checkout, "all", "other", "--platform", "windows").stderr
 
     shutil.rmtree(checkout.wheels)
     assert checkout.run("setup", "other", PIP_FIND_LINKS=str(checkout.folder / "all"))[0] == 0
     assert checkout.installed("other") == "1"
+
+
+def test_a_bundle_for_another_machine_has_its_wheels(checkout):
+    checkout.lock("other", make_wheel(checkout.wheels, "1", tag="py3-none-manylinux_2_17_aarch64"))
+    done = bundled(checkout, "arm", "other", "--platform", "aarch64-manylinux_2_28")
+    assert done.returncode == 0, done.stderr
+    there = {path.name for path in (checkout.folder / "arm").glob("*.whl")}
+    assert there == {"tiny-1-py3-none-manylinux_2_17_aarch64.whl"}
+    done = bundled(checkout, "this", "other", "--platform", "x86_64-manylinux_2_28")
+    assert done.returncode == 1 and not list((checkout.folder / "this").glob("*.whl"))
+
+
+#: Stands for the suite's Python in the Makefile, so that it makes the tiny environments.
+PYTHON_OF_MAKE = """#!/bin/sh
+case "$2" in
+common.setup) shift 2; exec {python} -S drive.py setup "$@";;
+common.setup.environments) shift 2; exec {python} -S drive.py "$@";;
+*) exec {python} "$@";;
+esac
+"""
+
+
+def test_make_bench_and_make_test_need_nothing_but_the_bundle(checkout):
+    """With the network cut, and an index that leads nowhere."""
+    assert bundled(checkout, "all", "other").returncode == 0
+    shutil.rmtree(checkout.wheels)
+    shutil.copy(ROOT / "Makefile", checkout.folder)
+    for name in ("benchmark_all.py", "pytest.py"):
+        (checkout.folder / name).write_text(f"import sys, tiny\nprint('{name}', tiny.VERSION, sys.argv[1:])\n")
+    python = checkout.folder / "python"
+    python.write_text(PYTHON_OF_MAKE.format(python=sys.executable))
+    python.chmod(0o755)
+    there = shutil.which("unshare") and subprocess.run(["unshare", "-rn", "true"], capture_output=True).returncode == 0
+    cut = ["unshare", "-rn"] if there else []
+    environment = {
+        key: value for key, value in checkout.environment.items() if key not in ("PIP_FIND_LINKS", "MAKEFLAGS")
+    }
+    environment.update(PIP_NO_INDEX="", PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
+
+    def make(*arguments):
+        command = [*cut, "make", *arguments, "PYTHON=./python", "ENVIRONMENTS=main", "ARGS=--some"]
+        return subprocess.run(
+            command, cwd=checkout.folder, env=environment, capture_output=True, text=True, timeout=120
+        )
+
+    assert make("bench").returncode != 0
+    for target, name in (("bench", "benchmark_all.py"), ("test", "pytest.py")):
+        shutil.rmtree(checkout.venv("main"), ignore_errors=True)
+        done = make(target, "BUNDLE=all")
+        assert done.returncode == 0, done.stderr
+        assert f"{name} 1 [" in done.stdout and "'--some']" in done.stdout
 
 
 def test_make_wants_a_bundle_that_is_there(tmp_path):
