@@ -491,6 +491,7 @@ def test_real_manifests(run, tmp_path, lhotse):
         (json.dumps({**cut("c", 1.0), "duration": "long"}).encode(), ["entry 1 (c)"]),
         (json.dumps({**cut("c", 1.0), "duration": float("nan")}).encode(), ["entry 1 (c)", "a duration of nan s"]),
         (json.dumps({**cut("c", 1.0), "recording": None}).encode(), ["entry 1"]),
+        (json.dumps(cut("c", 1.0, supervision("s", "c", 0, 1, "\ud800"))).encode(), ["entry 1 (c)", "surrogates"]),
         (
             json.dumps({key: value for key, value in cut("c", 1.0).items() if key != "recording"}).encode(),
             ["entry 1 (c)", "neither features nor a recording"],

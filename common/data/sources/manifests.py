@@ -252,10 +252,12 @@ def beside(path: Path) -> Optional[Path]:
 
 
 def _text(supervisions: List[Any], counts: Counter) -> str:
-    """The texts in time order, joined by a space; "" where there is none.  Counts unusual cases."""
+    """The texts in time order, joined by a space; "" where there is none.  Counts unusual cases.  Raises ValueError for
+    half of a surrogate pair, which JSON can hold, and which has no tokens."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
+    text.encode()
     if not in_time:
         counts["without_supervision"] += 1
     elif not text:
