@@ -6,7 +6,9 @@ The commands run in the suite's own folder, on a file SHOWN that holds the code 
 from __future__ import annotations
 
 import importlib
-from typing import Optional
+from functools import cache
+from pathlib import Path
+from typing import FrozenSet, Optional
 
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
@@ -34,9 +36,14 @@ def effort(name: str) -> int:
     environment = environments.ENVIRONMENTS[implementation.environment]
     if environment.optional:
         return 1
-    lines = (ROOT / environment.requirements).read_text(encoding="utf-8").splitlines()
-    locked = {line.partition("==")[0].replace("-", "_") for line in lines}
-    return 0 if implementation.built or implementation.package in locked else 2
+    return 0 if implementation.built or implementation.package in _locked(ROOT / environment.requirements) else 2
+
+
+@cache
+def _locked(path: Path) -> FrozenSet[str]:
+    """Names of the packages in a lock; read once, as each finding of a matrix asks for those of several rows."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return frozenset(line.partition("==")[0].replace("-", "_") for line in lines)
 
 
 def source(name: str) -> str:
