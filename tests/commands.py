@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import forked
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 
@@ -19,8 +21,11 @@ def command(script, *arguments):
 
 def run(script, *arguments, **options):
     """Run a script to its end; stdout and stderr as text."""
-    options = {"timeout": 600, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    return subprocess.run(command(script, *arguments), text=True, **options)
+    options = {"timeout": 600, "cwd": ROOT, **options}
+    line = command(script, *arguments)
+    done = forked.run(line, **options) if options.keys() == {"timeout", "cwd"} else None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return done or subprocess.run(line, **{**pipes, **options})
 
 
 def start(script, *arguments, **options):

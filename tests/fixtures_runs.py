@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence
 
+from commands import run
 from fixtures_traces import write
 
 from common.records import schema, store
@@ -256,15 +255,19 @@ def traced_run(folder, *texts, name="torchaudio", **head):
 
 
 def garbled(folder: Path, times: int) -> Iterator[None]:
-    """Damage values of the records of a run on disk, another way each time; the same ways in every test."""
+    """Damage values of the records of a run on disk, another way each time; the same ways in every test.  Each kind of
+    record is as likely as any other: a run has many samples, and one of most others."""
     whole = (folder / schema.FILE_NAME).read_text().splitlines()
+    kinds: Dict[str, List[int]] = {}
+    for place, line in enumerate(whole):
+        kinds.setdefault(json.loads(line)["record"], []).append(place)
     values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
     value = re.compile(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])')
     for seed in range(times):
         chance = random.Random(seed)
         lines = list(whole)
         for _ in range(chance.choice([1, 1, 5])):
-            place = chance.randrange(len(lines))
+            place = chance.choice(chance.choice(list(kinds.values())))
             field = chance.choice(list(value.finditer(lines[place])))
             lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
         (folder / schema.FILE_NAME).write_text("\n".join(lines) + "\n")
@@ -274,10 +277,8 @@ def garbled(folder: Path, times: int) -> Iterator[None]:
 def summarize(*arguments, code=0, cwd=None, environment=None, details=True):
     """What summarize.py prints: all of it, or with details=False what fits a screen."""
     arguments = [*arguments, *(["--details"] if details else [])]
-    done = subprocess.run(
-        [sys.executable, str(COMMAND), *map(str, arguments)], capture_output=True, cwd=cwd, env=environment
-    )
-    out, err = done.stdout.decode(), done.stderr.decode()
+    done = run(COMMAND, *arguments, **{"cwd": cwd or Path.cwd(), **({"env": environment} if environment else {})})
+    out, err = done.stdout, done.stderr
     assert done.returncode == code, out + err
     assert "Traceback" not in err
     return out if code != 2 else err

@@ -104,7 +104,7 @@ def test_what_did_not_run_on_a_machine_says_so_there(tmp_path):
 
 def test_garbled_records_never_crash_the_section(tmp_path):
     side_by_side(tmp_path)
-    for _ in garbled(tmp_path / "l2", 60):
+    for _ in garbled(tmp_path / "l2", 30):
         assert "Some CPU" in page_of(tmp_path)
 
 

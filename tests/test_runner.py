@@ -144,13 +144,13 @@ def test_records_that_cannot_be_resumed_are_one_line(tmp_path):
         run_of["torchaudio"].add([*correctness(), *memory(1)])
         folder = run_of["torchaudio"].folder
     resumed = 0
-    for _ in garbled(folder, 300):
+    for _ in garbled(folder, 120):
         try:
             with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
                 resumed += run_of["torchaudio"].status != "" and not run_of["torchaudio"].is_done("trace")
         except UserError as error:
             assert "\n" not in str(error)
-    assert 10 < resumed < 250
+    assert 10 < resumed < 110
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])

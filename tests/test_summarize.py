@@ -97,7 +97,7 @@ def test_records_that_cannot_be_read_are_an_error_row_beside_the_others(tmp_path
 
 def test_garbled_records_never_crash_any_format(tmp_path):
     folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
-    for _ in garbled(folder, 400):
+    for _ in garbled(folder, 150):
         for format in FORMATS:
             assert render(rows([tmp_path]), format)
 
