@@ -5,16 +5,13 @@ A crash, a kill, an OOM, a hang or a missing package costs only that implementat
 what is measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
 """
 
-import sys
-from pathlib import Path
-
 from common.cli import benchmark, flags, listing
 from common.cli.parser import Parser, add_choice, chosen
 from common.core.guard import guarded
 
 
 def main() -> int:
-    parser = Parser(prog=Path(sys.argv[0]).name, description=__doc__)
+    parser = Parser(description=__doc__)
     parser.shorten(flags.short(parser.prog, __doc__, chooses=True))
     add_choice(parser)
     parser.add_argument(

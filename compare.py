@@ -53,7 +53,6 @@ def parser() -> argparse.ArgumentParser:
         prog="compare.py",
         description=DESCRIPTION,
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="compare.py [options] BASELINE NEW | --in LOG A B | --rev A --rev B [-- BENCHMARK FLAGS]",
     )
     result.add_argument(

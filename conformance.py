@@ -36,7 +36,7 @@ JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
 
 def parser() -> Parser:
-    result = Parser(prog=Path(sys.argv[0]).name, description=__doc__)
+    result = Parser(description=__doc__)
     names = tuple(one.name for one in with_variants())
     standard = tuple(one.name for one in with_variants() if not one.template)
     result.add_argument(

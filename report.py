@@ -20,7 +20,7 @@ EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for b
 
 
 def parser() -> Parser:
-    result = Parser(prog=Path(sys.argv[0]).name, description=DESCRIPTION, epilog=EXIT_CODES)
+    result = Parser(description=DESCRIPTION, epilog=EXIT_CODES)
     result.add_argument(
         "log",
         nargs="*",

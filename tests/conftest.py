@@ -23,3 +23,14 @@ def tiny_shapes(tmp_path):
     path = tmp_path / "tiny.pt"
     torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(12)], dtype=torch.int32), path)
     return path
+
+
+@pytest.fixture
+def as_before():
+    """A job sets up torch for its process, which is this one."""
+    import torch
+
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)

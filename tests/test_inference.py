@@ -26,6 +26,7 @@ from common.report.inference import sections
 from common.tables import inference as tables
 from common.traces import spans
 
+pytestmark = pytest.mark.usefixtures("as_before")
 MIB = 2**20
 LIBRISPEECH = SHARED / "librispeech"
 REAL = LIBRISPEECH / "1089-134686-0001.flac"
@@ -383,15 +384,6 @@ def test_the_shipped_configurations_are_right(path):
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """A job sets up torch for its process, which is this one."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
 
 
 def measured(path, log, *words, code=0, executor=None):

@@ -26,6 +26,7 @@ from common.plots.pipeline import figures
 from common.report.pipeline import sections
 from common.system import perf
 
+pytestmark = pytest.mark.usefixtures("as_before")
 LIBRISPEECH = SHARED / "librispeech"
 
 STAGES = """
@@ -75,15 +76,6 @@ def wrong(rows):
 def make_wrong():
     return wrong
 """
-
-
-@pytest.fixture(autouse=True)
-def as_before():
-    """A job sets up torch for its process, which is this one."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from common.analysis.model_run import ModelRun, environment_of
 from common.core import inference as grid
 from common.core.errors import UserError
 from common.core.statistics import median, quantile
@@ -17,7 +18,6 @@ from common.records import model_run, schema, store
 from common.records.schema import (
     Call,
     CallMemory,
-    Environment,
     InferenceHeader,
     JobLine,
     OutputCheck,
@@ -76,18 +76,10 @@ class Cell:
 
 
 @dataclass
-class Inference:
-    """cells: all of the grid; environment: of one of the jobs; reason: why the file could not be read, else empty."""
+class Inference(ModelRun[InferenceHeader]):
+    """cells: all of the grid."""
 
-    path: Path
-    header: Optional[InferenceHeader] = None
     cells: List[Cell] = field(default_factory=list)
-    environment: Optional[Environment] = None
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.header.name if self.header else self.path.parent.name
 
     @property
     def axes(self) -> Dict[str, List[Any]]:
@@ -133,8 +125,7 @@ def read(path: Path) -> Inference:
         return Inference(path, reason=str(error))
     except (LookupError, TypeError, ValueError) as error:
         return Inference(path, reason=f"{path}: its grid cannot be read ({type(error).__name__}); {store.ANEW}")
-    about = next((one for one in reversed(records) if isinstance(one, Environment)), None)
-    return Inference(path, header, every, about)
+    return Inference(path, header, environment_of(records), cells=every)
 
 
 def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> Cell:

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from common.analysis.model_run import ModelRun, environment_of
 from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.records import model_run, schema, store
-from common.records.schema import Call, CallMemory, Environment, JobLine, Operations, PipelineHeader
+from common.records.schema import Call, CallMemory, JobLine, Operations, PipelineHeader
 
 
 @dataclass
@@ -47,19 +48,11 @@ class Example(NamedTuple):
 
 
 @dataclass
-class Pipeline:
-    """stages: in their order; examples: all of them; reason: why the file could not be read, else empty."""
+class Pipeline(ModelRun[PipelineHeader]):
+    """stages: in their order; examples: all of them."""
 
-    path: Path
-    header: Optional[PipelineHeader] = None
     stages: List[Costs] = field(default_factory=list)
     examples: List[Example] = field(default_factory=list)
-    environment: Optional[Environment] = None
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.header.name if self.header else self.path.parent.name
 
     @property
     def whole(self) -> Costs:
@@ -138,5 +131,5 @@ def read(path: Path) -> Pipeline:
         examples.append(Example(name, end.status if end else "not run", (end.reason or "") if end else ""))
         if end and end.status == "ok":
             well.append(lines)
-    about = next((one for one in reversed(records) if isinstance(one, Environment)), None)
-    return Pipeline(path, header, [costs(name, well) for name in header.stages], examples, about)
+    stages = [costs(name, well) for name in header.stages]
+    return Pipeline(path, header, environment_of(records), stages=stages, examples=examples)

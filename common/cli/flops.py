@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from common.analysis import flops
@@ -36,12 +35,7 @@ PSEUDO_SAMPLES = 160000
 
 
 def parser() -> Parser:
-    result = Parser(
-        prog=Path(sys.argv[0]).name,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     result.add_argument(
         "model",
         nargs="?",

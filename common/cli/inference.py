@@ -70,11 +70,9 @@ DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
 
 def parser() -> Parser:
     result = Parser(
-        prog=Path(sys.argv[0]).name,
         usage="%(prog)s [CONFIG] [--key=value ...] [flags]",
         description=DESCRIPTION,
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = result.add_argument_group("the model and its grid").add_argument
@@ -149,7 +147,7 @@ def _one_of(choices: Sequence[str]) -> Any:
 
 def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
     """overrides: the words "--key=value" that are no flags."""
-    here = model_run.python()
+    here = model_run.python("torchaudio", "yaml")
     config = configured(arguments.config, overrides)
     python = _named(config["pretrained_model"]["environment"]) or here
     device = interpreters.resolve_device(arguments.device, [python])

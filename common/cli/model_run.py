@@ -42,8 +42,13 @@ def add_flags(parser: Parser, folder: str) -> None:
     )
     add("--resume", action="store_true", help="continue the newest run of the same: what ended well is not run again")
     add("--format", choices=FORMATS, default="table", help="of what is printed. Default: table")
-    add("--png", action="store_true", help="write the charts as PNGs too")
     add("--quiet", action="store_true", help="no progress")
+    add_files(add, folder)
+
+
+def add_files(add: Callable[..., object], folder: str) -> None:
+    """add: `add_argument` of a group; folder: as in `add_flags`."""
+    add("--png", action="store_true", help="write the charts as PNGs too")
     add(
         "--log-dir",
         type=flag_types.path,
@@ -53,10 +58,10 @@ def add_flags(parser: Parser, folder: str) -> None:
     )
 
 
-def python() -> Path:
-    """The Python of the processes: this one, after going on in that of `make setup` where this one lacks a package.
-    Raises UserError."""
-    if interpreters.lacks("torch", "torchaudio", "yaml"):
+def python(*packages: str) -> Path:
+    """The Python of the processes: this one, after going on in that of `make setup` where this one lacks torch or one
+    of `packages`.  Raises UserError."""
+    if interpreters.lacks("torch", *packages):
         interpreters.continue_in("main")
     if interpreters.lacks("torch"):
         raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")

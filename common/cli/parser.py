@@ -23,7 +23,8 @@ from common.data import provenance
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line; short: what --help shows, where --help-all shows every flag."""
+    """argparse, but an error is one line; short: what --help shows, where --help-all shows every flag.  With an epilog
+    of several lines, description and epilog are printed as they are."""
 
     short = ""
 
@@ -44,7 +45,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *of: Any, **more: Any):
         safe_streams()  # before --help or an error is printed
-        super().__init__(*of, **more)
+        if "\n" in (more.get("epilog") or ""):
+            more.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(*of, **{"prog": Path(sys.argv[0]).name, **more})
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")

@@ -75,12 +75,7 @@ MODEL_TYPES = {
 
 
 def parser() -> Parser:
-    result = Parser(
-        prog=Path(sys.argv[0]).name,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     result.add_argument_group("the stages").add_argument(
         "--config",
         type=flag_types.path,
@@ -130,7 +125,7 @@ def _dataset(result: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
-    python = model_run.python()
+    python = model_run.python("torchaudio", "yaml")
     if arguments.write_subsets:
         return _write_subsets(arguments)
     from common.models import examples

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Tuple
 
 from common.analysis.profile import profile
-from common.cli import flag_types
+from common.cli import flag_types, model_run
 from common.cli.flags import BOOL
 from common.cli.parser import Parser
 from common.core import paths, settings
@@ -51,12 +51,7 @@ LOSS = "fast_rnnt-pruned"
 
 
 def parser() -> Parser:
-    result = Parser(
-        prog=Path(sys.argv[0]).name,
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
     _batches(result)
     _model(result)
     _labels(result)
@@ -149,14 +144,7 @@ def _run(result: Parser) -> None:
     add(
         "--limits", **BOOL, default=True, help="measure the device's matrix rate, which 'of limit' needs. Default: true"
     )
-    add("--png", action="store_true", help="write the charts as PNGs too")
-    add(
-        "--log-dir",
-        type=flag_types.path,
-        default=paths.ROOT / "log",
-        metavar="DIR",
-        help="where the run makes its folder, profile-<size>. Default: log/ beside this script",
-    )
+    model_run.add_files(add, "profile-<size>")
 
 
 def _pairs(metavar: str) -> Dict[str, Any]:
@@ -177,11 +165,7 @@ def _sizes(text: str) -> Tuple[str, List[int]]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    if interpreters.lacks("torch", "torchaudio"):
-        interpreters.continue_in("main")
-    if interpreters.lacks("torch"):
-        raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")
-    device = interpreters.resolve_device(arguments.device, [Path(sys.executable)])
+    device = interpreters.resolve_device(arguments.device, [model_run.python("torchaudio")])
     size = PRESETS[device.partition(":")[0]]
     for key, value in size.items():
         if getattr(arguments, key) is None:

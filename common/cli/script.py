@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Optional, Sequence
 
 
@@ -18,7 +16,6 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
     from common.core.guard import guarded
 
     parser = Parser(
-        prog=Path(sys.argv[0]).name,
         description=description,
         epilog="docs/reading.md tells how to read the table; summarize.py prints it again for any log folder.",
     )

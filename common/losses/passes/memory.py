@@ -22,10 +22,9 @@ from common.measure import memory
 def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
     """``memory`` records of every scope and batch, after one small step that loads what is loaded once.  `context`:
     common.losses.context.Context."""
-    scopes = context.settings.scopes
+    scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
     for scope in scopes[-1:] if context.loops_in_python else scopes:
         context.step(scope, context.batches[0], utterances=1).run()
-        heavy = heaviest(context.all_batches, context.batches)
         for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
