@@ -64,18 +64,19 @@ def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -
         yield from map(work, items)
         return
     context = multiprocessing.get_context("fork")  # `work` may hold gigabytes, which the processes share
-    processes, idle = [], []
+    processes: List[Any] = []
+    idle: List[Connection] = []
     at_work: Dict[Connection, int] = {}
     results: Dict[int, Tuple[str, Any]] = {}
     told = 0
     try:
-        for _ in range(jobs):
-            ours, theirs = context.Pipe()
-            processes.append(context.Process(target=_serve, args=(theirs, work, os.getpid()), daemon=True))
-            processes[-1].start()
-            theirs.close()
-            idle.append(ours)
         for number, item in enumerate(items):
+            if not idle and len(processes) < jobs:
+                ours, theirs = context.Pipe()
+                processes.append(context.Process(target=_serve, args=(theirs, work, os.getpid()), daemon=True))
+                processes[-1].start()
+                theirs.close()
+                idle.append(ours)
             while not idle or number - told >= AHEAD * jobs:
                 idle += _collect(at_work, results)
                 while told in results:
