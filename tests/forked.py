@@ -83,7 +83,7 @@ def run(command, cwd, timeout=600):
     """As subprocess.run of [sys.executable, script, ...]; None where no server has what the script imports."""
     name = Path(command[1]).name
     modules = READERS if name.startswith("benchmark_") else IMPORTS.get(name)
-    if modules is None or "COVERAGE_RUN" in os.environ or not Path(command[1]).is_relative_to(ROOT):
+    if modules is None or not Path(command[1]).is_relative_to(ROOT):
         return None
     server = SERVERS.get(modules) or SERVERS.setdefault(modules, Server(modules))
     return server.run(command, cwd, timeout) if server.variables == variables() else None
