@@ -9,5 +9,5 @@ from common.cli import inference
 from common.core.guard import guarded
 
 if __name__ == "__main__":
-    arguments, overrides = inference.parser().parse_known_args()
+    arguments, overrides = inference.parsed(sys.argv[1:])
     sys.exit(guarded("profile_inference.py", lambda: inference.main(arguments, overrides)))

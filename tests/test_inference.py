@@ -310,6 +310,13 @@ def test_values_of_the_command_line_are_over_those_of_the_file(tmp_path):
     assert found[grid.BATCH] == [1, 2, 3] and found[grid.SECONDS] == [0.5, 2] and found["export_logs"] is False
 
 
+def test_an_override_may_have_spaces():
+    given = ["--batch_sizes=[1, 2]", "--threads=1", "--example_audio= null"]
+    flags, overrides = cli.parsed(given)
+    assert (flags.config, flags.threads) == (cli.DEFAULT, (1,)) and set(overrides) == {given[0], given[2]}
+    assert cli.configured(flags.config, overrides)["profiling_dimensions"][grid.BATCH] == [1, 2]
+
+
 def test_a_file_beside_the_configuration_is_found(tmp_path):
     write_wave(tmp_path / "a.wav", [1] * 100)
     path = config_file(
@@ -394,7 +401,7 @@ def measured(path, log, *words, code=0, executor=None):
         *"--device cpu --quiet --threads 1 --max-seconds 0.05 --max-samples 6".split(),
         *words,
     ]
-    flags, overrides = cli.parser().parse_known_args([str(path), *given])
+    flags, overrides = cli.parsed([str(path), *given])
     assert guarded("x", lambda: cli.main(flags, overrides, executor or InProcess())) == code
     (found,) = analysis.find([log]) if code != 2 else (None,)
     return found

@@ -68,6 +68,18 @@ TYPES = (
 DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
 
 
+def parsed(words: Sequence[str]) -> Tuple[argparse.Namespace, List[str]]:
+    """(the flags, the overrides).  argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG."""
+    own = parser()
+    spaced = [
+        word
+        for word in words
+        if word.startswith("--") and " " in word and word.partition("=")[0] not in own._option_string_actions
+    ]
+    arguments, others = own.parse_known_args([word for word in words if word not in spaced])
+    return arguments, [*others, *spaced]
+
+
 def parser() -> Parser:
     result = Parser(
         usage="%(prog)s [CONFIG] [--key=value ...] [flags]",

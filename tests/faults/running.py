@@ -305,9 +305,92 @@ def limits(seed: int, folder: Path) -> None:
     place.resumed()
 
 
+SMALL = ["layers=1", "encoder_dim=16", "heads=2", "feed_forward=16", "decoder_dim=16", "joiner_dim=16", "vocab_size=9"]
+#: Other commands that measure, and what they leave: a new one is a line.  {log}: their log folder; {shapes}: a shape
+#: file.  The last words are of a second call, which goes on after the fault.
+MEASURERS: Tuple[Tuple[List[str], str, List[str]], ...] = (
+    (
+        ["profile_inference.py", "--audio_mockup_secs=[0.1]", "--batch_sizes=[1]", "--arguments={layers: 1, dim: 16}"]
+        + ["--max-seconds", "0.05", "--log-dir", "{log}"],
+        "*/inference.jsonl",
+        ["--resume"],
+    ),
+    (
+        ["pipeline_metrics.py", "--made-seconds", "0.1,0.2", "--repeats", "1", "--log-dir", "{log}"],
+        "*/pipeline.jsonl",
+        ["--resume"],
+    ),
+    (
+        ["profile_model.py", "--shape-file", "{shapes}", "--steps", "1", "--trace-steps", "1", "--limits", "false"]
+        + [word for one in SMALL for word in ("--size", one)]
+        + ["--log-dir", "{log}"],
+        "*/*.json",
+        [],
+    ),
+    (
+        ["conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", "{log}"],
+        "conformance.json",
+        [],
+    ),
+)
+
+
+@functools.lru_cache(maxsize=len(MEASURERS))
+def _seconds_of(which: int) -> float:
+    """How long a command of MEASURERS takes where no fault meets it."""
+    place, since = Place(Path(tempfile.mkdtemp(prefix="measured-"))), time.monotonic()
+    check(place.run(_measurer(place, which)), (0,))
+    return time.monotonic() - since
+
+
+def _measurer(place: Place, which: int) -> List[str]:
+    return [
+        word.replace("{log}", str(place.log)).replace("{shapes}", str(place.shapes)) for word in MEASURERS[which][0]
+    ]
+
+
+def measurers(seed: int, folder: Path) -> None:
+    """Another command that measures is stopped, has no room, or nobody listens; called again it comes to its end."""
+    which, fault = seed % len(MEASURERS), ("signal", "room", "streams")[seed // len(MEASURERS) % 3]
+    chance, place = random.Random(f"measurers {seed}"), Place(folder)
+    words, (_, result, again) = _measurer(place, which), MEASURERS[which]
+    number, size = chance.choice(list(STOPPED)), 4096 * chance.randrange(1, 8)
+    options: Dict[str, Any] = {}
+    if fault == "room":
+
+        def limit() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+        options["preexec_fn"] = limit
+    elif fault == "streams":
+        options["preexec_fn"] = lambda: [os.close(number) for number in (1, 2)]
+    process = place.start(words, **options)
+    if fault == "signal":
+        time.sleep(chance.uniform(0.0, _seconds_of(which)))
+        if process.poll() is None:
+            process.send_signal(number)
+    done = ended(process)
+    check(done, (STOPPED[number], -number, 0) if fault == "signal" else CODES)
+    killed = done.code == -signal.SIGKILL
+    place.nothing_is_left(scratch=not killed)
+    for path in place.log.rglob("*.jsonl") if place.log.exists() else ():
+        lines = path.read_bytes().split(b"\n")
+        require(all(map(json.loads, lines[:-1])), f"{path.name}: a broken line")
+        require(killed or not lines[-1], f"{path.name}: half a line is left")
+    started = any(place.log.glob(result)) if place.log.exists() else False
+    last = place.run([*words, *(again if started else [])])
+    if started and last.code == 2 and "--resume" in last.err:  # its first line was not written yet
+        last = place.run(words)
+    check(last, (0,))
+    require(any(place.log.glob(result)), f"no {result}")
+    place.nothing_is_left(scratch=not killed)
+
+
 #: By name: the faults, and how many of a thousand and some.
 KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
     "signals": (signals, 12),
+    "measurers": (measurers, 3 * len(MEASURERS)),
     "disks": (disks, 6),
     "adapters": (adapters, len(ADAPTERS)),
     "streams": (streams, 28),
