@@ -86,8 +86,8 @@ class Browser:
         )
 
     def screenshot(self, path: Path, height: int) -> None:
-        """The upper `height` pixels of the page, seen or not, as PNG."""
-        clip = {"x": 0, "y": 0, "width": self.js("document.documentElement.clientWidth"), "height": height, "scale": 1}
+        """The upper `height` pixels of the page, seen or not, as PNG: laid out without a scroll bar."""
+        clip = {"x": 0, "y": 0, "width": self.js("innerWidth"), "height": height, "scale": 1}
         taken = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path.write_bytes(base64.b64decode(taken["data"]))
 
