@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from fixtures_conformance import made
+from fixtures_model_runs import write_inference, write_pipeline
 from fixtures_runs import correctness, memory, timing, traced_run, write_run
 from fixtures_sweeps import write_sweep
 from fixtures_traces import MIB, kineto, span, steps
@@ -88,6 +89,8 @@ def base(log: Path) -> Path:
     (log / "k2-30" / "packed.11.pt.trace.json.gz").write_bytes(gzip.compress(window.encode()))
     write_run(log / "fast_rnnt-pruned-30", "fast_rnnt-pruned", exact=False, run_id="one run")
     write_sweep(log / "sweep-vocab-size", {"vocab_size": [500, 1000, 2000]}, ["torchaudio", "k2"])
+    write_inference(log)
+    write_pipeline(log, "pipeline-made", ["ASR", "TTS"], {"a": {"ASR": ([0.1], 9, 8), "TTS": ([0.2], 9, 8)}})
     outcomes = {
         "ragged": Outcome("pass", loss_error=1e-7),
         "no-target": Outcome("differs", "loss 1", 0.5, 0.5, "print()"),
@@ -179,6 +182,13 @@ def traces(seed: int, folder: Path) -> None:
     log, file, _, chance = _damaged(seed, folder, "*/*.pt.trace.json*")
     _others_are_read(log, file)
     _read_by(tuple(chance.sample(READERS, 2)), log, folder)
+
+
+def model_runs(seed: int, folder: Path) -> None:
+    """A damaged inference.jsonl or pipeline.jsonl beside records that are whole."""
+    log, file, _, chance = _damaged(seed, folder, "*/[ip]*.jsonl")
+    _others_are_read(log, file)
+    _read_by((READERS[0], READERS[3], chance.choice(READERS)), log, folder)
 
 
 def matrices(seed: int, folder: Path) -> None:
@@ -292,6 +302,7 @@ KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
     "sweeps": (sweeps, 150),
     "traces": (traces, 150),
     "matrices": (matrices, 80),
+    "models": (model_runs, 60),
     "killed": (killed, 150),
     "resumed": (resumed, 100),
     "shapes": (shape_files, 60),
