@@ -24,6 +24,7 @@ OLDEST_PYTHON = {
     "viewer": "3.10",
     "nemo": "3.10",
     "silero": "3.10",
+    "ray": "3.11",
     "dev": "3.10",
 }
 OPTIONS = (

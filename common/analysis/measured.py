@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -63,10 +64,11 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
     trace = newest(jobs, Trace)
     traced = newest({trace.job: jobs[trace.job]}, Environment) if trace else None
     numbers = _profiled(trace, folder) if traces else Profiled()
-    limits = [line for line in records if isinstance(line, Limits)]
+    node_of = {job: line.node for job, lines in jobs.items() for line in lines if isinstance(line, Environment)}
     batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
     at_size = correctness.at_size if correctness else None
-    least = roofline.of_run(limits, str(header.kind), batches, header.settings, samples, at_size)
+    alike, limits = _of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
+    least = roofline.of_run(limits, str(header.kind), batches, header.settings, alike, at_size)
     status, reason = _status(jobs, header, correctness, numbers)
     flagged = sum(bool(sample.flags) for sample in samples)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
@@ -92,7 +94,7 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         stages={scope: stages for scope in SCOPES if (stages := _stages(samples, scope))},
         **_rates(samples, batches),
         stopped=_stopped([line for line in well if isinstance(line, schema.Stop)]),
-        round_medians_ms={scope: _round_medians(samples, scope) for scope in SCOPES},
+        round_medians_ms={scope: _round_medians(samples, scope, node_of) for scope in SCOPES},
         samples=len(samples),
         flagged_samples=flagged,
         rounds=len({sample.round for sample in samples}),
@@ -257,10 +259,29 @@ def _stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
     return {scope: {why: reasons.count(why) for why in dict.fromkeys(reasons)} for scope, reasons in found.items()}
 
 
-def _round_medians(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Dict[str, float]]:
-    """round -> batch -> median; text, as JSON keeps keys."""
+def _of_one_device(
+    samples: Sequence[schema.Sample], limits: Sequence[Limits], node_of: Mapping[str, Optional[str]]
+) -> Tuple[List[schema.Sample], List[Limits]]:
+    """Those of the device that has the most samples: its limits divide no other device's times."""
+    count = Counter(node_of.get(sample.job) for sample in samples)
+    if len(count) < 2 and not any(count):
+        return list(samples), list(limits)
+    node = max(count, key=lambda one: count[one])
+    alike = [sample for sample in samples if node_of.get(sample.job) == node]
+    return alike, [line for line in limits if line.node == node]
+
+
+def _round_medians(
+    samples: Sequence[schema.Sample], scope: str, node_of: Mapping[str, Optional[str]]
+) -> Dict[str, Dict[str, float]]:
+    """round -> batch -> median; text, as JSON keeps keys.  Of several devices a round is named with its own, so that
+    it is paired with none of another device."""
+
+    def name(sample: schema.Sample) -> str:
+        return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
+
     mine = (sample for sample in samples if sample.scope == scope)
-    rounds = gathered_twice((str(sample.round), str(sample.batch), sample.ranked_ns / 1e6) for sample in mine)
+    rounds = gathered_twice((name(sample), str(sample.batch), sample.ranked_ns / 1e6) for sample in mine)
     return {
         name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in rounds.items()
     }

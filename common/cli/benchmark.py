@@ -12,10 +12,10 @@ from common.cli import ending, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import settings, workloads
-from common.core.errors import UserError
-from common.core.implementations import find
+from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.settings import Settings
 from common.core.text import count
+from common.jobs import cluster
 from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.plan import plan
@@ -24,7 +24,6 @@ from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
-from common.setup import interpreters
 from common.tables import answer, results, search
 
 
@@ -32,23 +31,42 @@ def benchmark(
     names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str] = (), executor: Optional[Executor] = None
 ) -> int:
     """Measure the implementations `names` as the flags say and print the table; returns the exit code.  own: those of
-    the script that was started, which prefer the Python it was started with; executor: default Local."""
-    executor = executor or Local()
+    the script that was started, which prefer the Python it was started with; executor: default as --executor says."""
+    if executor or arguments.executor == "local":
+        return measured(names, arguments, own, executor or Local())
+    if arguments.in_place:
+        raise UserError("--in-place: is of this machine; each node of --executor ray has its own environments")
+    controls = _with_controls(arguments)
+    with cluster.kinds(arguments.ray_address, arguments.device.partition(":")[0], names, controls) as kinds:
+        codes = [EXIT_OK]
+        for kind in kinds:
+            if codes[-1] not in (EXIT_OK, EXIT_FAILED):  # Ctrl-C
+                break
+            if not arguments.quiet:
+                print(f"on {count(len(kind.devices), 'device')}: {kind.label}", file=sys.stderr)
+            codes.append(measured(names, arguments, own, kind))
+    return max(codes)
+
+
+def _with_controls(arguments: argparse.Namespace) -> bool:
+    return not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard()
+
+
+def measured(names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str], executor: Executor) -> int:
+    """On the devices of one executor."""
     given = parser.given_settings(arguments)
-    python_of = {
-        name: interpreters.choose(find(name), in_place=arguments.in_place, prefer_here=name in own) for name in names
-    }
-    pythons = [choice.python for choice in python_of.values() if choice.python]
-    device = interpreters.resolve_device(arguments.device, pythons)
-    if not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard():
-        python_of.update(interpreters.controls(python_of, device))
+    python_of = executor.choose(names, arguments.in_place, own)
+    device = executor.resolve_device(arguments.device, python_of)
+    if _with_controls(arguments):
+        python_of.update(executor.controls(python_of, device))
         names = list(python_of)
     if arguments.sweep:
         if arguments.find_largest:
             raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
     resolved = settings.resolve(given, device)
-    more = {"memory_limit": memory_limit(resolved)} if resolved.find_largest else {}
+    more = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
+    more.update({"machine": executor.machine} if executor.machine else {})
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, more) as run_of:
         if not arguments.quiet:
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)

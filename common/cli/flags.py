@@ -118,6 +118,9 @@ the run
   --timeout S: seconds after which one process of one implementation is ended and its row says timeout. Default: 1800
   --resume: continue the newest unfinished run, or sweep, with the same settings instead of starting one
   --in-place: run everything in this Python, with what it has installed; use no environment of `make setup`
+  --executor: where jobs run: local, one after the other on this machine; ray, on every device of a Ray cluster, whose
+    nodes have a checkout of this suite (docs/clusters.md). Default: local
+  --ray-address auto|HOST:PORT: of the cluster's head; auto: the one that runs on this machine. Default: auto
   --quiet: no progress on stderr; the table still goes to stdout
   --details: print the whole table, and stages, options, limits, errors and notes below it, as in details.txt of
     --log-dir. Default: what they come to, on one screen
@@ -179,6 +182,8 @@ TAKES: Dict[str, Any] = {
     "--allocator": ("reuse", "system"),
     "--l2": ("cold", "warm"),
     "--limits": BOOL,
+    "--executor": {"choices": ("local", "ray"), "default": "local"},
+    "--ray-address": {"default": "auto"},
     "--schedule": types.schedule,
     "--gzip-traces": settings.GZIP_TRACES,
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},

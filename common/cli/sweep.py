@@ -48,7 +48,11 @@ def benchmark(
     _check(axes, settings_of)
     shared = grid.shared(settings_of, axes)
     log_dir = arguments.log_dir
-    file = resume(axes, shared, log_dir) if arguments.resume else start(axes, shared, names, log_dir)
+    file = (
+        resume(axes, shared, log_dir, executor.machine)
+        if arguments.resume
+        else start(axes, shared, names, log_dir, executor.machine)
+    )
 
     def measure() -> None:
         took: List[float] = []  # seconds, of the cells that had something to measure

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Callable, List
+from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from common.core.implementations import find
 from common.core.settings import Settings
 from common.jobs.spec import Runnable
 from common.records.schema import Record
+from common.setup import interpreters
+from common.setup.interpreters import Choice
+from common.system import memory
 
 
 class Interrupted(KeyboardInterrupt):
@@ -19,7 +23,22 @@ class Interrupted(KeyboardInterrupt):
         self.records = records
 
 
+class Lost(Exception):
+    """The device is gone, and with it the job that ran there; it runs no more.  began: had that job begun?"""
+
+    def __init__(self, reason: str, began: bool):
+        super().__init__(reason)
+        self.began = began
+
+
 class Executor(ABC):
+    """machine: of its devices, where they are not of this machine; label: which device it is, where there are several;
+    here: its jobs run on this machine, one after the other."""
+
+    machine: Optional[Record] = None
+    label = ""
+    here = True
+
     @abstractmethod
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
@@ -27,4 +46,32 @@ class Executor(ABC):
         """Run a job to its end and return its records, the last of which is its status.  python: the interpreter of its
         process; folder: of the run, where traces go; timeout: seconds; note: called now and then with how far the job
         is.  Whatever ends the process becomes a status.  Raises UserError for a mistake in the user's input that the
-        process found, and Interrupted."""
+        process found, Interrupted, and Lost."""
+
+    def lanes(self) -> Sequence[Executor]:
+        """One for each device: each carries out one job at a time, all of them at once."""
+        return [self]
+
+    def stop(self) -> None:
+        """From another thread: the job that runs is to end now, as Interrupted.  Here Ctrl-C reaches it by itself."""
+        return
+
+    def choose(self, names: Sequence[str], in_place: bool, own: Sequence[str]) -> Dict[str, Choice]:
+        """The Python of each implementation.  own: those that prefer the running Python."""
+        return {name: interpreters.choose(find(name), in_place=in_place, prefer_here=name in own) for name in names}
+
+    def resolve_device(self, wanted: str, python_of: Mapping[str, Choice]) -> str:
+        """See interpreters.resolve_device.  Raises UserError."""
+        return interpreters.resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
+
+    def memory(self) -> Tuple[Optional[int], Optional[int]]:
+        """Bytes of the machine's memory, and of what is free of it; None where that is not told."""
+        return memory.total_memory(), memory.available_memory()
+
+    def controls(self, python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
+        """See interpreters.controls."""
+        return interpreters.controls(python_of, device)
+
+    def with_newest_torch(self, pythons: Mapping[str, Path]) -> Optional[str]:
+        """See interpreters.with_newest_torch."""
+        return interpreters.with_newest_torch(pythons)

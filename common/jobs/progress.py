@@ -28,7 +28,7 @@ class Progress:
 
     def __init__(self, quiet: bool):
         self.quiet, self.finished, self.total = quiet, 0, 0
-        self.since = time.monotonic()
+        self.since: Dict[str, float] = {}  # of what runs: when it began
         self.coming: List[Like] = []
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
         self.bar: Optional[Any] = None
@@ -52,7 +52,7 @@ class Progress:
             self.bar.reset(total=self.total)
 
     def start(self, what: str) -> None:
-        self.since = time.monotonic()
+        self.since[what] = time.monotonic()
         if self.bar is not None:
             self.bar.set_description_str(what)
             self.note("")
@@ -69,7 +69,7 @@ class Progress:
             self.bar.update()
 
     def done(self, what: str, status: str, reason: Optional[str], like: Optional[Like] = None) -> None:
-        seconds = time.monotonic() - self.since
+        seconds = time.monotonic() - self.since.pop(what)
         if like is not None and status == "ok":
             self.took[like].append(seconds)
         if like is not None and status != "ok":  # nor will its later ones run

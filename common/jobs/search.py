@@ -10,18 +10,20 @@ the records alone, so that --resume tries nothing twice.
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from collections import deque
+from itertools import groupby
+from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core import units
 from common.core.errors import UserError
 from common.core.settings import Settings
+from common.jobs.executor import Executor
 from common.jobs.session import Session
 from common.jobs.spec import Job
 from common.records import store
 from common.records.run import Run
 from common.records.schema import Environment
 from common.records.search import OUTCOMES, TOO_LARGE, answers, bounds
-from common.system import memory
 
 #: The search ends when the largest size that fits and the smallest that does not are this close, as a fraction.
 TOLERANCE = 0.05
@@ -44,13 +46,13 @@ def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Op
     return low if fits is None and fails > low else None
 
 
-def memory_limit(settings: Settings) -> Dict[str, Any]:
+def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> Dict[str, Any]:
     """The ``memory_limit`` of the run's header.  bytes: None on CUDA, where the worker knows the device and the
-    ``probe`` records tell.  Raises UserError for more than there is."""
+    ``probe`` records tell.  total, available: bytes of memory, see Executor.memory.  Raises UserError for more than
+    there is."""
     source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
     if settings.device != "cpu":
         return {"bytes": None, "source": source}
-    total, available = memory.total_memory(), memory.available_memory()
     if total is None or available is None:
         raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells how much memory there is")
     if settings.memory_limit is None:
@@ -126,20 +128,22 @@ class Searches:
 
     def run(self) -> None:
         """As far as they are not done yet.  Raises Interrupted and UserError."""
-        runs = self.session.run_of.items()
-        searches = [Search(name, run, self.session.settings) for name, run in runs if self._correct(name, run)]
+        runs = self.session.run_of
+        wrong = [name for name, run in runs.items() if not run.is_done("correctness")]
+        self.session.each(wrong, self._correct)
+        right = {name: run for name, run in runs.items() if run.is_done("correctness")}
+        searches = [Search(name, run, self.session.settings) for name, run in right.items()]
         while True:
-            for search in searches:
-                self._probe(search)
+            self.session.each(searches, self._probe)
             if self._time(searches):
                 return
 
-    def _correct(self, name: str, run: Run) -> bool:
-        return run.is_done("correctness") or self.session.carry_out(Job(name, "correctness")) == "ok"
+    def _correct(self, lane: Executor, name: str) -> None:
+        self.session.carry_out(Job(name, "correctness"), lane)
 
-    def _probe(self, search: Search) -> None:
+    def _probe(self, lane: Executor, search: Search) -> None:
         while (job := search.next_probe()) is not None:
-            search.failed = self.session.carry_out(job) not in OUTCOMES
+            search.failed = self.session.carry_out(job, lane) not in OUTCOMES
 
     def _time(self, searches: Sequence[Search]) -> bool:
         """The rounds at each one's size; False when one of them did not fit after all: its search goes on."""
@@ -148,10 +152,16 @@ class Searches:
         self.order.shuffle(jobs)
         jobs.sort(key=lambda pair: pair[1].round or 0)  # stable: shuffled within each round
         too_large: Set[str] = set()
-        for search, job in jobs:
-            if search.name not in too_large and not search.untimed:
-                status = self.session.carry_out(job)
-                if status in TOO_LARGE:
-                    too_large.add(search.name)
-                search.untimed = status not in OUTCOMES
+
+        def serve(lane: Executor, of_round: Deque[Tuple[Search, Job]]) -> None:
+            while of_round:
+                search, job = of_round[0]
+                if search.name not in too_large and not search.untimed:
+                    status = self.session.carry_out(job, lane)
+                    if status in TOO_LARGE:
+                        too_large.add(search.name)
+                    search.untimed = status not in OUTCOMES
+                of_round.popleft()
+
+        self.session.each([deque(alike) for _, alike in groupby(jobs, key=lambda pair: pair[1].round)], serve)
         return not too_large

@@ -1,31 +1,41 @@
-"""Carries out the jobs of a run, one after the other, and keeps what they measure.
+"""Carries out the jobs of a run, on every device of its executor, and keeps what they measure.
 
-A job that crashes, hangs, is killed or runs out of memory costs only its own row.
+A job that crashes, hangs, is killed or runs out of memory costs only its own row.  A round of the timing pass stays on
+one device, as far as that lives.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import List, Mapping, Optional, Sequence, Set
+from threading import RLock
+from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core.settings import Settings
 from common.core.text import plain
-from common.jobs.executor import Executor, Interrupted
+from common.jobs.executor import Executor, Interrupted, Lost
 from common.jobs.progress import Progress, Standing
 from common.jobs.spec import Job
+from common.jobs.spread import Item, spread
 from common.records import store
 from common.records.run import Run
 from common.records.schema import Record
 from common.setup import interpreters
 from common.traces import files
 
+#: Jobs that one device carries out in this order.
+Chain = Deque[Job]
+
 
 @dataclass
 class Session:
-    """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job."""
+    """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job.
+
+    lock: of runs and progress, which all devices write to; unlimited: devices whose limits are to be measured; lost:
+    jobs that ran on a device which died."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -34,81 +44,113 @@ class Session:
     progress: Progress
     executor: Executor
     warned: Set[str] = field(default_factory=set)
+    lock: RLock = field(default_factory=RLock)
+    unlimited: Set[str] = field(default_factory=set)
+    lost: Set[Tuple[str, str]] = field(default_factory=set)
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation
-        are skipped.  with_limits: measure the device's limits before the first timing job.
+        are skipped.  with_limits: measure a device's limits before its first timing job.
 
         Raises Interrupted, and UserError for a mistake of the user's (a broken shape file, say).
         """
         pending = self.pending(jobs)
         with_limits = with_limits and any(job.pass_name == "timing" for job in pending)
-        limits = [("limits", "limits")] if with_limits else []
+        self.unlimited = {lane.label for lane in self.executor.lanes()} if with_limits else set()
+        limits = [("limits", "limits")] * len(self.unlimited)
         self.progress.expect([*limits, *((job.implementation, job.pass_name) for job in pending)])
         standing = Standing({name: run.header.kind or "exact" for name, run in self.run_of.items()})
-        for (pass_name, number), of_round in groupby(pending, key=lambda job: (job.pass_name, job.round)):
-            for job in of_round:
-                if self.run_of[job.implementation].failed:
-                    self.progress.skip((job.implementation, job.pass_name))
-                    continue
-                if with_limits and pass_name == "timing":
-                    with_limits = False
-                    self.limits()
-                self.carry_out(job, standing)
-            if pass_name == "timing" and len(standing.ms) > 1:
-                self.progress.say(f"so far, after round {number}: {standing.words()}")
+
+        def serve(lane: Executor, chain: Chain) -> None:
+            pass_name, number = chain[0].pass_name, chain[0].round
+            while chain:
+                self._next(lane, chain[0], standing)
+                chain.popleft()
+            with self.lock:
+                if pass_name == "timing" and len(standing.ms) > 1:
+                    self.progress.say(f"so far, after round {number}: {standing.words()}")
+
+        for correctness in (True, False):  # no time without it
+            self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)
+
+    def each(self, items: Iterable[Item], serve: Callable[[Executor, Item], None]) -> None:
+        """See spread."""
+        spread(self.executor.lanes(), items, serve)
+
+    def _next(self, lane: Executor, job: Job, standing: Standing) -> None:
+        with self.lock:
+            if self.run_of[job.implementation].failed:
+                self.progress.skip((job.implementation, job.pass_name))
+                return
+            limits = job.pass_name == "timing" and lane.label in self.unlimited
+            self.unlimited -= {lane.label} if limits else set()
+        if limits:
+            self.limits(lane)
+        self.carry_out(job, lane, standing)
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
         """Those that are not done yet, of implementations that can run."""
         runs = [self.run_of[job.implementation] for job in jobs]
         return [job for job, run in zip(jobs, runs) if not run.failed and not run.is_done(job.name)]
 
-    def carry_out(self, job: Job, standing: Optional[Standing] = None) -> str:
-        """Run one job and keep its records; returns its status.  Raises Interrupted and UserError."""
+    def carry_out(self, job: Job, lane: Executor, standing: Optional[Standing] = None) -> str:
+        """Run one job and keep its records; returns its status.  Raises Interrupted, UserError, and Lost where the job
+        may run once more."""
         title = f"{job.implementation} {job.name}"
         run, choice = self.run_of[job.implementation], self.python_of[job.implementation]
-        self.progress.start(title)
+        with self.lock:
+            self.progress.start(title)
         if choice.python is None:
-            run.add(job.status("missing", choice.reason))
+            records = [job.status("missing", choice.reason)]
         else:
             try:
-                records = self._execute(job)
+                records = self._execute(job, lane)
             except Interrupted as interruption:
-                self._keep(job, interruption.records)
+                with self.lock:
+                    self._keep(job, interruption.records)
                 raise
+            except Lost as error:
+                if not error.began or (job.implementation, job.name) not in self.lost:
+                    self.lost |= {(job.implementation, job.name)} if error.began else set()
+                    raise
+                records = [job.status("error", f"{error}, as did another that ran it before")]
+        with self.lock:
             self._keep(job, records)
             self._warn(records)
             if standing and job.pass_name == "timing":
                 standing.add(job.implementation, records)
-        end = run.last_status
-        self.progress.done(title, end.status, end.reason, (job.implementation, job.pass_name))
+            end = run.last_status
+            self.progress.done(title, end.status, end.reason, (job.implementation, job.pass_name))
         return end.status
 
-    def limits(self) -> None:
-        """Measure what the device does at best, in the newest torch of the run, and add the ``limits`` record to every
-        run that goes on.  A failure is not fatal: then there is no "% of limit".  Raises Interrupted."""
+    def limits(self, lane: Executor) -> None:
+        """Measure what a device does at best, in the newest torch of the run, and add the ``limits`` record to every
+        run that goes on.  A failure is not fatal: then there is no "% of limit".  Raises Interrupted and Lost."""
         pythons = {name: choice.python for name, choice in self.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not self.run_of[name].failed}
-        name = interpreters.with_newest_torch(pythons)
+        name = self.executor.with_newest_torch(pythons)
         if name is None:
             self.progress.skip()
             return
         job = Job(name, "limits", subject="device")
-        self.progress.start(job.name)
-        *records, status = self._execute(job)
+        title = " of ".join(filter(None, [job.name, lane.label]))
+        with self.lock:
+            self.progress.start(title)
+        *records, status = self._execute(job, lane)
         if not records:
             reason = f"{status['status']}: {status['reason']}"
             records = [{"record": "limits", "reason": reason}]
         of_all = [{key: value for key, value in record.items() if key != "job"} for record in records]
-        for name in pythons:
-            with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
-                self.run_of[name].add(of_all)
-        self.progress.done(job.name, status["status"], status["reason"], ("limits", "limits"))
+        with self.lock:
+            for name in pythons:
+                with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then
+                    self.run_of[name].add(of_all)
+            self.progress.done(title, status["status"], status["reason"], ("limits", "limits"))
 
-    def _execute(self, job: Job) -> List[Record]:
+    def _execute(self, job: Job, lane: Executor) -> List[Record]:
         python, folder = self.python_of[job.implementation].python, self.run_of[job.implementation].folder
         assert python is not None
-        return self.executor.execute(job, python, folder, self.settings, self.timeout, self.progress.note)
+        return lane.execute(job, python, folder, self.settings, self.timeout, self.progress.note)
 
     def _keep(self, job: Job, records: Sequence[Record]) -> None:
         """What is left of traces that failed goes first: they may have filled the disk."""
@@ -124,3 +166,12 @@ class Session:
                 if warning not in self.warned:
                     self.warned.add(warning)
                     print(f"warning: {plain(warning)}", file=sys.stderr)
+
+
+def _chains(jobs: Iterable[Job]) -> List[Chain]:
+    """A round of the timing pass, whose times are paired, is one chain; any other job is one of its own."""
+    found: List[Chain] = []
+    for (pass_name, _), alike in groupby(jobs, key=lambda job: (job.pass_name, job.round)):
+        chain = deque(alike)
+        found += [chain] if pass_name == "timing" else [deque([job]) for job in chain]
+    return found

@@ -16,6 +16,7 @@ SUBJECTS = {
     "device": "common.measure.peaks",
     "inference": "common.models.inference",
     "pipeline": "common.models.pipeline",
+    "sleep": "benchmarks.sleeping",
 }
 
 #: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.

@@ -24,17 +24,18 @@ def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> bool:
             run.add(refusal)
         elif limits and not any(isinstance(record, Limits) for record in run.records):
             run.add(limits)
-    return limits is not None
+    return bool(limits)
 
 
-def _limits(sweep: SweepFile, run: SweepRun) -> Optional[Record]:
+def _limits(sweep: SweepFile, run: SweepRun) -> List[Record]:
+    """One for each device."""
     wanted = run.header.settings
     for (cell, _), other in sweep.runs.items():
         if all(other.header.settings.get(key) == wanted.get(key) for key in OF_LIMITS):
-            for record in other.records:
-                if isinstance(record, Limits):
-                    return {"reused_from": cell, **schema.as_written(record)}
-    return None
+            found = [record for record in other.records if isinstance(record, Limits)]
+            if found:
+                return [{"reused_from": cell, **schema.as_written(record)} for record in found]
+    return []
 
 
 def _refusal(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:

@@ -152,10 +152,16 @@ def claim_again(path: Path) -> Claim:
     return claim
 
 
-def about() -> Dict[str, Any]:
-    """The keys of a file's first record that tell where and by which revision it is measured."""
+def about(of: Optional[Record] = None) -> Dict[str, Any]:
+    """The keys of a file's first record that tell where and by which revision it is measured.  of: the machine, where
+    that is not this one."""
     revision, dirty = machine.git_state(ROOT)
-    return {"git_revision": revision, "git_dirty": dirty, "machine": machine.describe()}
+    return {"git_revision": revision, "git_dirty": dirty, "machine": of or machine.describe()}
+
+
+def is_of(head: FirstLine, of: Optional[Record]) -> bool:
+    """Was it measured on machines of this kind?  None: on this one, or not told."""
+    return of is None or all(getattr(head.machine, key, None) == of.get(key) for key in ("cpu", "cores", "gpu"))
 
 
 def now() -> str:
@@ -170,8 +176,9 @@ def header(name: str, settings: Settings, run_id: str, started: str, more: Mappi
     return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
-def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[str, Path]:
-    """Files of the newest run under `log_dir` with the same settings, by implementation; UserError without any."""
+def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
+    """Files of the newest run under `log_dir` with the same settings, on the machine `of`, by
+    implementation; UserError without any."""
     as_written = json.loads(json.dumps(settings.to_json()))
     found: Dict[str, Dict[str, Path]] = {}
     started: Dict[str, str] = {}
@@ -180,7 +187,7 @@ def _resumable(names: Sequence[str], settings: Settings, log_dir: Path) -> Dict[
         head = store.first(path)
         if not isinstance(head, Header):
             unreadable.append(path.parent.name)
-        elif head.name in names and head.settings == as_written:
+        elif head.name in names and head.settings == as_written and is_of(head, of):
             found.setdefault(head.run_id, {})[head.name] = path
             started[head.run_id] = head.started
     warn_of_unreadable(unreadable, log_dir)
@@ -203,7 +210,7 @@ def open_runs(
     """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
     more: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError when
     there is nothing to resume, or when another process is measuring it."""
-    paths = _resumable(names, settings, log_dir) if resume else {}
+    paths = _resumable(names, settings, log_dir, (more or {}).get("machine")) if resume else {}
     run_id, started, shared = _shared_keys(next(iter(paths.values()), None), more or {})
     opened: Dict[str, Run] = {}
     try:

@@ -83,11 +83,13 @@ class Machine(Struct, kw_only=True, frozen=True):
     memory_bytes: Annotated[Optional[Bytes], of("of the whole machine")] = None
     os: Annotated[Optional[str], of("system, release and processor, as platform.platform() has them")] = None
     python: Annotated[Optional[str], of("version of the command's Python")] = None
+    gpu: Annotated[Optional[str], of("model of the GPUs that were used, with --executor ray")] = None
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
     """What the driver says of a GPU (NVML, where nvidia-ml-py is installed)."""
 
+    uuid: Annotated[Optional[str], of("of the GPU, as the driver has it")] = None
     driver: Annotated[Optional[str], of("version")] = None
     sm_mhz: Annotated[Optional[Count], of("clock at that moment")] = None
     sm_most_mhz: Annotated[Optional[Count], of("highest clock")] = None
@@ -311,6 +313,7 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
 class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     """Once for each job: where it ran and on what."""
 
+    node: Annotated[Optional[str], of("with --executor ray the device: its node, and the GPU's place")] = None
     python: Annotated[Optional[str], of("version")] = None
     torch: Annotated[Optional[str], of("version, with the local part")] = None
     implementation_version: Annotated[Optional[str], of("of the package")] = None
@@ -445,8 +448,9 @@ class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
 
 class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     """What the device does at best: at least one in each run that was timed, before its first round, the same in all
-    implementations of the run."""
+    implementations of the run; with --executor ray one for each device."""
 
+    node: Annotated[Optional[str], of("as in ``environment``")] = None
     torch: Annotated[Optional[str], of("version")] = None
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
     device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None

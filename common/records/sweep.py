@@ -65,10 +65,17 @@ class SweepFile:
             run.remove(self.path)
 
 
-def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str], log_dir: Path) -> SweepFile:
-    """A new sweep in a folder of its own.  shared: the settings that all cells have in common."""
+def start(
+    axes: Sequence[grid.Axis],
+    shared: Dict[str, Any],
+    names: Sequence[str],
+    log_dir: Path,
+    machine: Optional[Record] = None,
+) -> SweepFile:
+    """A new sweep in a folder of its own.  shared: the settings that all cells have in common; machine: where that is
+    not this one."""
     grid_ = {axis.key: list(axis.values) for axis in axes}
-    about = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.about()}
+    about = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.about(machine)}
     header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **about}
     claim = run.claim_folder(log_dir, "sweep-" + "_".join(grid.flag(axis.key) for axis in axes))
     path = claim.path.with_name(schema.SWEEP_FILE_NAME)
@@ -83,9 +90,11 @@ def start(axes: Sequence[grid.Axis], shared: Dict[str, Any], names: Sequence[str
     return SweepFile(path, typed, {}, claim)
 
 
-def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> SweepFile:
-    """The newest sweep under `log_dir` of this grid and settings.  UserError: none, or one being measured."""
-    path = _newest(_identity({axis.key: axis.values for axis in axes}, shared), log_dir)
+def resume(
+    axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path, machine: Optional[Record] = None
+) -> SweepFile:
+    """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
+    path = _newest(_identity({axis.key: axis.values for axis in axes}, shared), log_dir, machine)
     claim = run.claim_again(path)
     try:
         return SweepFile(path, *store.read_sweep(path), claim)
@@ -94,7 +103,7 @@ def resume(axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path) -> 
         raise
 
 
-def _newest(wanted: str, log_dir: Path) -> Path:
+def _newest(wanted: str, log_dir: Path, machine: Optional[Record]) -> Path:
     """The file of the newest sweep of this identity.  Raises UserError when there is none."""
     newest: Optional[Tuple[str, Path]] = None
     unreadable: List[str] = []
@@ -102,6 +111,8 @@ def _newest(wanted: str, log_dir: Path) -> Path:
         head = store.first(path)
         if not isinstance(head, SweepHeader):
             unreadable.append(path.parent.name)
+        elif not run.is_of(head, machine):
+            continue
         elif _identity(head.grid, head.settings) == wanted and (newest is None or head.started >= newest[0]):
             newest = head.started, path
     run.warn_of_unreadable(unreadable, log_dir)

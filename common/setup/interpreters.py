@@ -58,7 +58,7 @@ def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
         for one in fitting:
             own, there = python_of[one.name].python, environments.interpreter(environment)
             rows = [choice for name, choice in python_of.items() if find(name).environment == environment]
-            if own and there and Choice(there) in rows and _torch_version(own) != _torch_version(there):
+            if own and there and Choice(there) in rows and torch_version(own) != torch_version(there):
                 if all(_has(one, python, device) for python in (own, there)):
                     found[one.placed_in(environment).name] = Choice(there)
                     break
@@ -76,11 +76,11 @@ def _has(implementation: Implementation, python: Path, device: str) -> bool:
 def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
     """The first name in `pythons` whose Python has the newest torch; None without any.  Torch is not imported."""
     distinct = list(dict.fromkeys(pythons.values()))
-    versions = {python: _torch_version(python) if len(distinct) > 1 else () for python in distinct}
+    versions = {python: torch_version(python) if len(distinct) > 1 else () for python in distinct}
     return max(pythons, key=lambda name: versions[pythons[name]], default=None)
 
 
-def _torch_version(python: Path) -> Tuple[int, ...]:
+def torch_version(python: Path) -> Tuple[int, ...]:
     """(2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
     answer = output([str(python), "-c", code], timeout=120)

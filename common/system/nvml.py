@@ -5,9 +5,12 @@ Needs the package nvidia-ml-py, which no environment asks for.  Without it, or w
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from types import ModuleType
 from typing import Any, Callable, Dict, Optional
+
+from common.system.processes import output
 
 #: Bits of the throttle reasons (NVML's nvmlClocksThrottleReason...), in its words.
 REASONS = {
@@ -64,6 +67,7 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
     reasons = told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     ecc = told(lambda: nvml.nvmlDeviceGetEccMode(handle)[0])
     return {
+        "uuid": told(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
         "driver": told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
         "sm_mhz": told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
         "sm_most_mhz": told(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
@@ -72,6 +76,22 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
         "celsius": told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         "throttled_by": None if reasons is None else [word for bit, word in REASONS.items() if reasons & bit],
         "ecc": None if ecc is None else bool(ecc),
+    }
+
+
+def from_smi() -> Optional[Dict[str, Any]]:
+    """`name` and, as in `describe`, uuid, driver and clocks of the first GPU that this process may use, from
+    nvidia-smi, which comes with every driver.  None where it does not tell."""
+    which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    keys = ("name", "uuid", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
+    ask = ["nvidia-smi", f"--id={which}", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
+    told = [word.strip() for word in output(ask, timeout=30).strip().split(",")]
+    if len(told) != len(keys):
+        return None
+    clocks = [int(word) if word.isdigit() else None for word in told[3:]]
+    return {
+        **dict(zip(("name", "uuid", "driver"), told)),
+        **dict(zip(("sm_mhz", "sm_most_mhz", "memory_mhz"), clocks)),
     }
 
 

@@ -1,0 +1,49 @@
+"""Several pieces of work on several devices at once; on this machine alone, one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Callable, Dict, Iterable, Sequence, Tuple, TypeVar
+
+from common.core.errors import UserError
+from common.core.text import plain
+from common.jobs.executor import Executor, Lost
+
+Item = TypeVar("Item")
+
+
+def spread(lanes: Sequence[Executor], items: Iterable[Item], serve: Callable[[Executor, Item], None]) -> None:
+    """Call `serve` with each item on a lane that is free, in the order of the items.  An item whose lane is Lost is
+    served again on another: `serve` then goes on where it was.  Whatever else is raised, Ctrl-C too, stops all lanes
+    and is raised again once they have kept what they have.  Raises UserError when no lane is left."""
+    if len(lanes) == 1 and lanes[0].here:
+        for item in items:
+            serve(lanes[0], item)
+        return
+    waiting, free = deque(items), deque(lanes)
+    running: Dict[Future[None], Tuple[Executor, Item]] = {}
+    lost = ""
+    with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+        try:
+            while waiting or running:
+                while waiting and free:
+                    lane, item = free.popleft(), waiting.popleft()
+                    running[pool.submit(serve, lane, item)] = lane, item
+                if not running:
+                    raise UserError(f"no device is left ({lost}); start nodes again and go on with --resume")
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    lane, item = running.pop(future)
+                    try:
+                        future.result()
+                        free.append(lane)
+                    except Lost as error:
+                        lost = str(error)
+                        waiting.appendleft(item)
+                        print(f"warning: {plain(lost)}: left out from here on", file=sys.stderr, flush=True)
+        except BaseException:
+            for lane, _ in running.values():
+                lane.stop()
+            wait(running)
+            raise

@@ -1,0 +1,308 @@
+"""--executor ray on Ray nodes of this machine, which are killed for real.  The Python that has Ray is that of the ray
+environment, or of the variable RAY_PYTHON; without one these tests are skipped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import ROOT, assert_user_error, run, wait_for
+
+from benchmarks import local_cluster
+from benchmarks.cluster_speed import sleeping
+from common.analysis import logs
+from common.core import settings
+from common.core.errors import EXIT_INTERRUPTED, UserError
+from common.jobs import cluster, spread
+from common.jobs.executor import Executor, Lost
+from common.jobs.spec import Job, Task
+from common.records import store
+from common.records.schema import Environment, Status
+from common.setup import environments
+from common.system import nvml
+
+PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
+needs_ray = pytest.mark.skipif(PYTHON is None, reason=f"no Ray: {environments.reason('ray')}, or set RAY_PYTHON")
+NAMES = ("torchaudio", "reference")
+#: Spreads sleeping jobs, as a benchmark does its own: ADDRESS ROUNDS SECONDS LOG_DIR [--resume].
+SESSION = """
+import sys
+from pathlib import Path
+from benchmarks.cluster_speed import sleeping, spent
+from common.core.errors import EXIT_OK
+from common.core.guard import guarded
+address, rounds, seconds, log_dir, *resume = sys.argv[1:]
+pids = log_dir + "-pids"
+Path(pids).mkdir(exist_ok=True)
+jobs = sleeping(int(rounds), float(seconds), ("torchaudio", "reference"), pids)
+def body():
+    spent(address, jobs, Path(log_dir), quiet=False, resume=bool(resume))
+    return EXIT_OK
+sys.exit(guarded("session", body))
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """A cluster whose head runs no job, and a list of its nodes, two at first."""
+    with local_cluster.started(Path(PYTHON), 0) as there:
+        yield there, [there.add(), there.add()]
+
+
+def fresh(nodes):
+    """Where a test killed one, another takes its place."""
+    there, found = nodes
+    for place, node in enumerate(found):
+        try:
+            os.kill(node["raylet"], 0)
+            alive = Path(f"/proc/{node['raylet']}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            alive = False
+        if not alive:
+            found[place] = there.add()
+    return there, found
+
+
+def session(address, rounds, seconds, log_dir, *more):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), cluster.PYTHON: str(PYTHON)}
+    return subprocess.Popen(
+        [sys.executable, "-c", SESSION, address, str(rounds), str(seconds), str(log_dir), *more],
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(log_dir):
+    """(implementation, job, status) of every job that ended, in the order of the files."""
+    return [
+        (path.parent.name.rsplit("-", 1)[0], record.job, record.status)
+        for path in sorted(log_dir.glob("*/results.jsonl"))
+        for record in store.read(path)
+        if isinstance(record, Status)
+    ]
+
+
+def devices(log_dir):
+    """{job: node} of every implementation."""
+    return {
+        path.parent.name.rsplit("-", 1)[0]: {
+            record.job: record.node for record in store.read(path) if isinstance(record, Environment)
+        }
+        for path in sorted(log_dir.glob("*/results.jsonl"))
+    }
+
+
+@needs_ray
+def test_a_node_that_dies_costs_its_job_alone(nodes, tmp_path):
+    there, found = fresh(nodes)
+    process = session(there.address, 4, 1.5, tmp_path / "log")
+    wait_for(lambda: any(job.startswith("timing") for _, job, _ in ended(tmp_path / "log")), "timing job that ended")
+    there.kill(found[0]["raylet"])
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert f"{found[0]['id'][:8]} died" in said, said
+    jobs = ended(tmp_path / "log")
+    assert len(jobs) == len(set(jobs)) == 2 * 5  # each ended once
+    assert {status for _, _, status in jobs} == {"ok"}
+    used = {node for of in devices(tmp_path / "log").values() for node in of.values()}
+    assert any(found[1]["id"][:8] in node for node in used), used
+
+
+@needs_ray
+def test_a_killed_driver_resumes(nodes, tmp_path):
+    there, _ = fresh(nodes)
+    process = session(there.address, 3, 1.0, tmp_path / "log")
+    wait_for(lambda: len(ended(tmp_path / "log")) >= 4, "four jobs that ended")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = ended(tmp_path / "log")
+    again = session(there.address, 3, 1.0, tmp_path / "log", "--resume")
+    _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    after = ended(tmp_path / "log")
+    assert len(after) == len(set(after)) == 2 * 4 and set(before) < set(after)  # what had ended did not run again
+    of_rounds = devices(tmp_path / "log")
+    for number in (2, 3):
+        assert len({of[f"timing-{number}"] for of in of_rounds.values()}) <= 2
+
+
+@needs_ray
+def test_ctrl_c_ends_the_remote_workers_and_keeps_what_came(nodes, tmp_path):
+    there, _ = fresh(nodes)
+    process = session(there.address, 2, 40.0, tmp_path / "log")
+    pids = tmp_path / "log-pids"
+    wait_for(lambda: pids.exists() and len(list(pids.iterdir())) == 2, "two jobs on the nodes")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == EXIT_INTERRUPTED, said
+    assert [status for _, _, status in ended(tmp_path / "log")] == ["interrupted"] * 2
+    wait_for(lambda: not any(Path("/proc", pid.name).exists() for pid in pids.iterdir()), "end of the workers", 20)
+
+
+@needs_ray
+def test_a_node_whose_set_up_fails_is_left_out(nodes, tmp_path):
+    there, found = fresh(nodes)
+    broken = tmp_path / "checkout"
+    for part in ("common", "requirements", "fused_transducer"):
+        shutil.copytree(ROOT / part, broken / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("benchmark_*.py"):
+        shutil.copy(script, broken)
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
+    bad = there.add(TRANSDUCER_CHECKOUT=str(broken), **nowhere)
+    try:
+        process = session(there.address, 1, 0.1, tmp_path / "log")
+        _, said = process.communicate(timeout=120)
+    finally:
+        there.kill(bad["raylet"])
+    assert process.returncode == 0, said
+    assert f"{bad['id'][:8]} is left out" in said, said
+    assert not any(bad["id"][:8] in node for of in devices(tmp_path / "log").values() for node in of.values())
+    assert len(ended(tmp_path / "log")) == 4
+
+
+@needs_ray
+def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
+    """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node."""
+    there, _ = fresh(nodes)
+    own = tmp_path / "benchmark_flash.py"
+    shutil.copy(ROOT / "benchmark_mine.py", own)
+    log = tmp_path / "log"
+    flags = ["--preset", "quick", "--rounds", "1", "--scope", "step", "--passes", "correctness,timing,trace"]
+    through = ["--executor", "ray", "--ray-address", there.address]
+    environment = {**os.environ, cluster.PYTHON: str(PYTHON)}
+    done = run(
+        *("benchmark_all.py", "--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log, *through),
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    (row,) = logs.read([log]).rows
+    assert row.name == "flash" and row.status == "ok" and row.windows
+    told = row.environment
+    assert told.node and told.shape_file == str(tiny_shapes)
+    text = "".join(path.read_text() for path in log.glob("*/results.jsonl"))
+    assert ".build/carried" not in text
+
+
+@needs_ray
+def test_a_cluster_that_is_not_there_is_an_error(tmp_path):
+    environment = {**os.environ, cluster.PYTHON: str(PYTHON)}
+    flags = ("--only", "torchaudio", "--executor", "ray", "--ray-address", "127.0.0.1:9", "--log-dir", tmp_path / "log")
+    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray")
+
+
+def test_ray_needs_its_environment(tmp_path):
+    environment = {**os.environ, cluster.PYTHON: str(tmp_path / "none")}
+    flags = ("--only", "torchaudio", "--executor", "ray", "--log-dir", tmp_path / "log")
+    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", tmp_path / "none")
+
+
+class Simulated(Executor):
+    """A device that sleeps for each job and dies with one of them."""
+
+    here = False
+
+    def __init__(self, label, dies_with=None):
+        self.label, self.dies_with, self.done = label, dies_with, []
+
+    def execute(self, job, python, folder, settings, timeout, note):
+        time.sleep(0.01)
+        if job == self.dies_with:
+            raise Lost(f"{self.label} died", began=True)
+        self.done.append(job)
+        return []
+
+
+def serve(lane, job):
+    lane.execute(job, None, None, None, 0, None)
+
+
+def test_work_of_a_lost_device_goes_to_another():
+    one, other = Simulated("a", dies_with=0), Simulated("b")
+    spread.spread([one, other], range(8), serve)
+    assert one.done == [] and sorted(other.done) == list(range(8))
+
+
+def test_without_a_device_the_run_ends():
+    with pytest.raises(UserError, match="a died"):
+        spread.spread([Simulated("a", dies_with=1)], range(3), serve)
+
+
+def test_an_error_stops_what_is_not_begun():
+    lanes = [Simulated("a"), Simulated("b")]
+
+    def failing(lane, job):
+        serve(lane, job)
+        if job == 2:
+            raise UserError("broken")
+
+    with pytest.raises(UserError, match="broken"):
+        spread.spread(lanes, range(100), failing)
+    assert sum(len(lane.done) for lane in lanes) < 100
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Job("torchaudio", "throughput", 2, 8, 16, (("batch_size", 8),), 1000),
+        Task("a", "inference", {"batch": 2}, (("threads", 1),)),
+    ],
+)
+def test_a_job_on_the_wire_is_the_same_job(job):
+    from dataclasses import asdict
+
+    from common.jobs.node import runnable
+
+    kind = "job" if isinstance(job, Job) else "task"
+    assert runnable(json.loads(json.dumps({"kind": kind, **asdict(job)}))) == job
+
+
+def test_rounds_of_two_devices_are_not_paired(tmp_path):
+    """Of the same round on two devices nothing is paired; on one device all is."""
+    from common.analysis import ranking
+    from common.records.run import open_runs
+
+    chosen = settings.resolve({"preset": "quick"}, "cpu")
+
+    def records(name, factor, nodes):
+        found = [Job(name, "correctness").status("ok", "", 1)]
+        for number, node in enumerate(nodes, start=1):
+            of = {"job": f"timing-{number}"}
+            found.append({"record": "environment", "device": "cpu", "node": node, **of})
+            for batch in range(3):
+                time_ns = 1e6 * factor * (1 + number)
+                sample = {"scope": "step", "round": number, "batch": batch, "total_wall_ns": time_ns}
+                found.append({"record": "sample", **of, **sample})
+            found.append(Job(name, "timing", number).status("ok", "", 1))
+        return found
+
+    with open_runs(NAMES, chosen, tmp_path, False) as run_of:
+        run_of["torchaudio"].add(records("torchaudio", 1, ["a", "b", "a"]))
+        run_of["reference"].add(records("reference", 2, ["a", "a", "a"]))
+    rows = {row.name: row for row in logs.read([tmp_path], all_runs=True).rows}
+    ratio = ranking.over(rows["torchaudio"], rows["reference"], "step")
+    assert ratio.batches == 3 and len(ratio.new) == 2 and ratio.ratio == pytest.approx(2)
+
+
+def test_what_nvidia_smi_tells(monkeypatch, tmp_path):
+    """A made nvidia-smi: its answer is read, and anything else is nothing."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H200, GPU-1, 550.1, 1980, 1980, [N/A]'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    told = nvml.from_smi()
+    assert told["uuid"] == "GPU-1" and told["sm_mhz"] == 1980 and told["memory_mhz"] is None
+    program.write_text("#!/bin/sh\necho 'No devices were found'\n")
+    assert nvml.from_smi() is None
+
+
+def test_sleeping_jobs_are_those_of_a_run():
+    assert len(sleeping(3, 0.1, NAMES)) == 2 * 4
