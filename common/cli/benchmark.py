@@ -22,7 +22,7 @@ from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
-from common.records.run import Run, open_runs
+from common.records.run import NothingToResume, Run, open_runs
 from common.records.schema import MemoryLimit
 from common.tables import answer, results, search
 
@@ -44,7 +44,13 @@ def benchmark(
                 break
             if not arguments.quiet:
                 print(f"on {count(len(kind.devices), 'device')}: {kind.label}", file=sys.stderr)
-            codes.append(measured(names, arguments, own, kind))
+            try:
+                codes.append(measured(names, arguments, own, kind))
+            except NothingToResume:
+                if kind is kinds[0]:
+                    raise
+                anew = argparse.Namespace(**{**vars(arguments), "resume": False})  # the run was stopped before its turn
+                codes.append(measured(names, anew, own, kind))
     return max(codes)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 #: Where a node's checkout is, if it is not the one whose .venv holds Ray's Python.
 CHECKOUT = "TRANSDUCER_CHECKOUT"
 PIECE = 4 << 20  # bytes
+#: How long the cluster's head may take to answer.
+REACH_SECONDS = 10.0
 #: How long other work of the cluster may keep a device.
 BUSY_SECONDS = 60.0
 ADVICE = f"start Ray with the Python of .venv/ray of its checkout, or name the checkout in {CHECKOUT}"
@@ -178,6 +181,9 @@ def main(address: str, wanted: str) -> int:
     os.dup2(2, 1)
     gateway = Gateway(answers)
     try:
+        host, _, port = address.rpartition(":")
+        if port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
         gateway.write({"id": 0, "devices": gateway.take(wanted)})
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:

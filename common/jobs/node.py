@@ -138,6 +138,7 @@ def _as_named(record: Record, said: Mapping[str, str]) -> Record:
 
 def main() -> int:
     die_with_parent(int(sys.argv[1]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # threads of Ray's workers block some, which is inherited
     node = Node()
     signal.signal(signal.SIGINT, node.on_signal)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")

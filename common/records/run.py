@@ -32,6 +32,10 @@ from common.system.locks import Claim, Held
 LOCK_NAME = ".measuring.lock"
 
 
+class NothingToResume(UserError):
+    """--resume where no run of this kind is."""
+
+
 class Run:
     """Records of one implementation in the file `path`; every addition is written before the next job starts.
     existing: those in the file already; claim: the lock of the folder, where it is this run's alone; failed: did a job
@@ -192,7 +196,7 @@ def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Opti
             started[head.run_id] = head.started
     warn_of_unreadable(unreadable, log_dir)
     if not found:
-        raise UserError(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
+        raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
     return found[max(found, key=lambda run_id: started[run_id])]
 
 

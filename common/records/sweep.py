@@ -117,7 +117,9 @@ def _newest(wanted: str, log_dir: Path, machine: Optional[Record]) -> Path:
             newest = head.started, path
     run.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
-        raise UserError(f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out")
+        raise run.NothingToResume(
+            f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out"
+        )
     return newest[1]
 
 
