@@ -234,7 +234,14 @@ def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypat
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     told = nvml.describe("0")
-    expected = {"driver": "580.65", "sm_mhz": 345, "sm_most_mhz": 1980, "memory_mhz": 2619, "power_cap_watts": 700.0}
+    expected = {
+        "uuid": None,
+        "driver": "580.65",
+        "sm_mhz": 345,
+        "sm_most_mhz": 1980,
+        "memory_mhz": 2619,
+        "power_cap_watts": 700.0,
+    }
     assert told == {**expected, "celsius": 41, "throttled_by": ["idle", "power cap"], "ecc": None}
     assert nvml.describe(None) == told and nvml.describe("another") is None and fake.open == 0
     record = schema.typed({"record": "limits", "gpu": told})

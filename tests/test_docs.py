@@ -159,5 +159,8 @@ def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
     assert job.returncode == -15
     assert out.splitlines() == [
         "make setup BUNDLE=/scratch/a bundle",
-        "python benchmark_all.py --resume --log-dir log/losses",
+        "python benchmark_all.py --log-dir log/losses",
     ]
+    (tmp_path / "log" / "losses").mkdir(parents=True)  # submitted again
+    again = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    assert again.stdout.splitlines()[1] == "python benchmark_all.py --log-dir log/losses --resume"

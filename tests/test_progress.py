@@ -12,6 +12,8 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
     progress = Progress(quiet=True)
     progress.expect([("a", "correctness"), ("b", "correctness"), ("a", "timing"), ("b", "timing"), ("a", "timing")])
     assert progress.left() == ""
+    progress.start("a correctness")
+    progress.start("b correctness")  # on another device
     progress.done("a correctness", "ok", None, ("a", "correctness"))
     progress.took = {("a", "correctness"): [10.0]}
     assert progress.left() == "about 40 s left"  # nothing better is known
