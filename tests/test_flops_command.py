@@ -225,7 +225,10 @@ def test_what_is_not_counted(count, model, tmp_path):
         (["{model}:Encoder", "--method", "nosuch", "--input-shape", "4x3"], ["nosuch"]),
         (["{model}:Encoder"], ["--input-shape"]),
         (["--input-shape", "4x3"], ["MODEL"]),
-        (["{model}:Encoder", "--audio", "{folder}/empty"], ["empty"]),
+        (["{model}:Encoder", "--audio", "{folder}/empty"], ["empty", "no audio", ".wav"]),
+        (["{model}:Encoder", "--audio", "{folder}/nosuch"], ["nosuch", "no such file or folder"]),
+        (["{model}:Encoder", "--audio", "{folder}/damaged"], ["cannot read", "0.wav"]),
+        (["{model}:Encoder", "--args", "{folder}/wrong.yaml", "--input-shape", "4x3"], ["hiden", "hidden"]),
         (["{model}:Encoder", "--device", "gpu", "--input-shape", "4x3"], ["gpu"]),
         (["{folder}/other.py:Encoder", "--input-shape", "4x3"], ["other.py"]),
         (["s3prl:hubert", "--pseudo-input"], ["s3prl"]),
@@ -234,6 +237,9 @@ def test_what_is_not_counted(count, model, tmp_path):
 )
 def test_bad_input_is_one_line(count, model, tmp_path, arguments, words):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "0.wav").write_text("no audio")
+    (tmp_path / "wrong.yaml").write_text("hiden: 4\n")
     given = [word.format(model=model, folder=tmp_path) for word in arguments]
     assert_user_error(count(*given), *words)
 
