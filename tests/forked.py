@@ -28,11 +28,20 @@ READERS = (
     "common.tables.comparison",
     "common.tables.models",
 )
-TORCH = ("torch", "numpy", "torch.optim", "torchaudio", "matplotlib.figure", "common.cli.profile", "common.cli.flops")
+TORCH = (
+    "torch",
+    "numpy",
+    "torch.optim",
+    "torchaudio",
+    "matplotlib.figure",
+    "common.cli.profile",
+    "common.cli.flops",
+    "lhotse",
+)
 #: Each script that is forked -> what its server imports; those of the benchmarks are READERS too.
 IMPORTS = {
     **dict.fromkeys(("summarize.py", "report.py", "compare.py", "conformance.py"), READERS),
-    **dict.fromkeys(("train_tiny.py", "count_flops.py", "profile_model.py"), TORCH),
+    **dict.fromkeys(("train_tiny.py", "count_flops.py", "profile_model.py", "generate_shape_info.py"), TORCH),
 }
 
 
@@ -58,7 +67,7 @@ class Server:
     def run(self, command, cwd, timeout):
         with self.lock, ExitStack() as files:
             out, err = (files.enter_context(tempfile.NamedTemporaryFile("r", errors="strict")) for _ in range(2))
-            asked = {"command": command, "cwd": str(cwd), "files": [out.name, err.name]}
+            asked = {"command": command, "cwd": str(cwd), "files": [out.name, err.name], "PATH": os.environ["PATH"]}
             self.process.stdin.write(f"{json.dumps(asked)}\n".encode())
             self.process.stdin.flush()
             child = int(self.answers.readline())
@@ -72,8 +81,8 @@ class Server:
 
 
 def variables():
-    """Of the environment: a server has those it was started with."""
-    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    """Of the environment, those that a server has to be started with."""
+    return {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "PATH")}
 
 
 SERVERS = {}
@@ -97,6 +106,7 @@ def serve(answers):
         if not child:
             os.close(answers)
             os.chdir(asked["cwd"])
+            os.environ["PATH"] = asked["PATH"]  # lhotse changes it
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             for descriptor, path in enumerate(asked["files"], start=1):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run as run_script
 
 import generate_shape_info
 from common.data import shapes
@@ -66,14 +67,8 @@ def run(tmp_path, capsys):
 
 def command(*arguments, cwd, **environment):
     """The real command, as a user types it."""
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environment},
-    )
+    more = {"env": {**os.environ, **environment}} if environment else {}
+    return run_script(SCRIPT, *arguments, cwd=cwd, timeout=120, **more)
 
 
 def one_line_of_error(code, err, *words):
