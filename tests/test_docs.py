@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from common.analysis import logs, verdict
+from common.analysis.groups import groups
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])
 MKDOCS = ROOT / ".venv" / "dev" / "bin" / "mkdocs"
@@ -164,3 +167,22 @@ def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
     (tmp_path / "log" / "losses").mkdir(parents=True)  # submitted again
     again = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
     assert again.stdout.splitlines()[1] == "python benchmark_all.py --log-dir log/losses --resume"
+
+
+def test_the_pick_of_the_readme_is_that_of_its_records():
+    """The names, and the figures that are beside them, of the lines above the table."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    pick, _, folder = page.partition("**The pick")[2].partition("<!-- table of ")
+    (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
+    found, rows = verdict.of(group), {row.name: row for row in group}
+    assert f"Exact: **{found.fastest.row.name}**" in pick and found.fastest.row == found.smallest.row
+    assert f"If an approximation will do: **{found.approximate.row.name}**" in pick
+    ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
+    assert len(ratios) >= 3 and {name: f"{rows[name].over_fastest:.2f}" for name, _ in ratios} == dict(ratios)
+    low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", pick)[0]
+    against = rows[ratios[0][0]].against_fastest
+    assert (low, high) == (f"{against['low']:.2f}", f"{against['high']:.2f}")
+    peaks = [f"{row.peak_mb:.0f}" for row in (found.fastest.row, found.approximate.row)]
+    assert re.findall(r"(\d+) MB", pick) == peaks
+    gap = 100 * abs(found.approximate.row.approximation_gap)
+    assert re.findall(r"(\d+)% off", pick) == [f"{gap:.0f}"]
