@@ -298,7 +298,7 @@ def test_an_unknown_name_is_a_usage_error(checkout):
     assert stderr == "environments: error: no environment is named 'nope'; there are main, other, old, heavy\n"
 
 
-@pytest.mark.parametrize("name", ["main", "k2", "nemo", "silero", "viewer", "sources"])
+@pytest.mark.parametrize("name", ["main", "k2", "nemo", "silero", "ray", "viewer", "sources"])
 def test_lock_files_pin_everything_by_hash_and_name_no_index(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text().replace("\\\n", " ")
     options = ("#", "--only-binary :all:", "--no-binary antlr4-python3-runtime")

@@ -277,7 +277,8 @@ def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
 
 def test_no_more_than_there_is_can_be_asked_for():
     def limit_of(text):
-        return memory_limit(settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu"))
+        chosen = settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu")
+        return memory_limit(chosen, memory.total_memory(), memory.available_memory())
 
     available = memory.available_memory()
     assert limit_of("1GiB")["bytes"] == 2**30
