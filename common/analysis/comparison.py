@@ -259,7 +259,9 @@ def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str
     for run, side, rounds in ((pair.baseline, "the baseline", before), (pair.new, "the new side", after)):
         if not rounds:
             status, reason = run.failure or ("", "")
-            return f"{side} has no {scope} times" + (f": {status}: {reason}" if status else "; they were not asked for")
+            return f"{side} has no {scope} times" + (
+                f": {status}: {reason}" if status else "; its run did not measure them"
+            )
     return "no batch was timed on both sides in every round"
 
 
