@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Optional
 
@@ -23,6 +24,18 @@ def tiny_shapes(tmp_path):
     path = tmp_path / "tiny.pt"
     torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(12)], dtype=torch.int32), path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def same_variables():
+    """What a test, or a job within it, leaves in the environment is not there in the next."""
+    before = dict(os.environ)
+    yield
+    for name in {*os.environ, *before} - {"PYTEST_CURRENT_TEST"}:
+        if name not in before:
+            del os.environ[name]
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
 
 
 @pytest.fixture
