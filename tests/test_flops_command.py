@@ -421,3 +421,16 @@ def test_the_rules_are_told_and_the_documentation_has_them(count):
     assert "| mm bmm" in printed and "_scaled_dot_product_flash_attention" in printed
     plain = count("--rules").stdout
     assert "layer_norm" in plain and tables.rules([], "json") == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--rules"], ["torch.nn:Linear", "--arg", "in_features=3"]])
+def test_a_python_without_torch_is_a_line_or_goes_on_in_the_main_environment(arguments, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util, sys\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+        "sys.modules['torch'] = None\n"
+    )
+    given = [] if "--rules" in arguments else ["--arg", "out_features=5", "--input-shape", "2x3"]
+    done = run("count_flops.py", *arguments, *given, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert_user_error(done, "make setup")

@@ -11,6 +11,7 @@ from common.analysis import flops
 from common.cli import flag_types
 from common.cli.parser import Parser
 from common.core.errors import EXIT_OK, UserError
+from common.setup import interpreters
 from common.tables import flops as tables
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
@@ -153,6 +154,8 @@ def main(arguments: argparse.Namespace) -> int:
 
 def _count(arguments: argparse.Namespace) -> Tuple[Mapping[str, Any], List[tables.Bucket]]:
     """(the document of everything, the buckets of --audio or --pseudo-input)"""
+    interpreters.with_torch()
+
     from common.models import inputs, loading
     from common.models.counting import Counting
 
@@ -220,6 +223,8 @@ def _device(name: str) -> str:
 
 
 def _rules() -> List[Dict[str, str]]:
+    interpreters.with_torch()
+
     from common.measure.flops import counter, rules  # noqa: F401  (the counter fills the table)
 
     return [

@@ -159,7 +159,7 @@ def _one_of(choices: Sequence[str]) -> Any:
 
 def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
     """overrides: the words "--key=value" that are no flags."""
-    here = model_run.python("torchaudio", "yaml")
+    here = interpreters.with_torch("torchaudio", "yaml")
     config = configured(arguments.config, overrides)
     python = _named(config["pretrained_model"]["environment"]) or here
     device = interpreters.resolve_device(arguments.device, [python])

@@ -23,7 +23,6 @@ from common.plots.style import Figure
 from common.records.run import Run, remove
 from common.report import page
 from common.report.section import Section
-from common.setup import interpreters
 
 FORMATS = ("table", "markdown", "csv", "json")
 
@@ -56,16 +55,6 @@ def add_files(add: Callable[..., object], folder: str) -> None:
         metavar="DIR",
         help=f"where the run makes its folder, {folder}. Default: log/ beside this script",
     )
-
-
-def python(*packages: str) -> Path:
-    """The Python of the processes: this one, after going on in that of `make setup` where this one lacks torch or one
-    of `packages`.  Raises UserError."""
-    if interpreters.lacks("torch", *packages):
-        interpreters.continue_in("main")
-    if interpreters.lacks("torch"):
-        raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")
-    return Path(sys.executable)
 
 
 def finish(

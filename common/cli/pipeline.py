@@ -125,7 +125,7 @@ def _dataset(result: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
-    python = model_run.python("torchaudio", "yaml")
+    python = interpreters.with_torch("torchaudio", "yaml")
     if arguments.write_subsets:
         return _write_subsets(arguments)
     from common.models import examples

@@ -165,7 +165,7 @@ def _sizes(text: str) -> Tuple[str, List[int]]:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    device = interpreters.resolve_device(arguments.device, [model_run.python("torchaudio")])
+    device = interpreters.resolve_device(arguments.device, [interpreters.with_torch("torchaudio")])
     size = PRESETS[device.partition(":")[0]]
     for key, value in size.items():
         if getattr(arguments, key) is None:

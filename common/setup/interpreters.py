@@ -108,6 +108,16 @@ def continue_in(environment: str) -> None:
         os.execv(str(managed), [str(managed), *sys.argv])
 
 
+def with_torch(*packages: str) -> Path:
+    """The Python of a command that needs torch: this one, after going on in that of `make setup` where this one lacks
+    torch or one of `packages`.  Raises UserError."""
+    if lacks("torch", *packages):
+        continue_in("main")
+    if lacks("torch"):
+        raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")
+    return Path(sys.executable)
+
+
 class Sight(NamedTuple):
     """What the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
 
