@@ -8,21 +8,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
 
 from common.core.errors import UserError
-from common.core.paths import not_a_file
+from common.core.files import read_text
 
 Mapped = Dict[str, Any]
 
 
 def read(path: Path) -> Mapped:
     """The mapping in a YAML file.  Raises UserError."""
-    problem = not_a_file(path)
-    try:
-        text = "" if problem else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    if problem:
-        raise UserError(f"cannot read {path}: {problem}")
-    found = parsed(text, str(path))
+    found = parsed(read_text(path), str(path))
     if not isinstance(found, dict):
         raise UserError(f"{path}: give keys and values, such as `general:`, not {type(found).__name__}")
     return found

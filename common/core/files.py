@@ -10,12 +10,24 @@ from pathlib import Path
 from typing import BinaryIO, Callable, List, Tuple, Union
 
 from common.core.errors import UserError
+from common.core.paths import not_a_file
 
 #: Of a flag of open(2): a link that someone put in the place of a file is not followed.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: What a file gets: its text or bytes, or what writes them to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
+
+
+def read_text(path: Path) -> str:
+    """Of a file in UTF-8; a pipe or a device is none.  Raises UserError."""
+    problem = not_a_file(path)
+    try:
+        if not problem:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    raise UserError(f"cannot read {path}: {problem}")
 
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:

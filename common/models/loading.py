@@ -16,6 +16,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 import torch
 
 from common.core.errors import NotRunnable, UserError
+from common.core.files import read_text
 from common.core.paths import not_a_file
 from common.core.text import first_line
 
@@ -66,14 +67,7 @@ def _parts(name: str, forms: str) -> Tuple[str, str]:
 
 def read_arguments(path: Path) -> Dict[str, Any]:
     """The mapping in a YAML or JSON file.  Raises UserError."""
-    problem = not_a_file(path)
-    try:
-        text = "" if problem else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    if problem:
-        raise UserError(f"cannot read {path}: {problem}")
-    found = parse_value(text, str(path))
+    found = parse_value(read_text(path), str(path))
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"{path}: give a mapping of the constructor's arguments, such as `hidden_size: 256`")
     return found
