@@ -44,6 +44,12 @@ def first_line(error: BaseException) -> str:
     return said(" ".join(lines[: 1 + lines[0].endswith(":")]))
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
 def short(cell: str, longest: int = LONGEST_CELL) -> str:
     return cell if len(cell) <= longest else cell[: longest - 3] + "..."
 

@@ -25,6 +25,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from common.core.text import reason_of
+
 #: Where a node's checkout is, if it is not the one whose .venv holds Ray's Python.
 CHECKOUT = "TRANSDUCER_CHECKOUT"
 PIECE = 4 << 20  # bytes
@@ -135,7 +137,7 @@ class Gateway:
         try:
             found = self._answer(self.devices[message["lane"]], message)
         except (RayError, OSError) as error:
-            found = {"died": _in_short(error)}
+            found = {"died": reason_of(error)}
         self.write({"id": message["id"], **found})
 
     def _answer(self, device: Any, message: Dict[str, Any]) -> Dict[str, Any]:
@@ -170,11 +172,6 @@ class Gateway:
             raise
 
 
-def _in_short(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
 def main(address: str, wanted: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends this process by closing stdin
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -187,7 +184,7 @@ def main(address: str, wanted: str) -> int:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
         gateway.write({"id": 0, "devices": gateway.take(wanted)})
     except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-        gateway.write({"id": 0, "failed": _in_short(error)})
+        gateway.write({"id": 0, "failed": reason_of(error)})
         return 1
     with ThreadPoolExecutor(max_workers=max(1, 2 * len(gateway.devices))) as pool:
         for line in sys.stdin:

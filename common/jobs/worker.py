@@ -15,16 +15,10 @@ from typing import Any, Callable, Dict, Tuple
 
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, UserError, WrongResult
 from common.core.paths import ROOT
-from common.core.text import said
+from common.core.text import reason_of, said
 from common.jobs.spec import SUBJECTS
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
-
-
-def reason_of(error: BaseException) -> str:
-    """The first line of an error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def own_line(error: BaseException, script: str) -> str:
