@@ -273,7 +273,7 @@ def test_markdown_for_a_pull_request(tmp_path):
     hostile = measured(tmp_path / "b", 1.5, name="a|<script>alert(1)</script>\x1b[31m")
     text = compare(measured(tmp_path / "a"), hostile, "--format", "markdown").stdout
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert len({line.replace("\\|", "").count("|") for line in table}) == 1 and len(table) == 2 + 5
+    assert len({line.replace("\\|", "").count("|") for line in table}) == 1 and len(table) == 2 + 4
     assert "<script>" not in text and "\x1b" not in text
     sentences = [line for line in text.splitlines() if line.startswith("- ")]
     assert any("step time: slower: 50.0% more time" in line for line in sentences)

@@ -112,7 +112,9 @@ def _span(low: float, high: float) -> str:
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    return f"{100 * fraction:.{digits}g}%"
+    """In `digits` digits, or all of a larger number's."""
+    value = 100 * fraction
+    return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
 
 
 def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> str:

@@ -108,7 +108,9 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
         size = f"of up to {resolved.max_frames} frames, sorted by length"
     else:
         size = f"of {resolved.batch_size} utterances"
-    batches = [f"{resolved.num_batches} batches {size} ({resolved.batches})", *workloads.described(resolved.to_json())]
+    each = " in each round" if resolved.own_batches else ""
+    chosen = f"{resolved.num_batches} batches {size} ({resolved.batches}{each})"
+    batches = [chosen, *workloads.described(resolved.to_json())]
     print(f"preset {resolved.preset}: {settings.preset_note(resolved.preset)}", file=sys.stderr)
     what = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
     print(f"{what}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)

@@ -12,7 +12,7 @@ from common.analysis.comparison import Change
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
 from common.core.table import Cell, Column, Table
-from common.core.text import error, escaped, gathered
+from common.core.text import error, escaped, gathered, number
 from common.tables import answer
 from common.tables.export import json_text
 from common.tables.text import aligned, listed, markdown
@@ -135,14 +135,19 @@ def _head(rows: Sequence[Change]) -> List[str]:
 
 
 def _lines(row: Change) -> List[Line]:
+    """Without what neither side measured, such as the scope `loss` of a loss that has none."""
     lines = []
     for scope, time in row.time.items():
+        if not time.baseline_rounds and not time.new_rounds:
+            continue
         interval = "-" if time.low is None else f"{time.low:.3f}-{time.high:.3f}"
         rounds = time.baseline_rounds, time.new_rounds
         shown = str(rounds[0]) if time.paired else f"{rounds[0]} + {rounds[1]}"
         sides = _sides(time, METRICS[f"{scope}_median"])
         lines.append(_line(f"{scope} time", time, [interval, *sides, shown, str(time.batches)]))
     for scope, memory in row.memory.items():
+        if memory.baseline_mb is None and memory.new_mb is None:
+            continue
         cells = ["-", *_sides(memory, METRICS["peak_mb"]), "-", str(memory.batches)]
         lines.append(_line(f"{scope} memory", memory, cells))
     keys = [key for key in metrics.COLUMNS["comparison"] if key.endswith("_error")]
@@ -187,7 +192,7 @@ def _power(rows: Sequence[Change]) -> Iterator[str]:
 
 def _sides(change: Any, metric: Metric) -> List[str]:
     values = [getattr(change, f"{side}_{metric.unit.lower()}") for side in ("baseline", "new")]
-    return ["-" if value is None else f"{value:.4g} {metric.unit}" for value in values]
+    return ["-" if value is None else f"{number(value)} {metric.unit}" for value in values]
 
 
 def _notes(rows: Sequence[Change]) -> List[str]:
