@@ -12,21 +12,25 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence
+from threading import RLock
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import conformance
-from common.cli import flag_types
+from common.cli import devices, flag_types, flags
 from common.cli.parser import Parser, implementations
 from common.cli.screen import how, in_color
 from common.conformance.cases import CASES, Case
-from common.conformance.isolated import examine
+from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.guard import guarded
 from common.core.implementations import find, with_variants
 from common.core.paths import ROOT
 from common.core.text import count
+from common.jobs.executor import Executor
 from common.jobs.progress import Progress
+from common.jobs.spec import Job
+from common.jobs.spread import OnceMore, spread
 from common.records.conformance import ERROR, Judged
 from common.setup import interpreters
 from common.system import machine
@@ -89,6 +93,7 @@ def parser() -> Parser:
         help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
         "memory are free",
     )
+    flags.add_executor(result.add_argument)
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
     result.add_argument("--quiet", action="store_true", help="no progress on stderr")
     result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")
@@ -103,15 +108,25 @@ def main(arguments: argparse.Namespace) -> int:
     suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
     folder, advice = arguments.output or ROOT / "log", another("--output", "folder")
     make_folder(folder, advice)
-    choices = {
-        name: interpreters.choose(find(name), in_place=arguments.in_place, prefer_here=False) for name in arguments.only
-    }
-    pythons = [choice.python for choice in choices.values() if choice.python]
-    device = interpreters.resolve_device(arguments.device, pythons)
     cases = [case for case in CASES if case.name in arguments.cases]
-    about = machine.describe()
     if arguments.update and len(cases) < len(CASES):
         raise UserError("--update: a row is judged as a whole; leave --cases out")
+    with devices.on_all(arguments, arguments.only) as executor:
+        return judge(executor, cases, folder, advice, suite, arguments)
+
+
+def judge(
+    executor: Executor,
+    cases: Sequence[Case],
+    folder: Path,
+    advice: str,
+    suite: Sequence[Any],
+    arguments: argparse.Namespace,
+) -> int:
+    """On all devices of the executor.  folder: where the matrix goes; suite: see machine.git_state."""
+    choices = executor.choose(arguments.only, arguments.in_place, ())
+    device = executor.resolve_device(arguments.device, choices)
+    about = executor.machine or machine.describe()
     earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[Judged] = []
@@ -131,13 +146,18 @@ def main(arguments: argparse.Namespace) -> int:
             return error
         return None
 
-    problem, interrupted = None, False
+    problem: Optional[UserError] = None
+    interrupted = False
+
+    def keep(one: Judged) -> None:
+        nonlocal problem
+        judged.append(one)
+        before, problem = problem, kept()
+        if problem and not before:
+            print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
+
     try:
-        for one in judge_all(choices, cases, device, arguments):
-            judged.append(one)
-            before, problem = problem, kept()
-            if problem and not before:
-                print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
+        judge_all(executor, choices, cases, device, arguments, keep)
     except KeyboardInterrupt:
         if not judged:
             raise
@@ -166,27 +186,47 @@ def show(found: Dict[str, Any], arguments: argparse.Namespace) -> None:
 
 
 def judge_all(
-    choices: Mapping[str, interpreters.Choice], cases: Sequence[Case], device: str, arguments: argparse.Namespace
-) -> Iterator[Judged]:
-    """Every implementation in turn; one that cannot run costs only its own column."""
+    executor: Executor,
+    choices: Mapping[str, interpreters.Choice],
+    cases: Sequence[Case],
+    device: str,
+    arguments: argparse.Namespace,
+    keep: Callable[[Judged], None],
+) -> None:
+    """Every implementation, each on a device that is free; one that cannot run costs only its own column.  keep: is
+    called with one after the other."""
+    lock, once_more = RLock(), OnceMore()
     with Progress(arguments.quiet) as progress:
         progress.expect([(name, "conformance") for name in choices])
-        for name, choice in choices.items():
-            progress.start(name)
-            if choice.python is None:
-                one = Judged(name, find(name).kind, "missing", choice.reason)
+
+        def serve(lane: Executor, name: str) -> None:
+            with lock:
+                progress.start(name)
+            python, reason = choices[name].python, choices[name].reason
+            asked = (("cases", [case.name for case in cases]), ("large", name in arguments.large))
+            job = Job(name, "conformance", overrides=asked, subject="conformance")
+            if python is None:
+                records = [job.status("missing", reason)]
             else:
-                one = examine(
-                    find(name),
-                    choice.python,
-                    device,
-                    cases,
-                    timeout=arguments.timeout,
-                    large=name in arguments.large,
-                    note=progress.note,
-                )
-            progress.done(name, one.status, one.reason, (name, "conformance"))
-            yield one
+                how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
+                records = once_more.execute(name, lane, job, python, *how)
+            one = _judged(name, records)
+            with lock:
+                progress.done(name, one.status, one.reason, (name, "conformance"))
+                keep(one)
+
+        spread(executor.lanes(), choices, serve)
+
+
+def _judged(name: str, records: Sequence[Mapping[str, Any]]) -> Judged:
+    """From the records of its job."""
+    *found, end = records
+    if end["status"] != "ok":
+        return Judged(name, find(name).kind, end["status"], end["reason"])
+    one = Judged.from_json(found[0]["judged"])
+    if "node" in found[0]:
+        one.about["node"] = found[0]["node"]
+    return one
 
 
 if __name__ == "__main__":

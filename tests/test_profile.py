@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import ROOT, assert_user_error, run
+from fixtures_model_runs import InProcess
 from torch import nn
 
 from common.analysis.profile import profile
@@ -88,7 +89,7 @@ def command(*arguments):
     with redirect_stdout(out), redirect_stderr(err):
         try:
             flags = cli.parser().parse_args(list(map(str, arguments)))
-            code = guarded("profile_model.py", lambda: cli.main(flags))
+            code = guarded("profile_model.py", lambda: cli.main(flags, InProcess()))
         except SystemExit as stop:
             code = stop.code
     return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
@@ -436,6 +437,9 @@ def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
 )
 def test_bad_input_is_one_line(of_features, tmp_path, flags, words):
     done = profiled(tmp_path, of_features, *flags)
+    first, _, last = done.stderr.rpartition("profile_model.py: error:")
+    assert first == "" or first.startswith("profiling ") and first.count("\n") == 1
+    done.stderr = "profile_model.py: error:" + last
     assert_user_error(done, *words)
     assert not list(tmp_path.iterdir())
 

@@ -176,7 +176,8 @@ def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
 def heading(document: Mapping[str, Any]) -> str:
     """Device, machine, day and revision."""
     about = document["machine"]
-    device = next((entry["device_name"] for entry in judged_of(document) if entry.get("device_name")), about.get("cpu"))
+    devices = dict.fromkeys(entry["device_name"] for entry in judged_of(document) if entry.get("device_name"))
+    device = " and ".join(map(str, devices)) or about.get("cpu")
     return f"{document['device']}: {device}, {about.get('cores')} cores; {judged_when(document)}"
 
 

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any, Mapping, Optional, Sequence
 
 from common.analysis import metrics
 from common.analysis.logs import Log
-from common.cli import ending, parser, screen, sweep
+from common.cli import devices, ending, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import settings, workloads
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.errors import UserError
 from common.core.settings import Settings
 from common.core.text import count
-from common.jobs import cluster
 from common.jobs.executor import Executor
-from common.jobs.local import Local
 from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
-from common.records.run import NothingToResume, Run, open_runs
+from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.tables import answer, results, search
 
@@ -32,33 +31,16 @@ def benchmark(
 ) -> int:
     """Measure the implementations `names` as the flags say and print the table; returns the exit code.  own: those of
     the script that was started, which prefer the Python it was started with; executor: default as --executor says."""
-    if executor or arguments.executor == "local":
-        return measured(names, arguments, own, executor or Local())
-    if arguments.in_place:
-        raise UserError("--in-place: is of this machine; each node of --executor ray has its own environments")
-    controls = _with_controls(arguments)
-    with cluster.kinds(arguments.ray_address, arguments.device.partition(":")[0], names, controls) as kinds:
-        codes = [EXIT_OK]
-        for kind in kinds:
-            if codes[-1] not in (EXIT_OK, EXIT_FAILED):  # Ctrl-C
-                break
-            if not arguments.quiet:
-                print(f"on {count(len(kind.devices), 'device')}: {kind.label}", file=sys.stderr)
-            try:
-                codes.append(measured(names, arguments, own, kind))
-            except NothingToResume:
-                if kind is kinds[0]:
-                    raise
-                anew = argparse.Namespace(**{**vars(arguments), "resume": False})  # the run was stopped before its turn
-                codes.append(measured(names, anew, own, kind))
-    return max(codes)
+    if executor:
+        return measured(names, own, arguments, executor)
+    return devices.on_each_kind(arguments, partial(measured, names, own), names, _with_controls(arguments))
 
 
 def _with_controls(arguments: argparse.Namespace) -> bool:
     return not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard()
 
 
-def measured(names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str], executor: Executor) -> int:
+def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Namespace, executor: Executor) -> int:
     """On the devices of one executor."""
     given = parser.given_settings(arguments)
     python_of = executor.choose(names, arguments.in_place, own)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from textwrap import fill
-from typing import Any, Dict, Iterator
+from typing import Any, Callable, Dict, Iterator, Optional
 
 from common.cli import flag_types as types
 from common.core import paths, settings, workloads
@@ -207,16 +207,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for line in _whole_lines():
         if not line.startswith("--"):
             add = parser.add_argument_group(line).add_argument
-            continue
-        head, text = line.split(": ", 1)
-        flag, _, metavar = head.partition(" ")
-        if flag == "--sweep":  # of the flags that are there by now
-            takes: Dict[str, Any] = {"type": types.axis_of(parser), "action": "append", "default": []}
-            text = text % {"sweepable": ", ".join(types.sweepable(parser))}
+        elif line.startswith("--sweep "):  # of the flags that are there by now
+            takes = {"type": types.axis_of(parser), "action": "append", "default": []}
+            _add(add, line % {"sweepable": ", ".join(types.sweepable(parser))}, takes)
         else:
-            of = TAKES[flag]
-            takes = of if isinstance(of, dict) else {"choices" if isinstance(of, tuple) else "type": of}
-        add(flag, help=text, **({**takes, "metavar": metavar} if metavar else takes))
+            _add(add, line)
+
+
+def add_executor(add: Callable[..., object]) -> None:
+    """--executor and --ray-address, to another command.  add: `add_argument` of a group."""
+    for line in _whole_lines():
+        if line.startswith(("--executor", "--ray-address")):
+            _add(add, line)
+
+
+def _add(add: Callable[..., object], line: str, takes: Optional[Dict[str, Any]] = None) -> None:
+    """A flag as HELP has it.  takes: argparse's own arguments, where TAKES does not have them."""
+    head, text = line.split(": ", 1)
+    flag, _, metavar = head.partition(" ")
+    of = takes or TAKES[flag]
+    takes = of if isinstance(of, dict) else {"choices" if isinstance(of, tuple) else "type": of}
+    add(flag, help=text, **({**takes, "metavar": metavar} if metavar else takes))
 
 
 def _whole_lines() -> Iterator[str]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis.inference import Inference, read
-from common.cli import configuration, ending, flag_types, model_run
+from common.cli import configuration, devices, ending, flag_types, model_run
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import inference as grid
@@ -19,14 +20,15 @@ from common.core import paths, settings
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.core.text import count
+from common.jobs import carried
 from common.jobs.executor import Executor
-from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.plots.inference import figures
 from common.records.model_run import open_run
 from common.records.run import Run
 from common.report import inference as report
 from common.setup import environments, interpreters
+from common.setup.interpreters import Choice
 from common.tables import inference as tables
 from common.tables.text import markdown
 
@@ -159,16 +161,27 @@ def _one_of(choices: Sequence[str]) -> Any:
 
 def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
     """overrides: the words "--key=value" that are no flags."""
-    here = interpreters.with_torch("torchaudio", "yaml")
+    interpreters.with_torch("torchaudio", "yaml")
     config = configured(arguments.config, overrides)
-    python = _named(config["pretrained_model"]["environment"]) or here
-    device = interpreters.resolve_device(arguments.device, [python])
+    files = carried.files(config) if arguments.executor == "ray" else ()
+    if executor:
+        return measured(config, files, arguments, executor)
+    environment = config["pretrained_model"]["environment"]
+    return devices.on_each_kind(arguments, partial(measured, config, files), environment=environment)
+
+
+def measured(
+    config: Mapping[str, Any], files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor
+) -> int:
+    """On the devices of one executor.  files: that every cell reads."""
+    python = executor.python(config["pretrained_model"]["environment"])
+    device = executor.resolve_device(arguments.device, {"": Choice(python)})
     dimensions = config["profiling_dimensions"]
     axes: Dict[str, List[Any]] = {name: list(getattr(arguments, name)) for name in grid.VARIANTS}
     axes.update({key: list(dimensions[key]) for key in (grid.SECONDS, grid.BATCH)})
     given = {"seed": arguments.seed, "max_seconds": arguments.max_seconds, "max_samples": arguments.max_samples}
     resolved = settings.resolve({**given, "allocator": "system"}, device)
-    tasks = planned(config, axes)
+    tasks = planned(config, axes, files)
     header = {
         "record": "inference",
         "name": arguments.config.stem,
@@ -176,12 +189,10 @@ def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Opti
         "grid": axes,
         "settings": {key: getattr(resolved, key) for key in ("device", *given)},
     }
-    with open_run(header, arguments.log_dir, arguments.resume) as run:
+    with open_run(header, arguments.log_dir, arguments.resume, executor.machine) as run:
         if not arguments.quiet:
             _announce(tasks, axes, config, resolved)
-        return model_run.finish(
-            run, tasks, python, resolved, arguments, executor or Local(), lambda: show(run, arguments)
-        )
+        return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
 
 
 def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]]:
@@ -201,6 +212,7 @@ def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]
     source = configuration.text(model["source"], f"{path}: pretrained_model.source")
     model["source"] = _located(source, model["type"], path)
     model["arguments"] = configuration.mapping(model["arguments"], f"{path}: pretrained_model.arguments")
+    _check_environment(model["environment"])
     if model["sample_rate"] is not None:
         configuration.whole(model["sample_rate"], f"{path}: pretrained_model.sample_rate")
     where = f"{path}: profiling_dimensions"
@@ -224,19 +236,18 @@ def _located(source: str, kind: str, path: Path) -> str:
     return str(here) if here.exists() else source
 
 
-def _named(environment: Optional[str]) -> Optional[Path]:
-    """The Python of the environment that the configuration names, where it is made.  Raises UserError."""
+def _check_environment(environment: Any) -> None:
+    """Raises UserError for one that does not exist; one that is not made is another Python's turn."""
     if environment is not None and environment not in environments.ENVIRONMENTS:
         names = ", ".join(environments.ENVIRONMENTS)
         raise UserError(f"pretrained_model.environment: there is no {environment!r}; there are {names}")
-    return environments.interpreter(environment) if environment else None
 
 
-def planned(config: Mapping[str, Any], axes: grid.Grid) -> List[Task]:
-    """A task for each cell that is not skipped."""
+def planned(config: Mapping[str, Any], axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:
+    """A task for each cell that is not skipped.  files: that they read."""
     triangle = config["profiling_dimensions"]["triangle_only"]
     return [
-        Task(grid.job(cell), "inference", {"config": config, "cell": cell}, (("threads", cell["threads"]),))
+        Task(grid.job(cell), "inference", {"config": config, "cell": cell}, (("threads", cell["threads"]),), files)
         for cell in grid.cells(axes)
         if not (triangle and grid.is_skipped(cell, axes))
     ]

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-from common.cli import ending, flag_types
+from common.cli import ending, flag_types, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import paths
@@ -42,6 +42,7 @@ def add_flags(parser: Parser, folder: str) -> None:
     add("--resume", action="store_true", help="continue the newest run of the same: what ended well is not run again")
     add("--format", choices=FORMATS, default="table", help="of what is printed. Default: table")
     add("--quiet", action="store_true", help="no progress")
+    flags.add_executor(add)
     add_files(add, folder)
 
 
@@ -71,9 +72,9 @@ def finish(
 
     def measure() -> None:
         with Progress(arguments.quiet) as progress:
-            jobs.carry_out(run, tasks, python, settings, arguments.timeout, progress, executor)
-        if run.failed and run.last_status.status == "missing":
-            raise UserError(run.last_status.reason or "the model is missing")
+            missing = jobs.carry_out(run, tasks, python, settings, arguments.timeout, progress, executor)
+        if missing:
+            raise UserError(missing)
 
     def discard() -> bool:
         kept = any(run.is_done(task.name) for task in tasks)

@@ -8,24 +8,26 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.pipeline import read
-from common.cli import configuration, ending, flag_types, model_run
+from common.cli import configuration, devices, ending, flag_types, model_run
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.text import count
+from common.jobs import carried
 from common.jobs.executor import Executor
-from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.plots.pipeline import figures
 from common.records.model_run import open_run
 from common.records.run import Run
 from common.report import pipeline as report
 from common.setup import interpreters
+from common.setup.interpreters import Choice
 from common.tables import pipeline as tables
 
 DESCRIPTION = """What an utterance costs in a speech system, end to end or a cascade: time, peak memory and operations.
@@ -125,7 +127,7 @@ def _dataset(result: Parser) -> None:
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
-    python = interpreters.with_torch("torchaudio", "yaml")
+    interpreters.with_torch("torchaudio", "yaml")
     if arguments.write_subsets:
         return _write_subsets(arguments)
     from common.models import examples
@@ -136,9 +138,30 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
     if twice:
         raise UserError(f"{dataset['dataset_path']}: two examples are called {twice}; names have to differ")
-    device = interpreters.resolve_device(arguments.device, [python])
+    files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
+    given = Given(config, dataset, names, files)
+    if executor:
+        return measured(given, arguments, executor)
+    return devices.on_each_kind(arguments, partial(measured, given))
+
+
+class Given(NamedTuple):
+    """config: of the whole and of each stage; dataset: as common.models.examples takes it; names: of its examples;
+    files: that every example reads."""
+
+    config: Mapping[str, Any]
+    dataset: Mapping[str, Any]
+    names: Sequence[str]
+    files: Tuple[str, ...]
+
+
+def measured(given: Given, arguments: argparse.Namespace, executor: Executor) -> int:
+    """On the devices of one executor."""
+    config, dataset, names, files = given
+    python = executor.python()
+    device = executor.resolve_device(arguments.device, {"": Choice(python)})
     resolved = settings.resolve({"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}, device)
-    tasks = [_task(name, dataset, config["stages"], arguments) for name in names]
+    tasks = [_task(name, dataset, config["stages"], arguments, files) for name in names]
     header = {
         "record": "pipeline",
         "name": arguments.config.stem,
@@ -147,21 +170,33 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         "examples": names,
         "settings": {"device": resolved.device, "threads": resolved.threads, "seed": resolved.seed},
     }
-    with open_run(header, arguments.log_dir, arguments.resume) as run:
+    with open_run(header, arguments.log_dir, arguments.resume, executor.machine) as run:
         if not arguments.quiet:
             stages = " -> ".join(header["stages"])
             print(f"measuring {stages} on {resolved.device}: {count(len(names), 'example')}", file=sys.stderr)
-        return model_run.finish(
-            run, tasks, python, resolved, arguments, executor or Local(), lambda: show(run, arguments)
+        return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
+
+
+def _carried(config: Mapping[str, Any], dataset: Mapping[str, Any], arguments: argparse.Namespace) -> Tuple[str, ...]:
+    """See carried.files.  Raises UserError for what stays on this machine."""
+    if dataset["dataset_type"] == "raw":
+        raise UserError(
+            "--executor ray: the audio files of a manifest do not go to nodes; store npz, or leave the flag out"
         )
+    if arguments.dump_speech_waveforms_dir:
+        raise UserError("--dump-speech-waveforms-dir: is a folder of this machine; leave it or --executor ray out")
+    return carried.files([dataset["dataset_path"], list(config["stages"])])
 
 
-def _task(name: str, dataset: Mapping[str, Any], stages: Sequence[Any], arguments: argparse.Namespace) -> Task:
+def _task(
+    name: str, dataset: Mapping[str, Any], stages: Sequence[Any], arguments: argparse.Namespace, files: Tuple[str, ...]
+) -> Task:
     dump = arguments.dump_speech_waveforms_dir
     if dump:
         file = f"{arguments.dump_waveform_file_prefix}{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
         dump = str((dump / file).absolute()) + ".wav"
-    return Task(name, "pipeline", {"dataset": dataset, "example": name, "stages": list(stages), "dump": dump})
+    given = {"dataset": dataset, "example": name, "stages": list(stages), "dump": dump}
+    return Task(name, "pipeline", given, files=files)
 
 
 def _of_flags(arguments: argparse.Namespace) -> Dict[str, Any]:

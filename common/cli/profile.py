@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Tuple
+from threading import RLock
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis.profile import profile
-from common.cli import flag_types, model_run
+from common.cli import configuration, devices, flag_types, flags, model_run
 from common.cli.flags import BOOL
 from common.cli.parser import Parser
 from common.core import paths, settings
-from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, write_whole
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
+from common.jobs import carried
+from common.jobs.executor import Executor
+from common.jobs.spec import Task
+from common.jobs.spread import OnceMore, spread
 from common.plots import png
 from common.plots.profile import figures
 from common.records.run import claim_folder
 from common.report import page
 from common.report import profile as report
 from common.setup import interpreters
+from common.setup.interpreters import Choice as Python
 from common.tables import profile as tables
 from common.tables.profile import Cell_
 from common.tables.text import aligned
@@ -144,6 +151,7 @@ def _run(result: Parser) -> None:
     add(
         "--limits", **BOOL, default=True, help="measure the device's matrix rate, which 'of limit' needs. Default: true"
     )
+    flags.add_executor(add)
     model_run.add_files(add, "profile-<size>")
 
 
@@ -164,44 +172,88 @@ def _sizes(text: str) -> Tuple[str, List[int]]:
     return key, [flag_types.whole(1)(word) for word in listed.split(",")]
 
 
-def main(arguments: argparse.Namespace) -> int:
-    device = interpreters.resolve_device(arguments.device, [interpreters.with_torch("torchaudio")])
-    size = PRESETS[device.partition(":")[0]]
-    for key, value in size.items():
-        if getattr(arguments, key) is None:
-            setattr(arguments, key, value)
+def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+    interpreters.with_torch("torchaudio")
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
-    from common.models.profile import measured_limits
-
     choice = _choice(arguments)
-    every = [_settings(arguments, device, choice.sizes, {})]
+    files = carried.files([choice.model, choice.arguments]) if arguments.executor == "ray" else ()
+    if executor:
+        return profiled(choice, files, arguments, executor)
+    return devices.on_each_kind(arguments, partial(profiled, choice, files))
+
+
+def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:
+    """On the devices of one executor.  choice: a common.models.profile.Choice, without the numbers of steps; files:
+    that it names."""
+    device = executor.resolve_device(arguments.device, {"": Python(executor.python())})
+    size = PRESETS[device.partition(":")[0]]
+    given = {key: value if getattr(arguments, key) is None else getattr(arguments, key) for key, value in size.items()}
+    choice = replace(choice, steps=given["steps"], warmup=given["warmup"])
+    every = [_settings(arguments, device, choice.sizes, given)]
     if arguments.sweep:
         key, values = arguments.sweep
         sorts = key == "max-frames"
-        given = [{key.replace("-", "_"): value, "sort_utterance": sorts} for value in values]
-        every = [_settings(arguments, device, choice.sizes, one) for one in given]
+        swept = [{**given, key.replace("-", "_"): value, "sort_utterance": sorts} for value in values]
+        every = [_settings(arguments, device, choice.sizes, one) for one in swept]
     claim = claim_folder(arguments.log_dir, f"profile-{every[0].suffix if not arguments.sweep else f'sweep-{key}'}")
     folder = claim.path.parent
-    known: Dict[str, Any] = {}
-
-    def limits() -> Mapping[str, Any]:
-        if not arguments.limits:
-            return {}
-        return known or known.update(measured_limits(every[0], choice.amp)) or known
-
+    cells: Dict[int, Cell_] = {}
+    interrupted = False
     try:
-        cells = [
-            _cell(choice, one, folder / str(place) if place else folder, limits) for place, one in enumerate(every)
-        ]
-        if len(cells) == 1 and cells[0][1] is None:
-            raise UserError(cells[0][2])
-        _write(cells, folder, arguments.png)
+        try:
+            _measure(choice, files, every, folder, arguments, executor, cells)
+        except KeyboardInterrupt:
+            if not cells:
+                raise
+            interrupted = True
+        found = [cells[place] for place in sorted(cells)]
+        if len(every) == 1 and found[0][1] is None:
+            raise UserError(found[0][2])
+        _write(found, folder, arguments.png)
     finally:
         claim.release()
         if not any(folder.iterdir()):
             folder.rmdir()
-    return EXIT_OK if all(found for _, found, _ in cells) else EXIT_FAILED
+    if interrupted:
+        print(f"interrupted: {len(found)} of {len(every)} sizes were profiled", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    return EXIT_OK if all(one for _, one, _ in found) else EXIT_FAILED
+
+
+def _measure(
+    choice: Any,
+    files: Tuple[str, ...],
+    every: Sequence[Settings],
+    folder: Path,
+    arguments: argparse.Namespace,
+    executor: Executor,
+    cells: Dict[int, Cell_],
+) -> None:
+    """Put a cell for each of the settings into `cells`: its words, and its profile or why there is none."""
+    lock, once_more = RLock(), OnceMore()
+    known: Dict[str, Any] = {}  # limits, by device
+
+    def serve(lane: Executor, place: int) -> None:
+        of = every[place]
+        words = f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
+        with lock:
+            where = f" of {lane.label}" if lane.label else ""
+            print(f"profiling {words}: {choice.implementation.name} on {of.device}{where} ...", file=sys.stderr)
+            limits = known.get(lane.label, arguments.limits)
+        task = Task(words, "profile", {"choice": choice.to_json(), "limits": limits}, files=files)
+        target = folder / str(place) if place else folder
+        *found, end = once_more.execute(place, lane, task, executor.python(), target, of, math.inf, lambda text: None)
+        with lock:
+            if end["status"] == "ok":
+                document = {**found[0]["document"], **({"node": lane.label} if lane.label else {})}
+                known[lane.label] = document["limits"]
+                cells[place] = words, profile(document), ""
+            else:
+                print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
+                cells[place] = words, None, end["reason"]
+
+    spread(executor.lanes(), range(len(every)), serve)
 
 
 def _choice(arguments: argparse.Namespace) -> Any:
@@ -221,15 +273,14 @@ def _choice(arguments: argparse.Namespace) -> Any:
     patterns: Dict[str, Tuple[str, ...]] = {}
     for name, pattern in arguments.label:
         patterns[name] = (*patterns.get(name, ()), pattern)
+    given = {key: loading.parse_value(value, f"--arg {key}") for key, value in arguments.arg}
     return Choice(
         sizes,
         implementation,
-        model=arguments.model or "",
-        arguments={key: loading.parse_value(value, f"--arg {key}") for key, value in arguments.arg},
+        model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
+        arguments=carried.located(given),
         labels=patterns,
         depth=arguments.depth,
-        steps=arguments.steps,
-        warmup=arguments.warmup,
         trace_steps=arguments.trace_steps,
         dropout=arguments.dropout,
         amp=arguments.amp is not None,
@@ -240,29 +291,12 @@ def _choice(arguments: argparse.Namespace) -> Any:
 
 
 def _settings(arguments: argparse.Namespace, device: str, sizes: Any, more: Mapping[str, Any]) -> Settings:
-    names = ("sort_utterance", "max_frames", "batch_size", "num_batches", "seed", "threads", "prune_range")
-    given = {name: getattr(arguments, name) for name in names}
-    own = {"vocab_size": sizes.vocab_size, "encoder_dim": sizes.joiner_dim, "shape_file": str(arguments.shape_file)}
+    """more: sizes of batches, at least."""
+    given = {name: getattr(arguments, name) for name in ("sort_utterance", "num_batches", "seed", "threads")}
+    given["prune_range"] = arguments.prune_range
+    shape_file = str(arguments.shape_file.absolute())
+    own = {"vocab_size": sizes.vocab_size, "encoder_dim": sizes.joiner_dim, "shape_file": shape_file}
     return settings.resolve({**given, **own, "rounds": 1, **more}, device)
-
-
-def _cell(choice: Any, of: Settings, folder: Path, limits: Any) -> Cell_:
-    """One size: its words, and its profile or why there is none."""
-    from common.models.profile import Profiling
-
-    words = f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
-    profiling = None
-    try:
-        profiling = Profiling(choice, of)
-        print(f"profiling {words}: {choice.implementation.name} on {of.device} ...", file=sys.stderr)
-        folder.mkdir(exist_ok=True)
-        found = profile(profiling.document(folder, limits))
-    except UserError as error:
-        if profiling is None or profiling.failed_in is None:  # a mistake, which another size has too
-            raise
-        print(f"warning: {words}: {plain(error)}", file=sys.stderr)
-        return words, None, str(error)
-    return words, found, ""
 
 
 def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:

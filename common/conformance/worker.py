@@ -21,7 +21,7 @@ from common.core import scripts, settings
 from common.core.errors import NotRunnable
 from common.measure.device import current, import_torch
 from common.records.conformance import CRASHES, Outcome
-from common.system import memory, processes
+from common.system import machine, memory, processes
 
 
 def main(path: str) -> int:
@@ -47,6 +47,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
     adapter = scripts.load(job["script"])(chosen, job["variant"])
     adapter.load(device.type)
     loaded = {"version": adapter.version(), "torch": torch.__version__, "python": platform.python_version()}
+    loaded["device_name"] = machine.describe()["cpu"]
     if device.type == "cuda":
         loaded.update(device_name=torch.cuda.get_device_name(device), cuda=torch.version.cuda)
     write({"record": "loaded", **loaded})

@@ -34,5 +34,9 @@ class NotRunnable(Exception):
         self.status = status
 
 
+class OutOfMemory(Exception):
+    """There was no room for what was to be measured; the message says where."""
+
+
 class WrongResult(Exception):
     """The loss or a gradient is not the oracle's; the message says by how much."""

@@ -153,6 +153,22 @@ def _targets(node: Any) -> List[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
+def beside(file: Path) -> Optional[Path]:
+    """The first file or package beside a script that it imports; None without any, and for what lies in the checkout.
+    Raises UserError for a file that is no Python."""
+    for node in ast.walk(_parsed(file)) if file.parent != ROOT else ():
+        if isinstance(node, ast.ImportFrom):
+            names = [node.module] if node.module else [alias.name for alias in node.names]
+        else:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            module = file.parent / name.partition(".")[0]
+            for found in (module.with_suffix(ENDING), module / "__init__.py"):
+                if found.is_file():
+                    return found
+    return None
+
+
 def _parsed(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes())

@@ -24,6 +24,7 @@ from common.core.implementations import find
 from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import count, plain
+from common.jobs import carried
 from common.jobs.executor import Executor, Interrupted, Lost
 from common.jobs.spec import Job, Runnable
 from common.records.schema import Record
@@ -139,10 +140,15 @@ class Device(Executor):
             "settings": settings.to_json(),
             "timeout": timeout,
             "folder": folder.name,
+            "environment": python.name,
             "node": self.label,
         }
-        names = [job.implementation] if isinstance(job, Job) else []
-        answer = self.ask(request, {"shape_file": str(ROOT / settings.shape_file), **own_scripts(names)}, folder)
+        files = {"shape_file": str(ROOT / settings.shape_file)}
+        if isinstance(job, Job):
+            files.update(own_scripts([job.implementation]))
+        else:
+            files.update({name: str(ROOT / name) for name in job.files})
+        answer = self.ask(request, files, folder)
         if answer["interrupted"]:
             raise Interrupted(answer["records"] or [job.status("interrupted", "stopped by the user before it began")])
         return list(answer["records"])
@@ -191,6 +197,10 @@ class Kind(Executor):
         reason = self.about["reasons"][name]
         return Choice(None if reason else Path(find(name).environment), reason)
 
+    def python(self, environment: Optional[str] = None) -> Path:
+        """Its name: each node has its own."""
+        return Path(environment or "main")
+
     def resolve_device(self, wanted: str, python_of: Mapping[str, Choice]) -> str:
         return str(self.about["device"])
 
@@ -206,28 +216,33 @@ class Kind(Executor):
 
 
 def own_scripts(names: Sequence[str]) -> Dict[str, str]:
-    """The files of losses that the table does not know, by name."""
+    """The files of losses that the table does not know, by name.  Raises UserError for one that needs others."""
     found = {name: find(name).script for name in names}
-    return {name: script for name, script in found.items() if script.endswith(scripts.ENDING)}
+    return {name: carried.alone(script) for name, script in found.items() if script.endswith(scripts.ENDING)}
 
 
 @contextmanager
-def kinds(address: str, device: str, names: Sequence[str], controls: bool) -> Iterator[List[Kind]]:
+def kinds(
+    address: str, device: str, names: Sequence[str] = (), controls: bool = False, environment: Optional[str] = None
+) -> Iterator[List[Kind]]:
     """The cluster's devices by their kind, the kind with the most devices first, each set up for the implementations
-    `names`.  A device that cannot be set up is named on stderr and left out.  Raises UserError without any."""
+    `names`, or for the environment that tasks name.  A device that cannot be set up is named on stderr and left out.
+    Raises UserError without any."""
+    own = own_scripts(names)
     gateway = Gateway(address, device)
     try:
         found = gateway.devices()
         devices = [Device(gateway, lane, one["label"]) for lane, one in enumerate(found)]
         about: Dict[str, Answer] = {}
-        wanted = list(dict.fromkeys(["main", *(find(name).environment for name in names)]))
+        wanted = list(dict.fromkeys(["main", environment or "main", *(find(name).environment for name in names)]))
         threads = []
         for one, said in zip(devices, found):
             if said["reason"]:
                 about[one.label] = {"reason": said["reason"]}
                 continue
             request = {"ask": "describe", "names": list(names), "device": device, "controls": controls}
-            threads.append(Thread(target=_describe, args=(one, request, wanted, names, about), daemon=True))
+            request["environment"] = environment
+            threads.append(Thread(target=_describe, args=(one, request, wanted, own, about), daemon=True))
             threads[-1].start()
         for thread in threads:
             thread.join()
@@ -250,12 +265,23 @@ def kinds(address: str, device: str, names: Sequence[str], controls: bool) -> It
         gateway.close()
 
 
+def together(kinds: Sequence[Kind]) -> Kind:
+    """All devices as one kind, for what does not depend on which of them it runs.  Raises UserError for CPUs and
+    GPUs."""
+    devices = {str(kind.about["device"]).partition(":")[0] for kind in kinds}
+    if len(devices) > 1:
+        raise UserError(
+            "--executor ray: the cluster has nodes with GPUs and without; give --device cpu or --device cuda"
+        )
+    return Kind([device for kind in kinds for device in kind.devices], kinds[0].about)
+
+
 def _describe(
-    device: Device, request: Mapping[str, Any], wanted: Sequence[str], names: Sequence[str], about: Dict[str, Answer]
+    device: Device, request: Mapping[str, Any], wanted: Sequence[str], own: Mapping[str, str], about: Dict[str, Answer]
 ) -> None:
     """Set a node up, and ask it what it is."""
     try:
         reason = device.gateway.ask(device.lane, prepare=list(wanted))["reason"]
-        about[device.label] = {"reason": reason} if reason else device.ask(request, own_scripts(names))
+        about[device.label] = {"reason": reason} if reason else device.ask(request, own)
     except (Lost, UserError) as error:
         about[device.label] = {"reason": str(error)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -10,7 +11,7 @@ from common.core.implementations import find
 from common.core.settings import Settings
 from common.jobs.spec import Runnable
 from common.records.schema import Record
-from common.setup import interpreters
+from common.setup import environments, interpreters
 from common.setup.interpreters import Choice
 from common.system import memory
 
@@ -59,6 +60,10 @@ class Executor(ABC):
     def choose(self, names: Sequence[str], in_place: bool, own: Sequence[str]) -> Dict[str, Choice]:
         """The Python of each implementation.  own: those that prefer the running Python."""
         return {name: interpreters.choose(find(name), in_place=in_place, prefer_here=name in own) for name in names}
+
+    def python(self, environment: Optional[str] = None) -> Path:
+        """The Python of an environment where that is made, else the running one."""
+        return (environments.interpreter(environment) if environment else None) or Path(sys.executable)
 
     def resolve_device(self, wanted: str, python_of: Mapping[str, Choice]) -> str:
         """See interpreters.resolve_device.  Raises UserError."""

@@ -161,8 +161,11 @@ class Gateway:
         written = []
         try:
             for name, size in answer.get("left", []):
-                target = Path(folder) / Path(name).name
+                target = (Path(folder) / name).resolve()
+                if Path(folder).resolve() not in target.parents:
+                    raise OSError(f"{name}: not a file of the run")
                 written.append(target)
+                target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as stream:
                     for offset in range(0, size, PIECE):
                         stream.write(ray.get(device.read.remote(f"{answer['at']}/{name}", offset, PIECE)))

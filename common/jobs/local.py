@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.text import said
 from common.jobs.executor import Executor, Interrupted
-from common.jobs.spec import Runnable
+from common.jobs.spec import STARTING, SUBJECTS, Runnable
 from common.records.schema import Record
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name
@@ -29,8 +30,15 @@ class Local(Executor):
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
         ending: Optional[Ending] = None
+        stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
             about, variables = job.to_json(settings, folder), job.variables(settings)
+            if job.subject in STARTING:
+                try:
+                    found = list(importlib.import_module(SUBJECTS[job.subject]).run(about, python, timeout, note))
+                except KeyboardInterrupt:
+                    raise Interrupted([job.status(*stopped)]) from None
+                return [*found, job.status("ok", "")]
             with Child.run(python, "common.jobs.worker", about, ROOT, variables, job.round) as child:
                 try:
                     while child.alive(POLL_SECONDS):
@@ -39,7 +47,7 @@ class Local(Executor):
                             break
                         note(f"{child.count()} records")
                 except KeyboardInterrupt:
-                    ending = "interrupted", f"stopped by the user during {job.name}"
+                    ending = stopped
         except OSError as error:  # no room for its files, or no such Python any more
             where = f"its scratch files are in {tempfile.gettempdir()}; TMPDIR names another folder"
             return [job.status("error", f"could not be run: {error} ({where})")]

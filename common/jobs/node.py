@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -20,14 +20,19 @@ from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import find
 from common.core.settings import Settings
+from common.jobs.carried import placed
 from common.jobs.executor import Interrupted
 from common.jobs.local import Local
 from common.jobs.spec import Job, Runnable, Task
 from common.records.schema import Record
 from common.setup import interpreters
 from common.setup.checkout import suite
+from common.setup.interpreters import Choice
 from common.system import machine, nvml
 from common.system.processes import die_with_parent
+
+#: Records that say where they are of.
+PLACED = ("environment", "limits", "judged", "profile")
 
 
 class Node:
@@ -41,10 +46,11 @@ class Node:
 
     def describe(self, request: Mapping[str, Any]) -> Dict[str, Any]:
         """What this device is, and which of the implementations `names` have a Python here."""
-        self._scripts(request)
+        _know(request["files"])
         names = request["names"]
         choices = self.executor.choose(names, False, ())
-        device = self.executor.resolve_device(request["device"], choices)
+        of_tasks = {"": Choice(self.executor.python(request["environment"]))}
+        device = self.executor.resolve_device(request["device"], choices or of_tasks)
         controls = self.executor.controls(choices, device) if request["controls"] else {}
         choices.update(controls)
         torch_of: Dict[Optional[Path], List[int]] = {None: []}
@@ -64,7 +70,6 @@ class Node:
 
     def execute(self, request: Mapping[str, Any]) -> Dict[str, Any]:
         """The records of a job, and the files that it left, by name with their sizes."""
-        self._scripts(request)
         job, given = runnable(request["job"]), request["settings"]
         here = request["files"].get("shape_file", {}).get("path", given["shape_file"])
         if self.scratch is not None:
@@ -73,35 +78,41 @@ class Node:
         folder = Path(self.scratch.name) / request["folder"]
         folder.mkdir()
         settings = Settings.from_json({**given, "shape_file": here})
+        if isinstance(job, Job):
+            _know(request["files"])
+        else:
+            job = replace(job, given=placed(job.given, {name: request["files"][name]["path"] for name in job.files}))
+        said = {here: given["shape_file"], **{one["path"]: one["origin"] for one in request["files"].values()}}
         try:
-            records = self._run(job, folder, settings, request["timeout"])
+            records = self._run(job, folder, settings, request)
             interrupted = False
         except Interrupted as interruption:
             records, interrupted = interruption.records, True
-        said = {here: given["shape_file"], **{one["path"]: one["origin"] for one in request["files"].values()}}
+        except UserError as error:
+            raise UserError(_as_named({"said": str(error)}, said)["said"]) from error
         records = [_as_named(record, said) for record in records]
         for record in records:
-            if record["record"] in ("environment", "limits"):
+            if record["record"] in PLACED:
                 record["node"] = request["node"]
                 if record.get("device") == "cuda" and not record.get("gpu"):
                     told = nvml.from_smi() or {}
                     record["gpu"] = {key: value for key, value in told.items() if key != "name"} or None
-        left = [[path.name, path.stat().st_size] for path in sorted(folder.iterdir()) if path.is_file()]
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        left = [[str(path.relative_to(folder)), path.stat().st_size] for path in files]
         return {"records": records, "interrupted": interrupted, "left": left, "at": str(folder)}
 
-    def _run(self, job: Runnable, folder: Path, settings: Settings, timeout: float) -> List[Record]:
-        python: Optional[Path] = Path(sys.executable)
+    def _run(self, job: Runnable, folder: Path, settings: Settings, request: Mapping[str, Any]) -> List[Record]:
         if isinstance(job, Job):
             choice = interpreters.choose(find(job.implementation), in_place=False, prefer_here=False)
-            if choice.python is None:
-                return [job.status("missing", choice.reason)]
-            python = choice.python
-        assert python is not None
+        else:
+            choice = Choice(self.executor.python(request["environment"]))
+        if choice.python is None:
+            return [job.status("missing", choice.reason)]
         try:
             self.executing = True
             if self.stopped:
                 raise KeyboardInterrupt
-            return self.executor.execute(job, python, folder, settings, timeout, lambda text: None)
+            return self.executor.execute(job, choice.python, folder, settings, request["timeout"], lambda text: None)
         except KeyboardInterrupt as interruption:
             if isinstance(interruption, Interrupted):
                 raise
@@ -109,23 +120,25 @@ class Node:
         finally:
             self.executing = False
 
-    def _scripts(self, request: Mapping[str, Any]) -> None:
-        """Losses of the user's own files are known from here on."""
-        for one in request["files"].values():
-            if one["path"].endswith(scripts.ENDING):
-                scripts.of_file(one["path"])
-
     def on_signal(self, *_: object) -> None:
         self.stopped = True
         if self.executing:
             raise KeyboardInterrupt
 
 
+def _know(files: Mapping[str, Mapping[str, str]]) -> None:
+    """Losses of the user's own files are known from here on."""
+    for one in files.values():
+        if one["path"].endswith(scripts.ENDING):
+            scripts.of_file(one["path"])
+
+
 def runnable(wire: Mapping[str, Any]) -> Runnable:
     """A job as it came: its fields by name, with `kind`."""
     of = {"job": Job, "task": Task}[wire["kind"]]
     values = {one.name: wire[one.name] for one in fields(of)}
-    return of(**{**values, "overrides": tuple((key, value) for key, value in values["overrides"])})
+    values["overrides"] = tuple((key, value) for key, value in values["overrides"])
+    return of(**{**values, "files": tuple(wire["files"])} if of is Task else values)
 
 
 def _as_named(record: Record, said: Mapping[str, str]) -> Record:

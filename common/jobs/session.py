@@ -12,14 +12,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import RLock
-from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set
 
 from common.core.settings import Settings
 from common.core.text import plain
-from common.jobs.executor import Executor, Interrupted, Lost
+from common.jobs.executor import Executor, Interrupted
 from common.jobs.progress import Progress, Standing
 from common.jobs.spec import Job
-from common.jobs.spread import Item, spread
+from common.jobs.spread import Item, OnceMore, spread
 from common.records import store
 from common.records.run import Run
 from common.records.schema import Record
@@ -34,8 +34,7 @@ Chain = Deque[Job]
 class Session:
     """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job.
 
-    lock: of runs and progress, which all devices write to; unlimited: devices whose limits are to be measured; lost:
-    jobs that ran on a device which died."""
+    lock: of runs and progress, which all devices write to; unlimited: devices whose limits are to be measured."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -46,7 +45,7 @@ class Session:
     warned: Set[str] = field(default_factory=set)
     lock: RLock = field(default_factory=RLock)
     unlimited: Set[str] = field(default_factory=set)
-    lost: Set[Tuple[str, str]] = field(default_factory=set)
+    once_more: OnceMore = field(default_factory=OnceMore)
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation
@@ -109,11 +108,6 @@ class Session:
                 with self.lock:
                     self._keep(job, interruption.records)
                 raise
-            except Lost as error:
-                if not error.began or (job.implementation, job.name) not in self.lost:
-                    self.lost |= {(job.implementation, job.name)} if error.began else set()
-                    raise
-                records = [job.status("error", f"{error}, as did another that ran it before")]
         with self.lock:
             self._keep(job, records)
             self._warn(records)
@@ -150,7 +144,8 @@ class Session:
     def _execute(self, job: Job, lane: Executor) -> List[Record]:
         python, folder = self.python_of[job.implementation].python, self.run_of[job.implementation].folder
         assert python is not None
-        return lane.execute(job, python, folder, self.settings, self.timeout, self.progress.note)
+        key, how = (job.implementation, job.name), (self.settings, self.timeout, self.progress.note)
+        return self.once_more.execute(key, lane, job, python, folder, *how)
 
     def _keep(self, job: Job, records: Sequence[Record]) -> None:
         """What is left of traces that failed goes first: they may have filled the disk."""

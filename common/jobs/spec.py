@@ -16,8 +16,12 @@ SUBJECTS = {
     "device": "common.measure.peaks",
     "inference": "common.models.inference",
     "pipeline": "common.models.pipeline",
+    "profile": "common.models.profile",
+    "conformance": "common.conformance.subject",
     "sleep": "benchmarks.sleeping",
 }
+#: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
+STARTING = ("conformance",)
 
 #: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
 MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -64,6 +68,7 @@ class Job:
         """What the process needs to know.  folder: of the run, where traces go."""
         of = find(self.implementation)
         about = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
+        about["implementation"] = self.implementation
         sizes = {"pool": self.pool, "limit_bytes": self.limit_bytes}
         values = {**settings.to_json(), **dict(self.overrides)}
         where = {"script": of.script, "variant": of.variant, "folder": str(folder.resolve())}
@@ -73,12 +78,13 @@ class Job:
 @dataclass(frozen=True)
 class Task:
     """One process to start for what is no loss.  given: what its subject reads beside the settings; overrides: settings
-    of this task alone."""
+    of this task alone; files: those that `given` names, see common.jobs.carried."""
 
     name: str
     subject: str
     given: Mapping[str, Any]
     overrides: Tuple[Tuple[str, Any], ...] = ()
+    files: Tuple[str, ...] = ()
     round: None = None
 
     def variables(self, settings: Settings) -> Mapping[str, str]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sys
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Callable, Dict, Iterable, Sequence, Tuple, TypeVar
+from pathlib import Path
+from typing import Callable, Dict, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
 
 from common.core.errors import UserError
+from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs.executor import Executor, Lost
+from common.jobs.spec import Runnable
+from common.records.schema import Record
 
 Item = TypeVar("Item")
 
@@ -47,3 +51,30 @@ def spread(lanes: Sequence[Executor], items: Iterable[Item], serve: Callable[[Ex
                 lane.stop()
             wait(running)
             raise
+
+
+class OnceMore:
+    """A job whose device died runs once more, on another."""
+
+    def __init__(self) -> None:
+        self.lost: Set[Hashable] = set()
+
+    def execute(
+        self,
+        key: Hashable,
+        lane: Executor,
+        job: Runnable,
+        python: Path,
+        folder: Path,
+        settings: Settings,
+        timeout: float,
+        note: Callable[[str], None],
+    ) -> List[Record]:
+        """See Executor.execute.  key: of the job.  Raises Lost the first time alone: then the job is an error."""
+        try:
+            return lane.execute(job, python, folder, settings, timeout, note)
+        except Lost as error:
+            if not error.began or key not in self.lost:
+                self.lost |= {key} if error.began else set()
+                raise
+            return [job.status("error", f"{error}, as did another that ran it before")]

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
-from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, UserError, WrongResult
+from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from common.core.paths import ROOT
 from common.core.text import reason_of, said
 from common.jobs.spec import SUBJECTS
@@ -52,6 +52,8 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
         return "ok", ""
     except NotRunnable as error:
         return error.status, str(error)
+    except OutOfMemory as error:
+        return "oom", str(error)
     except WrongResult as error:
         return "error", f"wrong result: {error}"
     except UserError:

@@ -22,8 +22,8 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from common.core import scripts
-from common.core.errors import NotRunnable, UserError
-from common.core.implementations import Implementation
+from common.core.errors import NotRunnable, OutOfMemory, UserError
+from common.core.implementations import Implementation, find
 from common.core.settings import Settings
 from common.core.text import first_line
 from common.data import measured_batches, provenance, shapes
@@ -87,6 +87,35 @@ class Choice:
     compile: bool = False
     optimizer: bool = False
     checkpoint: Tuple[str, ...] = ()
+
+    def to_json(self) -> Dict[str, Any]:
+        return {**vars(self), "sizes": vars(self.sizes), "implementation": self.implementation.name}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        values = {**data, "sizes": transducer.sizes(data["sizes"], "sizes")}
+        values["implementation"] = find(data["implementation"])
+        values["labels"] = {label: tuple(patterns) for label, patterns in data["labels"].items()}
+        return cls(**{**values, "checkpoint": tuple(data["checkpoint"])})
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The ``profile`` record: ``given`` has the `choice`, and `limits`: true to measure the device's, those that are
+    known, or false.  Raises UserError, OutOfMemory."""
+    settings, given = Settings.from_json(job["settings"]), job["given"]
+    choice, known = Choice.from_json(given["choice"]), given["limits"]
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    profiling = Profiling(choice, settings)
+    try:
+        document = profiling.document(
+            folder, lambda: measured_limits(settings, choice.amp) if known is True else known or {}
+        )
+    except UserError as error:
+        if profiling.failed_in is None:  # a mistake, which another size has too
+            raise
+        raise OutOfMemory(str(error)) from error
+    yield {"record": "profile", "document": document}
 
 
 class Inputs:

@@ -63,7 +63,8 @@ class Outcome:
 @dataclass
 class Judged:
     """status: "judged", or why not: "missing", "unsupported", or "error" when the suite failed, with the reason;
-    about: version, torch, python (and of a GPU cuda, device_name); cells: outcome of each case by its name."""
+    about: version, torch, python, device_name (and of a GPU cuda); with --executor ray the `node` too; cells: outcome
+    of each case by its name."""
 
     name: str
     kind: str
@@ -71,3 +72,11 @@ class Judged:
     reason: str = ""
     about: Dict[str, Any] = field(default_factory=dict)
     cells: Dict[str, Outcome] = field(default_factory=dict)
+
+    def to_json(self) -> Dict[str, Any]:
+        return {**vars(self), "cells": {name: outcome.to_json() for name, outcome in self.cells.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Judged:
+        cells = {name: Outcome.from_json(outcome) for name, outcome in data["cells"].items()}
+        return cls(**{**data, "cells": cells})

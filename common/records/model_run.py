@@ -21,12 +21,13 @@ HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
 
 
 @contextmanager
-def open_run(header: Record, log_dir: Path, resume: bool) -> Iterator[Run]:
+def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Record] = None) -> Iterator[Run]:
     """The run whose first line has the keys of `header`: ``record``, "inference" or "pipeline", and those of IDENTITY.
-    resume: the newest run with the same.  Raises UserError when there is none, or another process is measuring it."""
+    resume: the newest run with the same; machine: that measures, where it is not this one.  Raises UserError when there
+    is none, or another process is measuring it."""
     file_name = FILE_NAMES[header["record"]]
     if resume:
-        path = _newest(header, log_dir, file_name)
+        path = _newest(header, log_dir, file_name, machine)
         claim = run.claim_again(path)
         try:
             opened = Run(path, store.read(path), claim)
@@ -36,7 +37,7 @@ def open_run(header: Record, log_dir: Path, resume: bool) -> Iterator[Run]:
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)
-        about = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about()}
+        about = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about(machine)}
         try:
             opened.add({**header, "schema": schema.SCHEMA, **about})
         except store.NotWritten:
@@ -48,18 +49,19 @@ def open_run(header: Record, log_dir: Path, resume: bool) -> Iterator[Run]:
         opened.close()
 
 
-def _newest(header: Record, log_dir: Path, file_name: str) -> Path:
+def _newest(header: Record, log_dir: Path, file_name: str, machine: Optional[Record]) -> Path:
     newest: Optional[Tuple[str, Path]] = None
     unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{file_name}")):
         head = store.first(path)
         if head is None:
             unreadable.append(path.parent.name)
-        elif _identity(schema.as_written(head)) == _identity(header) and (newest is None or head.started >= newest[0]):
-            newest = head.started, path
+        elif _identity(schema.as_written(head)) == _identity(header) and run.is_of(head, machine):
+            newest = max(newest or (head.started, path), (head.started, path))
     run.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
-        raise UserError(f"--resume: no run of {header['name']} as it is given here under {log_dir}; leave the flag out")
+        words = f"no run of {header['name']} as it is given here under {log_dir}; leave the flag out"
+        raise run.NothingToResume(f"--resume: {words}")
     return newest[1]
 
 

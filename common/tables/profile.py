@@ -74,7 +74,8 @@ def lines(found: Profile) -> List[str]:
         f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
         f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {number(found.hooks_ms)} ms "
         f"({100 * share:.1f}%)",
-        f"{document['device_name']}, {document['threads']} threads, torch {document['torch']}; "
+        f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
+        f"{document['threads']} threads, torch {document['torch']}; "
         + (f"best matrix product {quantity(round(limit), 'FLOPs')} /s" if limit else "no measured limit"),
     ]
     compiled = document.get("compiled")
