@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import ROOT, assert_user_error, run
+from fixtures_model_runs import InProcess
 
 from common.analysis import flops
 from common.cli import flops as command
@@ -91,7 +92,7 @@ def count(capsys):
     def call(*arguments):
         try:
             arguments = command.parser().parse_args(list(map(str, arguments)))
-            code = guarded("count_flops.py", lambda: command.main(arguments))
+            code = guarded("count_flops.py", lambda: command.main(arguments, InProcess()))
         except SystemExit as stopped:
             code = stopped.code
         printed = capsys.readouterr()

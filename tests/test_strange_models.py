@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from commands import assert_user_error, run
+from fixtures_model_runs import InProcess
+
+from common.cli import flops as command
+from common.core.guard import guarded
 
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
@@ -25,14 +30,40 @@ class EndsEarly(torch.nn.Module):
     def __init__(self):
         raise SystemExit(0)
 """
+#: That a process of its own outlives: at import, when it is made, when it is called -> the words of the one line.
+GONE = {
+    "import os; os._exit(0)": "exit code 0",
+    "def Model(): import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "SIGSEGV",
+    "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): import os; os._exit(0)": "exit code 0",
+    "import threading, time, torch\nclass Model(torch.nn.Linear):\n    def __init__(self): super().__init__(2, 3)\n"
+    "    def forward(self, x): threading.Thread(target=time.sleep, args=(600,)).start(); print('x' * 10**8)": "",
+}
 
 
 @pytest.fixture
-def counted(tmp_path):
+def counted(tmp_path, capsys):
+    """count_flops.py with its job in this process."""
     (tmp_path / "strange.py").write_text(MODELS)
-    return lambda name, shape="1x2", *flags: run(
-        "count_flops.py", f"{tmp_path}/strange.py:{name}", "--input-shape", shape, *flags
-    )
+
+    def count(name, shape="1x2"):
+        flags = command.parser().parse_args([f"{tmp_path}/strange.py:{name}", "--input-shape", shape])
+        code = guarded("count_flops.py", lambda: command.main(flags, InProcess()))
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
+
+    return count
+
+
+@pytest.mark.parametrize("text", GONE)
+def test_a_model_that_takes_its_process_with_it(text, tmp_path):
+    path = tmp_path / "strange.py"
+    path.write_text(text)
+    done = run("count_flops.py", "strange.py:Model", "--input-shape", "1x2", cwd=tmp_path, timeout=120)
+    if GONE[text]:
+        assert_user_error(done, "strange.py:Model", GONE[text])
+        assert not done.stdout
+    else:
+        assert done.returncode == 0 and "Model" in done.stdout and "xxx" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,24 @@
-"""The command count_flops.py: from flags to a count and its table.  No torch until something is counted."""
+"""The command count_flops.py: from flags to a count and its table.
+
+A model is counted in a process of its own; torch is imported here for --rules alone.
+"""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
-import warnings
-from typing import Any, Dict, List, Mapping, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
 
 from common.analysis import flops
 from common.cli import flag_types
 from common.cli.parser import Parser
+from common.core import settings
 from common.core.errors import EXIT_OK, UserError
+from common.jobs.executor import Executor
+from common.jobs.local import Local
+from common.jobs.spec import Task
 from common.setup import interpreters
 from common.tables import flops as tables
 
@@ -131,7 +139,7 @@ def _pair(text: str) -> Tuple[str, str]:
     return key.strip(), value
 
 
-def main(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     if arguments.rules:
         print(tables.rules(_rules(), arguments.format), end="")
         return EXIT_OK
@@ -141,9 +149,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
         raise UserError("give --audio or --pseudo-input, not both")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not counted stands below the table
-        document, spoken = _count(arguments)
+    counted = _counted(arguments, executor or Local())
+    document, spoken = flops.merged([one["document"] for one in counted]), _buckets(counted, arguments)
     found = flops.breakdown(document, arguments.by, arguments.depth)
     print(tables.render(found, arguments.by, arguments.format, spoken), end="")
     if arguments.format in ("csv", "json"):
@@ -152,53 +159,27 @@ def main(arguments: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _count(arguments: argparse.Namespace) -> Tuple[Mapping[str, Any], List[tables.Bucket]]:
-    """(the document of everything, the buckets of --audio or --pseudo-input)"""
-    interpreters.with_torch()
-
-    from common.models import inputs, loading
-    from common.models.counting import Counting
-
-    given = [inputs.parse(text) for text in arguments.input_shape]
-    made_with: Dict[str, Any] = loading.read_arguments(arguments.args) if arguments.args else {}
-    made_with.update((key, loading.parse_value(value, f"--arg {key}")) for key, value in arguments.arg)
-    lengths = _lengths(arguments)
-    device = _device(arguments.device)
-    if arguments.register:
-        loading.run_file(arguments.register)
-    loaded = loading.load(arguments.model, made_with, device)
-    loaded.model.train(arguments.train)
-    counting = Counting(
-        loaded,
-        given,
-        device,
-        method=arguments.method,
-        backward=arguments.backward,
-        strict=arguments.strict,
-        timed=device != "meta",
-        convention=arguments.convention,
-        hop=arguments.hop,
-    )
-    if not lengths:
-        return counting.once(), []
-    documents, spoken = [], []
-    for name, samples in lengths.items():
-        document, macs = counting.utterances(samples, arguments.batch_size)
-        documents.append(document)
-        total = flops.total(document).flops
-        spoken.append(tables.Bucket(name, samples * arguments.batch_size, macs, total, arguments.sample_rate))
-    everything = flops.merged(documents)
-    if len(spoken) > 1:
-        spoken.append(_all(spoken))
-    return everything, spoken
+def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str, Any]]:
+    """The ``count`` records of a process that may end as the model likes.  Raises UserError."""
+    python, here = interpreters.with_torch(), Path.cwd()
+    flags = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    task = Task("count", "flops", {"flags": flags, "current": str(here)})
+    resolved = settings.resolve({}, "cpu")
+    *records, end = executor.execute(task, python, here, resolved, math.inf, lambda _: None)
+    if end["status"] != "ok":
+        raise UserError(f"{arguments.model}: {end['reason']}")
+    return records
 
 
-def _lengths(arguments: argparse.Namespace) -> Dict[str, List[int]]:
-    from common.models import inputs
-
-    if arguments.audio:
-        return inputs.bucketed(inputs.lengths(arguments.audio, arguments.sample_rate))
-    return {"pseudo": [arguments.pseudo_input]} if arguments.pseudo_input else {}
+def _buckets(counted: List[Dict[str, Any]], arguments: argparse.Namespace) -> List[tables.Bucket]:
+    """Of --audio or --pseudo-input; none without these."""
+    rate = arguments.sample_rate
+    spoken = [
+        tables.Bucket(one["bucket"], one["samples"], one["macs"], flops.total(one["document"]).flops, rate)
+        for one in counted
+        if one["bucket"]
+    ]
+    return [*spoken, _all(spoken)] if len(spoken) > 1 else spoken
 
 
 def _all(spoken: List[tables.Bucket]) -> tables.Bucket:
@@ -209,17 +190,6 @@ def _all(spoken: List[tables.Bucket]) -> tables.Bucket:
         sum(bucket.flops for bucket in spoken),
         spoken[0].sample_rate,
     )
-
-
-def _device(name: str) -> str:
-    import torch
-
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name}: {(str(error).strip() or 'not there').splitlines()[0]}") from error
-    return str(device)
 
 
 def _rules() -> List[Dict[str, str]]:

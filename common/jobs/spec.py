@@ -14,6 +14,7 @@ from common.core.text import said
 SUBJECTS = {
     "loss": "common.losses.subject",
     "device": "common.measure.peaks",
+    "flops": "common.models.counting",
     "inference": "common.models.inference",
     "pipeline": "common.models.pipeline",
     "profile": "common.models.profile",

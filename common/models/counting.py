@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
 from common.core.errors import UserError
 from common.core.text import first_line
 from common.measure.flops.counter import FlopCounter
-from common.models import inputs
+from common.models import inputs, loading
 from common.models.loading import Loaded
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The ``count`` records of count_flops.py: its one document, or one for each bucket of audio, with the samples and
+    MACs of each utterance.  ``given`` has its `flags`, and `current`, the folder that their paths are relative to.
+    Raises UserError."""
+    flags = job["given"]["flags"]
+    os.chdir(job["given"]["current"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is not counted stands below the table
+        counting, lengths = _counting(flags), _lengths(flags)
+        if not lengths:
+            yield {"record": "count", "bucket": "", "samples": [], "macs": [], "document": counting.once()}
+        for name, samples in lengths.items():
+            document, macs = counting.utterances(samples, flags["batch_size"])
+            of_each = [one for one in samples for _ in range(flags["batch_size"])]
+            yield {"record": "count", "bucket": name, "samples": of_each, "macs": macs, "document": document}
+
+
+def _counting(flags: Mapping[str, Any]) -> Counting:
+    given = [inputs.parse(text) for text in flags["input_shape"]]
+    made_with: Dict[str, Any] = loading.read_arguments(Path(flags["args"])) if flags["args"] else {}
+    made_with.update((key, loading.parse_value(value, f"--arg {key}")) for key, value in flags["arg"])
+    device = _device(flags["device"])
+    if flags["register"]:
+        loading.run_file(Path(flags["register"]))
+    loaded = loading.load(flags["model"], made_with, device)
+    loaded.model.train(flags["train"])
+    same = {key: flags[key] for key in ("method", "backward", "strict", "convention", "hop")}
+    return Counting(loaded, given, device, timed=device != "meta", **same)
+
+
+def _lengths(flags: Mapping[str, Any]) -> Dict[str, List[int]]:
+    if flags["audio"]:
+        return inputs.bucketed(inputs.lengths(Path(flags["audio"]), flags["sample_rate"]))
+    return {"pseudo": [flags["pseudo_input"]]} if flags["pseudo_input"] else {}
+
+
+def _device(name: str) -> str:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: {first_line(error)}") from error
+    return str(device)
 
 
 @dataclass(frozen=True)
@@ -49,7 +97,8 @@ class Counting:
         for samples in lengths:
             before = counter.total().macs
             self._run(counter, *self._utterance(samples, batch))
-            macs.append(counter.total().macs - before)
+            each, rest = divmod(counter.total().macs - before, batch)
+            macs += [each + (number < rest) for number in range(batch)]
         return counter.document(), macs
 
     def _utterance(self, samples: int, batch: int) -> Tuple[List[Any], Dict[str, Any]]:

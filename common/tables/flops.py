@@ -61,7 +61,7 @@ def _percent(share: Optional[float]) -> Cell:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Utterances of similar length: `samples` and `macs` of each (of one of a batch)."""
+    """Utterances of similar length: `samples` and `macs` of each."""
 
     name: str
     samples: Sequence[int]
