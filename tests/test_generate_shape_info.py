@@ -325,6 +325,20 @@ def test_a_manifest_is_read_no_further_than_the_limit(run, tmp_path, model):
     one_line_of_error(*run("--manifest", path, "--bpe-model", model)[::2], "entry 4", "JSONDecodeError")
 
 
+@pytest.mark.parametrize("flag", ["--manifest", "--recordings", "--features", "--bpe-model"])
+def test_a_named_pipe_is_refused(run, tmp_path, model, flag):
+    """Nobody writes to it: opening it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    given = {"--manifest": jsonl(tmp_path / "cuts.jsonl", simple_cuts()), "--bpe-model": model, flag: tmp_path / "pipe"}
+    code, _, err = run(*(word for pair in given.items() for word in pair))
+    one_line_of_error(code, err, str(tmp_path / "pipe"), "not a file")
+
+
+def test_a_kaldi_folder_of_named_pipes_is_refused(run, tmp_path, model):
+    os.mkfifo(tmp_path / "wav.scp")
+    one_line_of_error(*run("--kaldi-dir", tmp_path, "--bpe-model", model)[::2], "wav.scp", "not a file")
+
+
 def test_a_command_that_a_manifest_names_is_not_run(run, tmp_path, model):
     entry = simple_cuts()[0]
     entry["recording"] = recording("c0", 4.65, source=f"touch {tmp_path}/ran", kind="command")

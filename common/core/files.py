@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Callable, List, Tuple, Union
@@ -17,6 +18,14 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: What a file gets: its text or bytes, or what writes them to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
+
+
+def open_file(path: Path) -> BinaryIO:
+    """To read.  A pipe or a device is refused, which may never say anything: OSError."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder the next line says so
+        raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
+    return open(path, "rb")
 
 
 def read_text(path: Path) -> str:

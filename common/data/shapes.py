@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Dict, Optional, Tuple
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import another, write_whole
+from common.core.files import another, open_file, write_whole
 from common.core.paths import not_a_file
 from common.data import provenance
 from common.data.provenance import FACTORS
@@ -119,7 +119,7 @@ def sha256(path: Path) -> str:
     """Hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
     digest = hashlib.sha256()
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             for block in iter(lambda: stream.read(1 << 20), b""):
                 digest.update(block)
     except OSError as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
 from common.core.errors import UserError
+from common.core.files import open_file
 
 _LOG_NOTHING_BELOW_FATAL = 3
 #: As icefall trains a model.
@@ -24,7 +25,8 @@ ICEFALL: Dict[str, Any] = {
 def load(path: Path) -> bytes:
     """The SentencePiece model in `path`, checked.  Raises UserError for a file that is missing or not a model."""
     try:
-        content = path.read_bytes()
+        with open_file(path) as stream:
+            content = stream.read()
     except OSError as error:
         raise UserError(f"--bpe-model {path}: {error.strerror or error}; name a SentencePiece model") from error
     try:

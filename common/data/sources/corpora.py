@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Iterator, List, Sequence
 
 from common.core.errors import UserError
+from common.core.files import open_file
 from common.core.paths import not_a_folder
 from common.data.shapes import sha256
 from common.data.sources.manifest_files import one_line
@@ -82,7 +83,8 @@ def _check_parts(corpus: Path, parts: Sequence[str]) -> None:
 def _check_kaldi(folder: Path) -> None:
     """Raise UserError for a folder without wav.scp, and for one where lhotse would run a command."""
     try:
-        lines = (folder / "wav.scp").read_text(encoding="utf-8").splitlines()
+        with open_file(folder / "wav.scp") as stream:
+            lines = stream.read().decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--kaldi-dir {folder}: no wav.scp that can be read there ({one_line(error)})") from error
     if (folder / "reco2dur").is_file():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Iterator, TextIO, Tuple, Type
 
 from common.core.errors import UserError
+from common.core.files import open_file
 
 WANTED = "a lhotse manifest, .json or .jsonl, gzipped or not"
 #: Characters of one entry, and of all of a JSON array, which is read whole: a small gzip file can hold any number.
@@ -68,7 +69,7 @@ def progress(**options: Any) -> Any:
 
 def _lines(path: Path) -> Iterator[Tuple[int, str]]:
     size = path.stat().st_size
-    with open(path, "rb") as raw, progress(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
+    with open_file(path) as raw, progress(total=size, unit="B", unit_scale=True, desc=path.name) as bar:
         text = io.TextIOWrapper(_decompressed(raw), encoding="utf-8")
         number = 0
         while line := text.readline(LONGEST_ENTRY):
