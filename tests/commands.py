@@ -23,7 +23,7 @@ def run(script, *arguments, **options):
     """Run a script to its end; stdout and stderr as text."""
     options = {"timeout": 600, "cwd": ROOT, **options}
     line = command(script, *arguments)
-    done = forked.run(line, **options) if options.keys() == {"timeout", "cwd"} else None
+    done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env"} else None
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return done or subprocess.run(line, **{**pipes, **options})
 

@@ -1,13 +1,11 @@
 """Commands as forks of a process that has imported what they import: real processes, which start in no time.
 
-``run`` here is as subprocess.run of the script.  A server is this file run as a script, for each set of imports one.
+``run`` here is as subprocess.run of the script.  common.system.forkserver calls ``main`` in each fork, one server for
+each set of imports.  The servers that a command starts for its own jobs are forks of the command, with its imports.
 """
 
 from __future__ import annotations
 
-import atexit
-import gc
-import importlib
 import json
 import os
 import runpy
@@ -15,10 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from ctypes import CDLL
+from functools import partial
 from pathlib import Path
+
+from common.system import forkserver
+from common.system.processes import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 READERS = (
@@ -28,7 +29,8 @@ READERS = (
     "common.tables.comparison",
     "common.tables.models",
 )
-TORCH = (
+MEASURES = (
+    *READERS,
     "torch",
     "numpy",
     "torch.optim",
@@ -36,92 +38,158 @@ TORCH = (
     "matplotlib.figure",
     "common.cli.profile",
     "common.cli.flops",
+    "common.cli.inference",
+    "common.cli.pipeline",
+    "common.conformance.isolated",
+    "common.conformance.worker",
+    "common.jobs.worker",
+    "common.losses.subject",
+    "common.models.inference",
+    "common.models.pipeline",
     "lhotse",
 )
-#: Each script that is forked -> what its server imports; those of the benchmarks are READERS too.
+#: Each script that is forked -> what its server imports; those of the benchmarks are MEASURES.
 IMPORTS = {
-    **dict.fromkeys(("summarize.py", "report.py", "compare.py", "conformance.py"), READERS),
-    **dict.fromkeys(("train_tiny.py", "count_flops.py", "profile_model.py", "generate_shape_info.py"), TORCH),
+    **dict.fromkeys(("summarize.py", "report.py", "compare.py"), READERS),
+    **dict.fromkeys(("conformance.py", "profile_model.py", "profile_inference.py", "pipeline_metrics.py"), MEASURES),
+    **dict.fromkeys(("train_tiny.py", "count_flops.py", "generate_shape_info.py"), MEASURES),
 }
-
-
-class Server:
-    """One process that forks, and waits for one child at a time."""
-
-    def __init__(self, modules):
-        answers, theirs = os.pipe()
-        self.variables, self.lock = variables(), threading.Lock()
-        self.process = subprocess.Popen(
-            [sys.executable, __file__, str(theirs), *modules],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[theirs],
-            start_new_session=True,  # Ctrl-C is for pytest
-        )
-        os.close(theirs)
-        self.answers = os.fdopen(answers)
-        atexit.register(self.process.stdin.close)
-
-    def run(self, command, cwd, timeout):
-        with self.lock, ExitStack() as files:
-            out, err = (files.enter_context(tempfile.NamedTemporaryFile("r", errors="strict")) for _ in range(2))
-            asked = {"command": command, "cwd": str(cwd), "files": [out.name, err.name], "PATH": os.environ["PATH"]}
-            self.process.stdin.write(f"{json.dumps(asked)}\n".encode())
-            self.process.stdin.flush()
-            child = int(self.answers.readline())
-            late = threading.Timer(timeout, os.kill, (child, signal.SIGKILL))
-            late.start()
-            since, status = time.monotonic(), int(self.answers.readline())
-            late.cancel()
-            if time.monotonic() - since >= timeout:
-                raise subprocess.TimeoutExpired(command, timeout)
-            return subprocess.CompletedProcess(command, os.waitstatus_to_exitcode(status), out.read(), err.read())
-
-
-def variables():
-    """Of the environment, those that a server has to be started with."""
-    return {key: value for key, value in os.environ.items() if key not in ("PYTEST_CURRENT_TEST", "PATH")}
-
-
+#: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
+MALLOPT = {
+    "MALLOC_TRIM_THRESHOLD_": -1,
+    "MALLOC_MMAP_THRESHOLD_": -3,
+    "MALLOC_MMAP_MAX_": -4,
+    "MALLOC_ARENA_MAX": -8,
+}
+LIBRARY = CDLL(None)
+#: sys.path without what a process is started with.
+INSTALLED = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests"))]
+#: The variable with which a script elsewhere finds the suite.
+WHERE = ("PYTHONPATH", str(ROOT))
 SERVERS = {}
 
 
-def run(command, cwd, timeout=600):
+def variables(environment):
+    """Of the environment of a command, those that a server has to be started with."""
+    free = {"PYTEST_CURRENT_TEST", "PATH", "TMPDIR"}
+    return {key: value for key, value in environment.items() if key not in free and (key, value) != WHERE}
+
+
+def server_of(modules, environment):
+    """Started with the variables of the tests; None where a command is to have others."""
+    if modules not in SERVERS:
+        command = [sys.executable, "-m", "common.system.forkserver", "forked", *modules]
+        path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+        errors = Path(os.devnull)
+        SERVERS[modules] = variables(os.environ), Server(command, ROOT, {**os.environ, "PYTHONPATH": path}, errors)
+    before, server = SERVERS[modules]
+    return server if before == variables(environment) else None
+
+
+def run(command, cwd, timeout=600, env=None):
     """As subprocess.run of [sys.executable, script, ...]; None where no server has what the script imports."""
-    name = Path(command[1]).name
-    modules = READERS if name.startswith("benchmark_") else IMPORTS.get(name)
-    if modules is None or not Path(command[1]).is_relative_to(ROOT):
+    path, environment = Path(command[1]), dict(os.environ) if env is None else env
+    modules = MEASURES if path.name.startswith("benchmark_") else IMPORTS.get(path.name)
+    if modules is None or not (path.is_relative_to(ROOT) or WHERE in environment.items()):
         return None
-    server = SERVERS.get(modules) or SERVERS.setdefault(modules, Server(modules))
-    return server.run(command, cwd, timeout) if server.variables == variables() else None
+    server = server_of(modules, environment)
+    return run_in(server, command, cwd, timeout, environment) if server else None
 
 
-def serve(answers):
-    """Returns in each child, with the path of its script; the server itself ends with its input."""
-    for line in os.fdopen(os.dup(0), "rb", buffering=0):
-        asked = json.loads(line)
-        child = os.fork()
-        if not child:
-            os.close(answers)
-            os.chdir(asked["cwd"])
-            os.environ["PATH"] = asked["PATH"]  # lhotse changes it
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for descriptor, path in enumerate(asked["files"], start=1):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), descriptor)
-            sys.argv = asked["command"][1:]
-            sys.path[0] = os.path.dirname(sys.argv[0])
-            return sys.argv[0]
-        os.write(answers, f"{child}\n".encode())
-        os.write(answers, f"{os.waitpid(child, 0)[1]}\n".encode())
-    os._exit(0)
+def run_in(server, command, cwd, timeout, environment):
+    with tempfile.TemporaryDirectory() as scratch:
+        streams = [Path(scratch) / name for name in ("stdout", "stderr")]
+        for stream in streams:
+            stream.touch()
+        asked = {"command": command, "cwd": str(cwd), "stdout": str(streams[0]), "environment": environment}
+        server.ask(argument=json.dumps(asked), output=str(streams[1]))
+        number = server.answer(timeout)["pid"]
+        ended = server.answer(timeout)
+        if not ended:
+            os.killpg(number, signal.SIGKILL)
+            server.answer(timeout)
+            raise subprocess.TimeoutExpired(command, timeout)
+        return subprocess.CompletedProcess(command, ended["returncode"], *(stream.read_text() for stream in streams))
 
 
-if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
-    for module in sys.argv[2:]:
-        with suppress(ImportError):  # not in this environment
-            importlib.import_module(module)
-    gc.freeze()
-    runpy.run_path(serve(int(sys.argv[1])), run_name="__main__")
+# In a fork of a server.
+
+
+def main(argument):
+    asked = json.loads(argument)
+    os.dup2(os.open(asked["stdout"], os.O_WRONLY | os.O_APPEND), 1)
+    sys.argv = asked["command"][1:]
+    enter(asked["cwd"], asked["environment"], os.path.dirname(sys.argv[0]))
+    subprocess.Popen = partial(popen, subprocess.Popen)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def enter(cwd, environment, *path):
+    """As a process that was started there."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:] = [*path, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *INSTALLED]
+    tempfile.tempdir = None
+
+
+def popen(plain, command, *more, **options):
+    """As subprocess.Popen, `plain`; but a server of jobs in this Python and environment is a Fork."""
+    if command[:3] == [sys.executable, "-m", "common.system.forkserver"]:
+        changed = {key for key, _ in os.environ.items() ^ options["env"].items()}
+        if changed <= {"PYTHONPATH", *MALLOPT}:
+            return Fork(command[3:], **options)
+    return plain(command, *more, **options)
+
+
+class Fork:
+    """A server of jobs: what common.system.processes.Server needs of subprocess.Popen."""
+
+    def __init__(self, arguments, cwd, env, stderr, preexec_fn, **_):
+        (theirs, requests), (answers, said) = os.pipe(), os.pipe()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        self.pid, self.returncode = os.fork(), None
+        if not self.pid:
+            try:
+                preexec_fn()
+                os.setsid()
+                for one, standard in ((theirs, 0), (said, 1), (stderr.fileno(), 2)):
+                    os.dup2(one, standard)
+                for one in (theirs, requests, answers, said):
+                    os.close(one)
+                sys.stdin = open(0)
+                for number in (signal.SIGTERM, signal.SIGHUP):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                enter(cwd, env, str(cwd))
+                for key in env.keys() & MALLOPT:
+                    LIBRARY.mallopt(MALLOPT[key], min(int(env[key]), 2**31 - 1))
+                forkserver.main(*arguments)
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        os.close(said)
+        self.stdin, self.stdout = os.fdopen(requests, "wb", 0), os.fdopen(answers, "rb", 0)
+
+    def poll(self, how=os.WNOHANG):
+        if self.returncode is None:
+            number, status = os.waitpid(self.pid, how)
+            self.returncode = os.waitstatus_to_exitcode(status) if number else None
+        return self.returncode
+
+    def wait(self):
+        return self.poll(0)
+
+    def kill(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stdin.close()
+        self.stdout.close()
+        self.wait()

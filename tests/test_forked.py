@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import forked
@@ -21,11 +22,9 @@ def test_code_and_streams_are_those_of_a_process(arguments, tmp_path):
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path):
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    server = forked.Server(())
+    server = forked.server_of((), os.environ)
     with pytest.raises(subprocess.TimeoutExpired):
-        server.run(command(tmp_path / "slow.py"), tmp_path, 0.2)
-    server.process.stdin.close()
-    assert server.process.wait(10) == 0
+        forked.run_in(server, command(tmp_path / "slow.py"), tmp_path, 0.2, dict(os.environ))
 
 
 def test_another_environment_is_no_fork(monkeypatch, tmp_path):
