@@ -289,8 +289,8 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
             return MemoryChange(verdict, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
     absent = [side for side, found in zip(("the baseline", "the new side"), sides) if not any(found.values())]
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
-    highest = [next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides]
-    return MemoryChange("unclear", reason, None, *highest)
+    before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
+    return MemoryChange("unclear", reason, None, before_mb, after_mb)
 
 
 def _errors(pair: Pair) -> ErrorChange:
