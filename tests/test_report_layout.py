@@ -46,7 +46,7 @@ def placed(points, names, lines=()):
 
 def near(point, box):
     """How far a point is from a box."""
-    return labels._from_box(point, box)
+    return labels.from_box(point, box)
 
 
 @pytest.mark.parametrize(

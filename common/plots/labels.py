@@ -59,8 +59,8 @@ def places(
                     met = sum(_from_line(one, point, end) < MARKER for one in others)
                     wrong = CROSSED * (met + sum(_meets(point, end, one) for one in names))
                 else:
-                    beside = _from_box(point, own) + NEARER
-                    wrong = CONFUSED * sum(_from_box(one, own) < beside for one in others)
+                    beside = from_box(point, own) + NEARER
+                    wrong = CONFUSED * sum(from_box(one, own) < beside for one in others)
                 return hidden + OUTSIDE * outside + DISTANT * away + wrong
 
             best = min(candidates(size), key=cost)
@@ -95,7 +95,7 @@ def _edges(one: Point, other: Point, wide: float = LINE) -> Box:
     return left - wide, bottom - wide, right + wide, top + wide
 
 
-def _from_box(point: Point, of: Box) -> float:
+def from_box(point: Point, of: Box) -> float:
     across = max(of[0] - point[0], 0.0, point[0] - of[2])
     return hypot(across, max(of[1] - point[1], 0.0, point[1] - of[3]))
 
@@ -103,7 +103,7 @@ def _from_box(point: Point, of: Box) -> float:
 def _meets(begin: Point, end: Point, of: Box) -> bool:
     """Does a line go through a box?"""
     steps = [(begin[0] + at * (end[0] - begin[0]) / 12, begin[1] + at * (end[1] - begin[1]) / 12) for at in range(13)]
-    return any(_from_box(step, of) == 0 for step in steps)
+    return any(from_box(step, of) == 0 for step in steps)
 
 
 def _from_line(point: Point, begin: Point, end: Point) -> float:
