@@ -59,10 +59,13 @@ def test_a_run_from_start_to_end(flags, log):
         assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
         assert any(s["warmup"] for s in samples)
         assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
-        (limits,) = [r for r in kept if r["record"] == "limits"]
-        best = [min(line["ns"]) for line in limits["streams"] + limits["products"] + limits["exps"]]
-        assert len(best) >= 3 and all(best) and limits["reason"] == ""
-        assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
+        every = [r for r in kept if r["record"] == "limits"]
+        assert [limits["round"] for limits in every] == [1, 2]
+        for limits in every:
+            best = [min(line["ns"]) for line in limits["streams"] + limits["products"] + limits["exps"]]
+            assert len(best) >= 3 and all(best) and limits["reason"] == ""
+            assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
+        assert row["limit_ranges"]["flops_per_second"]["measurements"] == 2
     against = [row["against_fastest"] for row in rows.values()]
     assert sorted(found["is_fastest"] for found in against) == [False, True]
     assert all(found["paired"] and found["ratio"] >= 1 for found in against)

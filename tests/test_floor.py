@@ -172,6 +172,7 @@ def test_a_row_has_its_floor_and_its_share_of_the_limit(tmp_path):
     assert row["floor"]["loss"]["padded"] == pytest.approx({"bytes": 3680, "flops": 0, "exps": 360, "ms": 3680})
     assert row["limit_percent"]["step"] == pytest.approx({"packed": 2.7 / 20 * 100, "padded": 4.56 / 20 * 100})
     assert row["limit_percent"]["loss"] == pytest.approx({"packed": 1.92 / 5 * 100, "padded": 3.68 / 5 * 100})
+    assert row["limit_ranges"]["flops_per_second"] == {"measurements": 2, "lowest": 500, "highest": 1000}
     assert not any("beside other load" in note for note in row["notes"])
     assert row["round_medians_ms"] == {"step": {"1": {"7": 20e3}}, "loss": {"1": {"7": 5e3}}}
 
@@ -226,15 +227,19 @@ def test_limits_measured_beside_other_load_are_said_to_be(tmp_path):
 
 
 def test_table_and_report_show_the_share_and_the_limits(tmp_path):
-    write_limited(tmp_path / "a", limits(1e-6, 1e-7))  # 1 GB/s, 20 GFLOP/s
+    write_limited(tmp_path / "a", limits(1e-6, 2e-7), limits(2e-6, 1e-7))  # 1 GB/s, 20 GFLOP/s at best
     line = next(line for line in summarize(tmp_path).splitlines() if line.startswith("torchaudio "))
     assert " 0.000003 / 0.000038 " in line
     below = next(line for line in summarize(tmp_path).splitlines() if line.startswith("this device's limits"))
-    assert "memory 1.00 GB/s, products 20.0 GFLOP/s" in below and "padding counted as work: torchaudio 0.0000" in below
+    memory, products = "(0.500 to 1.00 in 2 measurements)", "(10.0 to 20.0 in 2 measurements)"
+    assert (
+        f"memory 1.00 GB/s {memory}, products 20.0 GFLOP/s {products}" in below
+        and "padding counted as work: torchaudio 0.0000" in below
+    )
     (group,) = logs.read([tmp_path]).groups
     told = dict(facts.machine(group.rows))
-    assert told["Memory, at best"] == "1.00 GB/s read and written"
-    assert told["Matrix products, at best"] == "20.0 GFLOP/s in float32"
+    assert told["Memory, at best"] == f"1.00 GB/s read and written {memory}"
+    assert told["Matrix products, at best"] == f"20.0 GFLOP/s in float32 {products}"
     table = results.table("page", "Results", group.rows)
     cells = dict(zip([column.title for column in table.columns], table.rows[0]))
     assert cells["% of limit, loss"].value == pytest.approx(1.92e-6 / 5 * 100)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fixtures_runs import records_of
+from fixtures_runs import correctness, records_of, status, timing
 
 from common.core import settings
+from common.jobs.executor import Executor
 from common.jobs.local import Local
+from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.session import Session
 from common.measure import peaks
@@ -98,8 +100,38 @@ def test_a_run_goes_on_where_nothing_could_be_measured(tmp_path, python, reason)
         choices = {name: interpreters.Choice(python) for name in run_of}
         with Progress(quiet=True) as progress:
             local = Local()
-            Session(run_of, choices, chosen, 60, progress, local).limits(local)
+            Session(run_of, choices, chosen, 60, progress, local).limits(local, 3)
     for run in run_of.values():
         (_, record) = records_of(run.folder)
-        assert record["record"] == "limits" and record["reason"].startswith(reason)
+        assert record["record"] == "limits" and record["reason"].startswith(reason) and record["round"] == 3
         assert not run.failed and "job" not in record
+
+
+class MadeUp(Executor):
+    """Its limits are measured well, or not."""
+
+    def __init__(self, well):
+        self.well, self.seen = well, []
+
+    def execute(self, job, python, folder, chosen, timeout, note):
+        self.seen.append(job.name)
+        if job.pass_name == "correctness":
+            return correctness()
+        if job.pass_name == "timing":
+            return timing(job.name, [1, 1], [1, 1])
+        end = status(job.name, "ok" if self.well else "timeout", "" if self.well else "too slow")
+        return [*([{"record": "limits", "job": job.name, "reason": ""}] if self.well else []), end]
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_limits_are_measured_at_the_begin_of_each_round_until_that_fails(tmp_path, well):
+    flags = {"preset": "quick", "rounds": 3, "passes": ("correctness", "timing")}
+    chosen, executor = settings.resolve(flags, "cpu"), MadeUp(well)
+    with open_runs(["torchaudio"], chosen, tmp_path, resume=False) as run_of, Progress(quiet=True) as progress:
+        choices = {"torchaudio": interpreters.Choice(Path(sys.executable))}
+        Session(run_of, choices, chosen, 60, progress, executor).run(plan(["torchaudio"], chosen), True)
+    rounds = [1, 2, 3] if well else [1]
+    after = {number: [f"limits-{number}"] * (number in rounds) + [f"timing-{number}"] for number in (1, 2, 3)}
+    assert executor.seen == ["correctness", *after[1], *after[2], *after[3]]
+    kept = [record for record in records_of(run_of["torchaudio"].folder) if record["record"] == "limits"]
+    assert [record["round"] for record in kept] == rounds and progress.finished == progress.total == 7

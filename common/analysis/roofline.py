@@ -71,6 +71,10 @@ class Peaks(NamedTuple):
         return found
 
 
+#: Those of `Peaks`, in their order.
+RATES = ("bytes_per_second", "flops_per_second", "exps_per_second")
+
+
 class Sizes(NamedTuple):
     """Rows of a batch in one layout.  cells: of its lattice; met: of these, what a path can meet; pruned: what is left
     of them per frame; rows: frames and tokens (U+1) together; needed: cells with a gradient, at most those of `met` or
@@ -94,6 +98,17 @@ def peaks(limits: Sequence[Limits]) -> Peaks:
     streams = tuple(reversed(list(best.items())))
     of_memory = streams[0][1] if streams else None
     return Peaks(of_memory, max(multiplied, default=None), max(taken, default=None), streams)
+
+
+def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
+    """Of each rate of `Peaks` that was measured several times: how many times, the lowest and the highest."""
+    each = [peaks([one]) for one in limits]
+    found = {key: [rate for one in each if (rate := getattr(one, key)) is not None] for key in RATES}
+    return {
+        key: {"measurements": len(rates), "lowest": min(rates), "highest": max(rates)}
+        for key, rates in found.items()
+        if len(rates) > 1
+    }
 
 
 def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
@@ -203,13 +218,13 @@ def of_run(
     if not limits:
         return Least({}, [])
     best = peaks(limits)
-    rates = {key: value for key, value in best._asdict().items() if key != "streams"}
     share = (
         at_size.needed_cells / at_size.useful_cells
         if at_size and at_size.needed_cells and at_size.useful_cells
         else None
     )
-    found: Dict[str, Any] = {**rates, "needed_share": share, "floor": {}, "limit_percent": {}}
+    found: Dict[str, Any] = {**dict(zip(RATES, best)), "limit_ranges": ranges(limits), "needed_share": share}
+    found.update(floor={}, limit_percent={})
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
     for scope in ("step", "loss") if known else ():
         measured = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == scope)

@@ -99,6 +99,7 @@ class Exported:
     bytes_per_second: Optional[float] = None
     flops_per_second: Optional[float] = None
     exps_per_second: Optional[float] = None
+    limit_ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)  # of these three: measurements, lowest, ...
     needed_share: Optional[float] = None  # of the cells, those with a gradient that float32 can tell from zero
     floor: Dict[str, Dict[str, Dict[str, Any]]] = field(default_factory=dict)  # scope -> layout -> bytes, flops, ...
     limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded

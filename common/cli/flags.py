@@ -101,8 +101,8 @@ timing (profiler off)
     environment says; the correctness pass never does. Default: false
   --l2: CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with
     what making the inputs put there. Default: cold; warm with --find-largest
-  --limits: measure how fast the device moves, multiplies and takes exponentials before the first round, which '%% of
-    limit' needs; a few seconds for the whole run. Default: true; false with --preset quick, half of whose time it takes
+  --limits: measure how fast the device moves, multiplies and takes exponentials at the begin of each round, which
+    '%% of limit' needs; some two seconds each. Default: true; false with --preset quick, half of whose time it takes
 trace (torch.profiler, for TensorBoard)
   --schedule wait=A,warmup=B,active=C,repeat=D: steps of the profiler's schedule. Default:
     wait=10,warmup=10,active=20,repeat=2 (seed), shorter for cpu and quick

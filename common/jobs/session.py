@@ -34,7 +34,7 @@ Chain = Deque[Job]
 class Session:
     """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job.
 
-    lock: of runs and progress, which all devices write to; unlimited: devices whose limits are to be measured."""
+    lock: of runs and progress, which all devices write to; unlimited: devices whose limits could not be measured."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -49,19 +49,20 @@ class Session:
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation
-        are skipped.  with_limits: measure a device's limits before its first timing job.
+        are skipped.  with_limits: measure the device's limits at the begin of each timing round.
 
         Raises Interrupted, and UserError for a mistake of the user's (a broken shape file, say).
         """
         pending = self.pending(jobs)
-        with_limits = with_limits and any(job.pass_name == "timing" for job in pending)
-        self.unlimited = {lane.label for lane in self.executor.lanes()} if with_limits else set()
-        limits = [("limits", "limits")] * len(self.unlimited)
+        rounds = {job.round for job in pending if job.pass_name == "timing"}
+        limits = [("limits", "limits")] * len(rounds if with_limits else ())
         self.progress.expect([*limits, *((job.implementation, job.pass_name) for job in pending)])
         standing = Standing({name: run.header.kind or "exact" for name, run in self.run_of.items()})
 
         def serve(lane: Executor, chain: Chain) -> None:
             pass_name, number = chain[0].pass_name, chain[0].round
+            if with_limits and pass_name == "timing":
+                self.limits(lane, number)
             while chain:
                 self._next(lane, chain[0], standing)
                 chain.popleft()
@@ -81,10 +82,6 @@ class Session:
             if self.run_of[job.implementation].failed:
                 self.progress.skip((job.implementation, job.pass_name))
                 return
-            limits = job.pass_name == "timing" and lane.label in self.unlimited
-            self.unlimited -= {lane.label} if limits else set()
-        if limits:
-            self.limits(lane)
         self.carry_out(job, lane, standing)
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
@@ -117,16 +114,18 @@ class Session:
             self.progress.done(title, end.status, end.reason, (job.implementation, job.pass_name))
         return end.status
 
-    def limits(self, lane: Executor) -> None:
+    def limits(self, lane: Executor, number: Optional[int]) -> None:
         """Measure what a device does at best, in the newest torch of the run, and add the ``limits`` record to every
-        run that goes on.  A failure is not fatal: then there is no "% of limit".  Raises Interrupted and Lost."""
+        run that goes on.  A failure is not fatal: it is not tried again, and of that device there is no "% of limit",
+        or that of earlier rounds.  number: of the round.  Raises Interrupted and Lost."""
         pythons = {name: choice.python for name, choice in self.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not self.run_of[name].failed}
-        name = self.executor.with_newest_torch(pythons)
+        name = None if lane.label in self.unlimited else self.executor.with_newest_torch(pythons)
         if name is None:
-            self.progress.skip()
+            with self.lock:
+                self.progress.skip(("limits", "limits"))
             return
-        job = Job(name, "limits", subject="device")
+        job = Job(name, "limits", number, subject="device")
         title = " of ".join(filter(None, [job.name, lane.label]))
         with self.lock:
             self.progress.start(title)
@@ -134,7 +133,8 @@ class Session:
         if not records:
             reason = f"{status['status']}: {status['reason']}"
             records = [{"record": "limits", "reason": reason}]
-        of_all = [{key: value for key, value in record.items() if key != "job"} for record in records]
+            self.unlimited.add(lane.label)
+        of_all = [{**{key: record[key] for key in record if key != "job"}, "round": number} for record in records]
         with self.lock:
             for name in pythons:
                 with suppress(store.NotWritten):  # goes to disk with the next job, if there is room then

@@ -1,11 +1,11 @@
-"""The limits pass: the best rates of the device, measured in the same run as the losses, not taken from a datasheet.
+"""The limits pass: the best rates of the device, measured in each timing round, not taken from a datasheet.
 
 Bandwidth: a sum that is written over one of its terms (two reads and a write, as a loss does, and no line is fetched
 only to be overwritten), reading alone and writing alone, of buffers from the size of an utterance's logits to far above
 every cache.  Matrix rate: square products in the run's dtype, 2 n^3 operations each.  Exponentials: torch's fastest, of
 numbers that stay in the cache on a CPU and in registers on CUDA.  All use the run's threads and device.  Other load can
-only make them slower, so the best repeat counts; the record keeps every repeat.  Leaves out formats that the losses do
-not use (TF32 where it is off).
+only make them slower, so the best repeat of all rounds counts; the records keep every repeat.  Leaves out formats that
+the losses do not use (TF32 where it is off).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ QUARTERS = 4
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 #: Exponentials: numbers for each thread (in its own cache) and how often each is taken; on CUDA numbers and times.
 CPU_EXPS, CUDA_EXPS = 2**16, (2**22, 256)
-#: Seconds for each size of a kind, less where the run's own cap on a scope is.
-SECONDS = 0.4
+#: Seconds for each size of a kind, shared by the rounds, and of one round at least; less where the run's own cap on a
+#: scope is.
+SECONDS, SHORTEST = 0.4, 0.1
 FEWEST, MOST = 3, 20  # repeats
 
 #: One size: what was repeated, and the nanoseconds of each repeat.
@@ -109,13 +110,14 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
 def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     """The ``limits`` record of a job, as common.jobs.spec makes it.  Raises NotRunnable."""
     settings = Settings.from_json(job["settings"])
-    yield measure(settings, set_up_torch(settings))
+    yield measure(settings, set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST))
 
 
-def measure(settings: Settings, device: torch.device) -> Dict[str, Any]:
-    """A ``limits`` record.  What this torch cannot do here (half precision on a CPU) is empty, with the reason."""
+def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) -> Dict[str, Any]:
+    """A ``limits`` record.  What this torch cannot do here (half precision on a CPU) is empty, with the reason.
+    seconds: for each size of a kind."""
     clock, load = Clock(device), ForeignLoad()
-    seconds = min(SECONDS, settings.max_seconds)
+    seconds = min(seconds, settings.max_seconds)
     dtype = getattr(torch, settings.dtype)
     kinds = {
         "streams": streams(device, clock, seconds),

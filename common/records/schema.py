@@ -447,10 +447,11 @@ class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
 
 
 class Limits(Line, kw_only=True, frozen=True, tag="limits"):
-    """What the device does at best: at least one in each run that was timed, before its first round, the same in all
-    implementations of the run; with --executor ray one for each device."""
+    """What the device does at best: in each run that was timed one at the begin of each round, on the device of the
+    round; the same in all implementations of the run.  The best of all counts."""
 
     node: Annotated[Optional[str], of("as in ``environment``")] = None
+    round: Annotated[Optional[int], of("of the timing pass; null in older runs, which have one record")] = None
     torch: Annotated[Optional[str], of("version")] = None
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
     device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from common.analysis.row import Row
 from common.core import statistics, workloads
 from common.core.table import Cell, Column, Table, measured, tabulated
-from common.core.text import number, plain
+from common.core.text import plain
 from common.records.schema import Batch
 from common.tables import remarks
 
@@ -74,9 +74,9 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Threads", entry.environment.threads),
         ("Denormals", entry.environment.denormals),
         ("Allocator", entry.environment.allocator),
-        ("Memory, at best", _rate(entry.bytes_per_second, "GB/s read and written")),
-        ("Matrix products, at best", _rate(entry.flops_per_second, f"GFLOP/s in {settings.get('dtype')}")),
-        ("Exponentials, at best", _rate(entry.exps_per_second, "G/s")),
+        ("Memory, at best", _rate(entry, "bytes_per_second", "GB/s read and written")),
+        ("Matrix products, at best", _rate(entry, "flops_per_second", f"GFLOP/s in {settings.get('dtype')}")),
+        ("Exponentials, at best", _rate(entry, "exps_per_second", "G/s")),
         ("Batches", _batches(settings, batches) if batches else None),
         ("Joiner", f"{settings.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
         ("Dtype", settings.get("dtype")),
@@ -90,8 +90,8 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
     return [(term, plain(value)) for term, value in found if value is not None and str(value)]
 
 
-def _rate(value: Optional[float], unit: str) -> Optional[str]:
-    return f"{number(value / 1e9, 3)} {unit}" if value else None
+def _rate(entry: Row, key: str, unit: str) -> Optional[str]:
+    return remarks.rate_text(entry, key, unit) if getattr(entry, key) else None
 
 
 def _batches(settings: Dict[str, Any], batches: Sequence[Batch]) -> str:

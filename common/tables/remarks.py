@@ -105,14 +105,30 @@ def _limits(rows: Sequence[Row]) -> Lines:
     for row in rows:
         padded = [row.limit_percent.get(scope, {}).get("padded") for scope in ("step", "loss")]
         if any(padded):
-            rates = (row.bytes_per_second, row.flops_per_second, row.exps_per_second)
-            moved, products, exps = (number(rate and rate / 1e9, 3) for rate in rates)
-            peaks = f"memory {moved} GB/s, products {products} GFLOP/s, exponentials {exps} G/s"
+            peaks = ", ".join(f"{what} {rate_text(row, key, unit)}" for what, key, unit in RATES)
             found.setdefault(peaks, []).append(f"{row.name} {' / '.join(number(value, 2) for value in padded)}")
     return [
         f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"
         for peaks, of in found.items()
     ]
+
+
+#: What the device does at best: in words, the field of a row, the unit.
+RATES = (
+    ("memory", "bytes_per_second", "GB/s"),
+    ("products", "flops_per_second", "GFLOP/s"),
+    ("exponentials", "exps_per_second", "G/s"),
+)
+
+
+def rate_text(row: Row, key: str, unit: str) -> str:
+    """ "40.1 GB/s (31.2 to 40.1 in 10 measurements)"."""
+    rate = getattr(row, key)
+    said, of = f"{number(rate and rate / 1e9, 3)} {unit}", row.limit_ranges.get(key)
+    if not of:
+        return said
+    low, high = (number(of[end] / 1e9, 3) for end in ("lowest", "highest"))
+    return f"{said} ({low} to {high} in {of['measurements']} measurements)"
 
 
 def _options(rows: Sequence[Row]) -> Lines:
