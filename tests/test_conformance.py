@@ -18,6 +18,7 @@ from fixtures_conformance import made
 
 import conformance
 from benchmark_reference import Reference
+from common.analysis import conformance as judging
 from common.analysis.conformance import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
 from common.conformance import large
 from common.conformance.cases import BY_NAME, CASES
@@ -28,7 +29,7 @@ from common.core import settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
 from common.core.implementations import with_variants
 from common.losses import vectorised
-from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Judged, Outcome
 from common.setup import environments, obtaining
 from common.tables import conformance as matrix
 
@@ -552,7 +553,21 @@ def test_the_command_writes_and_prints_the_matrix(tmp_path):
     assert rows["reference"]["cells"]["ragged"]["grad_error"] < 1e-5
     if rows["torchaudio"]["status"] == "judged":
         assert rows["torchaudio"]["cells"]["ragged"]["result"] == PASS and rows["torchaudio"]["torch"]
-    assert "## Matrix" in (tmp_path / "conformance.md").read_text()
+    page = (tmp_path / "conformance.md").read_text()
+    assert "## Matrix" in page and "conformance.py --only reference,torchaudio --cases" in page
+    assert str(tmp_path) not in json.dumps(document) + page
+
+
+def test_what_is_written_names_no_folder_of_this_machine():
+    said = Outcome(DIFFERS, "raised in /tmp/x/loss.py, see https://example.org/a/b")
+    rows = [Judged("a", "exact", cells={"ragged": said}), Judged("b", "exact", "missing", "no /work/y/lib.so")]
+    words = ["conformance.py", "--only", "/tmp/x/benchmark_a.py", "--output=/tmp/o", "--outp", "/tmp/o", "--update"]
+    about = {"device": "cpu", "machine": {}, "suite": ("", False)}
+    found = judging.document(rows, [BY_NAME["ragged"]], command=words, **about)
+    assert found["command"] == ["conformance.py", "--only", "benchmark_a.py", "--update"]
+    one, other = found["implementations"]
+    assert one["cells"]["ragged"]["message"] == "raised in loss.py, see https://example.org/a/b"
+    assert other["reason"] == "no lib.so"
 
 
 def test_update_keeps_what_was_not_judged_again_with_its_revision():

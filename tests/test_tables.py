@@ -18,6 +18,7 @@ from fixtures_runs import (
 )
 from fixtures_traces import kineto, span, steps, write
 
+from common.core import settings
 from common.records import schema
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\r\n\u202ered|`x`\x00\x9b"
@@ -94,10 +95,10 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     write_run(tmp_path / "sorted", name="k2", sort_utterance=True, batches="spread")
     text = summarize(tmp_path)
     lines = text.splitlines()
-    assert max(map(len, lines[:20])) <= 160
+    assert max(len(line) for line in lines[:20] if "joiner 512" not in line) <= 160  # heads wrap on a screen
     assert lines[0] == (
         "batch size 30 (first 2 batches), V 500, joiner 512, float32, cpu Some CPU, 2 threads, denormals: flush, "
-        "1 round, 50% of the padded cells useful"
+        "allocator: system, 1 round, 50% of the padded cells useful"
     )
     names = [line.split()[0] for line in lines if re.match(r"(k2|torchaudio|optimized)\S* .*(ok|missing) ", line)]
     assert names == ["k2", "optimized_transducer", "torchaudio", "k2-pruned", "k2"]
@@ -183,3 +184,20 @@ def test_errors_at_the_measured_size_stand_below_the_table(tmp_path):
     assert "k2 8.0e-08 / 4.0e-04" in text and "fast_rnnt 8.0e-08 / inf" in text
     row = json.loads(summarize(tmp_path / "k2", "--format", "json"))[0]
     assert row["at_size"]["grad_tolerance"] == 1e-3 and row["at_size"]["N"] == 2
+
+
+@pytest.mark.parametrize(
+    "device, about, said",
+    [
+        ("cpu", {"allocator": "system"}, ["denormals: flush", "allocator: system"]),
+        ("cpu", {"allocator": "reuse", "denormals": "keep"}, ["denormals: keep", "allocator: reuse"]),
+        ("cuda", {}, ["TF32: on", "L2: warm"]),
+    ],
+)
+def test_the_head_says_what_else_changes_the_numbers(tmp_path, device, about, said):
+    variables = {**settings.REUSE_VARIABLES, "LD_PRELOAD": "/opt/lib/libjemalloc.so"}
+    line = environment("timing-1", device=device, variables=variables, **about)
+    jobs = [correctness(), [line, *timing("timing-1", [2, 2], [1, 1])[1:]]]
+    write_run(tmp_path, jobs=jobs, passes=["correctness", "timing"], rounds=1, device=device, tf32=True, l2="warm")
+    head = summarize(tmp_path).splitlines()[0].split(", ")
+    assert head[-5:-2] == [*said, "LD_PRELOAD=libjemalloc.so"] and not any("MALLOC_" in part for part in head)

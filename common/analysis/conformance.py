@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core.errors import UserError
 from common.core.implementations import with_variants
 from common.core.paths import ROOT
+from common.core.text import without_folders
 from common.records.conformance import (
     CRASHES,
     DIFFERS,
@@ -140,7 +141,7 @@ def document(
     return {
         "format": FORMAT,
         **origin,
-        "command": list(command),
+        "command": _command(command),
         "machine": dict(machine),
         "device": device,
         "cases": [case.to_json() for case in cases],
@@ -149,14 +150,29 @@ def document(
                 "name": one.name,
                 "kind": one.kind,
                 "status": one.status,
-                "reason": one.reason,
+                "reason": without_folders(one.reason),
                 **origin,
                 **one.about,
-                "cells": {name: outcome.to_json() for name, outcome in one.cells.items()},
+                "cells": {
+                    name: {**outcome.to_json(), "message": without_folders(outcome.message)}
+                    for name, outcome in one.cells.items()
+                },
             }
             for one in judged
         ],
     }
+
+
+def _command(words: Sequence[str]) -> List[str]:
+    """Without where it writes, which is where it is read, and without folders."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        flag, given, _ = word.partition("=")
+        if not (flag.startswith("--ou") and "--output".startswith(flag)):
+            kept.append(without_folders(word))
+        elif not given:
+            next(rest, None)
+    return kept
 
 
 def cell(outcome: Outcome) -> str:

@@ -12,9 +12,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import ranking
 from common.analysis.row import Row
-from common.core import workloads
+from common.core import settings, workloads
 from common.core.implementations import KINDS, with_variants
-from common.core.text import plain
+from common.core.text import plain, without_folders
 
 LONGEST_LABEL = 40  # characters
 
@@ -183,15 +183,25 @@ def heading(group: Sequence[Row]) -> str:
     ]
     if known.get("device") == "cpu":
         spare = known.get("cores") not in (None, known.get("threads"))
-        threads = _known("{threads} threads" + " of {cores} cores" * spare, known)
-        reuse = "allocator: reuse" if known.get("allocator") == "reuse" else ""
-        parts += [threads, _known("denormals: {denormals}", known), reuse]
+        parts.append(_known("{threads} threads" + " of {cores} cores" * spare, known))
+    parts += _surroundings(group, known)
     most = max(row.rounds for row in group)
     parts.append(f"{most} round{'' if most == 1 else 's'}")
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
     if len(useful) == 1:
         parts.append(f"{100 * useful.pop():.0f}% of the padded cells useful")
     return plain(", ".join(filter(None, parts))) + _search_heading(group)
+
+
+def _surroundings(group: Sequence[Row], known: Dict[str, Any]) -> List[str]:
+    """What changes how fast the device computes: how the suite sets it up, default or not, and variables of the
+    environment that are not the suite's."""
+    said = [_known("denormals: {denormals}", known), _known("allocator: {allocator}", known)]
+    if known.get("device") == "cuda":
+        said = [f"TF32: {'on' if known['tf32'] else 'off'}" if "tf32" in known else "", _known("L2: {l2}", known)]
+    given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
+    own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
+    return [*said, *sorted(given - own)]
 
 
 def _search_heading(group: Sequence[Row]) -> str:

@@ -16,7 +16,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from common.core.text import said
+from common.core.text import said, without_folders
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
@@ -68,7 +68,7 @@ def message(error: BaseException) -> str:
         if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
             found = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
         found += f" ({Path(frame.filename).name}:{frame.lineno})"
-    return said(re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", found))
+    return said(without_folders(found))
 
 
 @dataclass

@@ -36,6 +36,15 @@ PRESETS: Dict[str, Dict[str, Any]] = {
     "quick": {**_SMALL, "num_batches": 2, "vocab_size": 50, "encoder_dim": 32, "rounds": 1, "max_seconds": 0.5},
 }
 
+#: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
+#: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
+MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+#: Each further arena of glibc would reserve 64 MB of address space.
+PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
+#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
+REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+VARIABLES = {**PROBE_VARIABLES, **REUSE_VARIABLES}
+
 #: Presets for which the limits of the device would take too much of the time.
 WITHOUT_LIMITS = ("quick",)
 

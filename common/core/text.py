@@ -17,6 +17,8 @@ LONGEST_SAID = 1000  # characters, of what a package says
 #: What a terminal takes for a command, such as a colour or the title of its window.
 _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
+
 
 def number(value: Optional[float], digits: int = 4) -> str:
     """About `digits` significant digits, never an exponent for what people measure; "-" where nothing is known."""
@@ -71,6 +73,11 @@ def plain(text: Any) -> str:
 def said(text: str, longest: int = LONGEST_SAID) -> str:
     """What a package said, which may be of any size, as `plain` text of at most `longest` characters."""
     return short(plain(text[: 2 * longest]), longest)
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths by their last name alone: folders of one machine tell another nothing.  Addresses stay."""
+    return _FOLDERS.sub("", text)
 
 
 def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from common.core.implementations import find
-from common.core.settings import Settings
+from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
 from common.core.text import said
 
 #: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
@@ -24,21 +24,16 @@ SUBJECTS = {
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
 STARTING = ("conformance",)
 
-#: glibc keeps freed blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
-MEMORY_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-#: Each further arena of glibc would reserve 64 MB of address space.
-PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
+#: What the processes of a pass have in their environment; those of the others as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}
-#: glibc maps tensors above 32 MiB anew in every step, unless it may not map at all and keeps what is freed (bytes).
-REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One process to start, in the Python of `implementation`.  subject: a key of SUBJECTS; round: of the timing and
-    throughput passes, from 1; size: the size that is tried or timed with --find-largest; pool: the size of the batches
-    whose utterances are timed in batches of `size`; overrides: settings of this job alone; limit_bytes: limit on its
-    memory."""
+    """One process to start, in the Python of `implementation`.  subject: a key of SUBJECTS; round: of the timing,
+    limits and throughput passes, from 1; size: the size that is tried or timed with --find-largest; pool: the size of
+    the batches whose utterances are timed in batches of `size`; overrides: settings of this job alone; limit_bytes:
+    limit on its memory."""
 
     implementation: str
     pass_name: str
@@ -51,7 +46,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """As in the records: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1", "limits"."""
+        """As in the records: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1", "limits-1"."""
         pool = None if self.pool is None else f"of-{self.pool}"
         return "-".join(str(part) for part in (self.pass_name, self.size, pool, self.round) if part is not None)
 
