@@ -28,7 +28,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench test faults lint coverage docs summary conformance report tensorboard trace-viewer lock clean
+.PHONY: help setup bundle bench test faults lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -48,6 +48,7 @@ help:
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
+	@echo 'make results      measure what docs/results.md shows, quietly; ARGS="largest vocabulary"; docs/_results.py has more'
 	@echo 'make lock         resolve requirements/*.in into the hash-locked *.txt anew'
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
@@ -116,6 +117,9 @@ trace-viewer: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
 	exec "$$viewer" -m common.cli.trace_viewer "$(NAME)" --log-dir "$(LOGDIR)" --window $(WINDOW) --port $(PORT)
+
+results: setup
+	@$(MAIN) docs/_results.py $(ARGS)
 
 lock: needs-python
 	@$(PYTHON) -m requirements.lock $(ENVIRONMENTS)

@@ -1,24 +1,36 @@
 #!/usr/bin/env python3
-"""The table on README's first screen, from committed records: `docs/_figures.py` writes it between its two marks.
+"""What pages show of committed records: `docs/_figures.py` writes it between its marks.
 
-tests/test_docs.py asks that the page has what the records say.
+`table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
+`session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `runs`: what
+results/ has; and the matrix of docs/conformance.json.  tests/test_docs.py asks that pages have what the records say.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
+from textwrap import wrap
+from typing import List
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common.analysis import logs  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
-from common.tables import results, text  # noqa: E402
+from common.core.text import escaped  # noqa: E402
+from common.records.schema import Header  # noqa: E402
+from common.tables import answer, conformance, results, sweep, text  # noqa: E402
 
-PAGE = ROOT / "README.md"
-BLOCK = re.compile(r"(<!-- table of (\S+), written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/corners.md", "results/README.md"))
+BLOCK = re.compile(
+    r"(<!-- (table|screen|session|head|runs)(?: of (\S+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)",
+    flags=re.DOTALL,
+)
+MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
+GIB = 2**30
 
 
 def table(folder: str) -> str:
@@ -28,10 +40,71 @@ def table(folder: str) -> str:
     return "\n".join(line for line in text.block(measured, "markdown").splitlines() if line.startswith("|"))
 
 
+def screen(folder: str) -> str:
+    """A block of what summarize.py prints where the width is not known."""
+    log = logs.read([ROOT / folder])
+    parts = [answer.render(rows) for rows in (log.rows, log.searches) if rows]
+    parts += [sweep.screen(log.sweeps)] if log.sweeps else []
+    return "\n".join(["```", *(part.rstrip("\n") for part in parts), "```"])
+
+
+def session(folder: str) -> str:
+    """Likewise, below the command that was measured."""
+    log = logs.read([ROOT / folder])
+    first = next(row for row in [*log.searches, *log.rows, *(row for one in log.sweeps for row in one.rows)])
+    words = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {command(first.header)}")
+    lines = wrap(words, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
+    said = " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+    return screen(folder).replace("```\n", f"```\n{said}\n", 1)
+
+
+def head(folder: str) -> str:
+    """Likewise, without what follows the first table."""
+    return "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
+
+
+def runs(_: str) -> str:
+    """Markdown: a row for each folder of results/."""
+    lines = ["| folder | hardware | command | revision |", "| --- | --- | --- | --- |"]
+    for folder in sorted((ROOT / "results").iterdir(), reverse=True):
+        if folder.is_dir():
+            log = logs.read([folder], all_runs=True)
+            swept = [row for one in log.sweeps for row in one.rows]
+            headers = [row.header for row in [*log.rows, *log.searches, *swept]]
+            machine = headers[0].machine
+            hardware = f"{machine.cpu}, {machine.cores} cores, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
+            commands = dict.fromkeys(f"`{command(one)}`" for one in headers)
+            revisions = dict.fromkeys((one.git_revision or "?")[:7] for one in headers)
+            cells = [f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def command(header: Header) -> str:
+    """Without where it wrote."""
+    words: List[str] = []
+    for word in map(str, header.command):
+        if words and words[-1] == "--log-dir":
+            words.pop()
+        else:
+            words.append(word)
+    return " ".join([f"./{Path(words[0]).name}", *words[1:]])
+
+
+WRITERS = {"table": table, "screen": screen, "session": session, "head": head, "runs": runs}
+
+
 def written(page: str) -> str:
-    """The page with each table as the records have it."""
-    return BLOCK.sub(lambda found: f"{found[1]}{table(found[2])}\n{found[3]}", page)
+    """The page with each block as the records have it."""
+    found = BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](block[3])}\n{block[4]}", page)
+    document = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
+    return MATRIX.sub(lambda _: conformance.block(document), found)
+
+
+def write() -> None:
+    for path in PAGES:
+        path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write()

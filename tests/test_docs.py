@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -134,11 +135,35 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name
 
 
-def test_the_table_of_the_readme_is_that_of_its_records():
-    """Where it is not: run docs/_figures.py."""
+def test_pages_have_what_the_records_say():
+    """Where one has not: run docs/_figures.py."""
     figures = runpy.run_path(str(ROOT / "docs" / "_figures.py"))
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert figures["BLOCK"].search(page) and figures["written"](page) == page
+    blocks = 0
+    for path in figures["PAGES"]:
+        page = path.read_text(encoding="utf-8")
+        blocks += len(figures["BLOCK"].findall(page)) + len(figures["MATRIX"].findall(page))
+        assert figures["written"](page) == page, path
+    assert blocks >= 9
+
+
+def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_one(tmp_path):
+    results = runpy.run_path(str(ROOT / "docs" / "_results.py"))
+    log, kept = tmp_path / "log", tmp_path / "kept"
+    (log / "k2-2").mkdir(parents=True)
+    (log / "k2-2" / "results.jsonl").write_text(f'{{"a": "{tmp_path}/.venv/x", "b": "{tmp_path}"}}')
+    (log / "k2-2" / "a.pt.trace.json").write_text(f"{tmp_path}/x")
+    (log / "k2-2" / "b.pt.trace.json.gz").write_bytes(gzip.compress(f"{tmp_path}/y".encode()))
+    (log / "report.html").write_text("x")
+    kept.mkdir()
+    (kept / "older").write_text("x")
+    results["keep"](log, kept, tmp_path)
+    files = {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    assert json.loads(files.pop("k2-2/results.jsonl")) == {"a": ".venv/x", "b": "."}
+    traces = {name: gzip.decompress(data) for name, data in files.items()}
+    assert traces == {"k2-2/a.pt.trace.json.gz": b"x", "k2-2/b.pt.trace.json.gz": b"y"}
+    page = "results/2026-11-21-a-2-cores, results/2026-11-21-a-2-cores-system"
+    assert results["shown"](page, "2027-01-02-a-2-cores") == page.replace("2026-11-21", "2027-01-02", 1)
+    assert all(name in results["place"](name, "2027-01-02") for name in results["RUNS"] if name != "bench")
 
 
 def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):

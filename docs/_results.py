@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Measures what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
+
+Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
+results/DATE-MACHINE-NAME, traces packed, the folder of this checkout cut from paths.  Then the pages show them
+(docs/_figures.py); what sentences say of the numbers is left to people.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+from typing import Dict, List
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import _figures  # noqa: E402
+
+from common.system import machine  # noqa: E402
+
+#: NAME -> flags of benchmark_all.py, and how long that takes on two cores.
+RUNS: Dict[str, str] = {
+    "bench": "",  # 17 minutes
+    "system": "--allocator system --passes correctness,timing --skip warprnnt_numba,fast_rnnt-simple,k2-simple "
+    "--rounds 6",  # 8 minutes
+    "threads": "--only fused,optimized_transducer,fast_rnnt,reference,torchaudio,fast_rnnt-pruned --sweep threads=1,2 "
+    "--frames 200 --tokens 40 --num-batches 1 --max-seconds 1 --rounds 5 --passes correctness,timing "
+    "--scope step",  # 3 minutes
+    "sorted": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sort-utterance true "
+    "--rounds 5 --scope step --passes correctness,timing,memory",  # 3 minutes
+    "batch-30": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --batch-size 30 "
+    "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes, as estimated
+    "largest": "--only fused,optimized_transducer,fast_rnnt,torchaudio,reference,k2,fast_rnnt-pruned,k2-pruned "
+    "--find-largest batch-size --memory-limit 2GiB --largest-cap 48 --num-batches 1",  # 12 minutes
+    "vocabulary": "--only fused,optimized_transducer,fast_rnnt,torchaudio,k2,fast_rnnt@k2,fast_rnnt-pruned "
+    "--sweep vocab-size=500,1000,4096 --frames 100 --tokens 20 --num-batches 1 --rounds 5",  # 8 minutes
+}
+TRACE = re.compile(r"\.trace\.json(\.gz)?$")
+
+
+def place(name: str, day: str) -> str:
+    """The folder in results/."""
+    about = machine.describe()
+    cpu = re.sub(r"[^a-z0-9]+", "-", about["cpu"].lower()).strip("-")
+    return "-".join([day, cpu, str(about["cores"]), "cores", *([name] if name != "bench" else [])])
+
+
+def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
+    """Records and traces of a log folder, in the place of what `folder` held.  root: what is cut from paths."""
+    new = folder.with_name(f"{folder.name}.new")
+    for path in sorted(log.rglob("*")):
+        packed = TRACE.search(path.name)
+        if path.suffix != ".jsonl" and not packed:
+            continue
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        data = data.replace(f"{root}/".encode(), b"").replace(str(root).encode(), b".")
+        to = new / path.relative_to(log)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        if packed:
+            to.with_name(TRACE.sub(".trace.json.gz", path.name)).write_bytes(gzip.compress(data, 9, mtime=0))
+        else:
+            to.write_bytes(data)
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
+
+
+def shown(page: str, folder: str) -> str:
+    """The page with this folder where it had one of another day."""
+    return re.sub(rf"results/\d{{4}}-\d\d-\d\d{re.escape(folder[10:])}(?![\w-])", f"results/{folder}", page)
+
+
+def main(names: List[str]) -> int:
+    unknown = [name for name in names if name not in RUNS]
+    if unknown or not names:
+        print(f"name some of {', '.join(RUNS)}, not {', '.join(unknown) or 'none'}", file=sys.stderr)
+        return 2
+    for name in names:
+        log = ROOT / "log" / f"results-{name}"
+        more = ["--resume"] if any(log.rglob("*.jsonl")) else []
+        command = [sys.executable, "benchmark_all.py", *RUNS[name].split(), "--log-dir", f"log/{log.name}", *more]
+        code = subprocess.run(command, cwd=ROOT).returncode
+        if code not in (0, 1):  # 1: a row failed, and says why
+            return code
+        folder = place(name, date.today().isoformat())
+        keep(log, ROOT / "results" / folder)
+        for page in _figures.PAGES:
+            page.write_text(shown(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+        _figures.write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
