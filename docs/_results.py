@@ -35,7 +35,7 @@ RUNS: Dict[str, str] = {
     "sorted": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sort-utterance true "
     "--rounds 5 --scope step --passes correctness,timing,memory",  # 3 minutes
     "batch-30": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --batch-size 30 "
-    "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes, as estimated
+    "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes
     "largest": "--only fused,optimized_transducer,fast_rnnt,torchaudio,reference,k2,fast_rnnt-pruned,k2-pruned "
     "--find-largest batch-size --memory-limit 2GiB --largest-cap 48 --num-batches 1",  # 12 minutes
     "vocabulary": "--only fused,optimized_transducer,fast_rnnt,torchaudio,k2,fast_rnnt@k2,fast_rnnt-pruned "
