@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from pathlib import Path
@@ -23,6 +24,11 @@ def part(shape_file: Path, name: str) -> Dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def versions(*packages: str) -> Dict[str, str]:
+    """Without local parts: the same release built for another CUDA gives the same files."""
+    return {package: importlib.import_module(package).__version__.split("+")[0] for package in packages}
 
 
 def known_factor(shape_file: Path) -> Optional[int]:

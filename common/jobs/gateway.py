@@ -44,6 +44,7 @@ class Device:
         self.root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
         self.node: Any = None
         self.stopped = False
+        self.asking = Lock()
 
     def prepare(self, environments: List[str]) -> str:
         """Set the node up; returns why that cannot be, or ""."""
@@ -70,9 +71,10 @@ class Device:
         wire = json.loads(request)
         for one, content in zip(wire["files"].values(), contents):
             one["path"] = self._stored(one["name"], content)
-        self.node.stdin.write(json.dumps(wire) + "\n")
-        self.node.stdin.flush()
-        answer = self.node.stdout.readline()
+        with self.asking:  # while one request is answered, the next may be on its way here
+            self.node.stdin.write(json.dumps(wire) + "\n")
+            self.node.stdin.flush()
+            answer = self.node.stdout.readline()
         return answer or json.dumps({"failed": f"its process ended with exit code {self.node.wait()}"})
 
     def _stored(self, name: str, content: bytes) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
-from typing import Callable, Dict, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
+from typing import Callable, Dict, Generator, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
 
 from common.core.errors import UserError
 from common.core.settings import Settings
@@ -15,10 +17,12 @@ from common.jobs.executor import Executor, Lost
 from common.jobs.spec import Runnable
 from common.records.schema import Record
 
+Lane = TypeVar("Lane", bound=Executor)
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
-def spread(lanes: Sequence[Executor], items: Iterable[Item], serve: Callable[[Executor, Item], None]) -> None:
+def spread(lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], None]) -> None:
     """Call `serve` with each item on a lane that is free, in the order of the items.  An item whose lane is Lost is
     served again on another: `serve` then goes on where it was.  Whatever else is raised, Ctrl-C too, stops all lanes
     and is raised again once they have kept what they have.  Raises UserError when no lane is left."""
@@ -26,26 +30,68 @@ def spread(lanes: Sequence[Executor], items: Iterable[Item], serve: Callable[[Ex
         for item in items:
             serve(lanes[0], item)
         return
-    waiting, free = deque(items), deque(lanes)
-    running: Dict[Future[None], Tuple[Executor, Item]] = {}
-    lost = ""
-    with ThreadPoolExecutor(max_workers=len(lanes)) as pool:
+    with closing(_ended(lanes, items, serve, "go on with --resume")) as ended:
+        for _, future in ended:
+            future.result()
+
+
+def as_they_come(
+    lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], Result]
+) -> Generator[Tuple[int, Result], None, None]:
+    """As `spread`, with the number of each item, counted from 0, and what `serve` gave for it.  An item is taken when a
+    lane is free.  After the UserError of an item no other begins, and it is raised once all before it have been told.
+    A lane that is there twice serves two items at once."""
+    errors: Dict[int, UserError] = {}
+    done: Set[int] = set()
+    first = 0  # of those that are not done
+    going = takewhile(lambda _: not errors, items)
+    with closing(_ended(lanes, going, serve, "give the same command, which goes on")) as ended:
+        for number, future in ended:
+            problem = future.exception()
+            if isinstance(problem, UserError):
+                errors[number] = problem
+            else:
+                yield number, future.result()
+            done.add(number)
+            while first in done:
+                if first in errors:
+                    raise errors[first]
+                done.remove(first)
+                first += 1
+
+
+def _ended(
+    lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], Result], advice: str
+) -> Generator[Tuple[int, Future[Result]], None, None]:
+    """The number of each item and its future, when that has ended and its lane is not Lost.  advice: after "start nodes
+    again, and"."""
+    numbered, again, free = enumerate(items), deque(), deque(lanes)  # type: ignore[var-annotated]
+    running: Dict[Future[Result], Tuple[Lane, Tuple[int, Item]]] = {}
+    lost: List[str] = []
+    with ThreadPoolExecutor(max_workers=max(1, len(lanes))) as pool:
         try:
-            while waiting or running:
-                while waiting and free:
-                    lane, item = free.popleft(), waiting.popleft()
-                    running[pool.submit(serve, lane, item)] = lane, item
+            while True:
+                while free:
+                    item = again.popleft() if again else next(numbered, None)
+                    if item is None:
+                        break
+                    lane = free.popleft()
+                    running[pool.submit(serve, lane, item[1])] = lane, item
                 if not running:
-                    raise UserError(f"no device is left ({lost}); start nodes again and go on with --resume")
+                    if free:
+                        return
+                    raise UserError(f"no device is left ({lost[-1]}); start nodes again, and {advice}")
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     lane, item = running.pop(future)
-                    try:
-                        future.result()
+                    problem = future.exception()
+                    if not isinstance(problem, Lost):
                         free.append(lane)
-                    except Lost as error:
-                        lost = str(error)
-                        waiting.appendleft(item)
-                        print(f"warning: {plain(lost)}: left out from here on", file=sys.stderr, flush=True)
+                        yield item[0], future
+                        continue
+                    again.append(item)
+                    if str(problem) not in lost:
+                        lost.append(str(problem))
+                        print(f"warning: {plain(lost[-1])}: left out from here on", file=sys.stderr, flush=True)
         except BaseException:
             for lane, _ in running.values():
                 lane.stop()

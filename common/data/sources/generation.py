@@ -7,7 +7,6 @@ same versions give the same files.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shlex
@@ -24,13 +23,16 @@ import numpy as np
 
 from common.core.errors import UserError
 from common.data import batching, shapes
-from common.data.provenance import path_of
+from common.data.provenance import path_of, versions
 from common.data.sources import bpe, corpora, manifests, published
-from common.data.sources.parts import Parts
-from common.data.sources.shards import cut, in_order
+from common.data.sources.parts import Parted, Parts
+from common.data.sources.shards import Shard, cut, in_order
 from common.data.sources.tabulate import Kept, Reading, Work, why_none
+from common.data.sources.wire import PACKAGES
 
 SCHEMA = 1
+#: Has the work of shards done in another place than the processes of this machine.
+Elsewhere = Callable[[Work, Iterator[Shard]], Parted]
 #: Utterances in the batches whose padding is told, and of the sample of a longer file of which all that is told.
 BATCH_SIZE, SAMPLE = 30, 1_000_000
 
@@ -93,13 +95,13 @@ class Generated:
     notes: List[str] = field(default_factory=list)
 
 
-def generate(options: Options) -> List[str]:
+def generate(options: Options, elsewhere: Optional[Elsewhere] = None) -> List[str]:
     """Write the shape file that `options` ask for; returns lines to show.  Where it raises UserError nothing is
-    written."""
+    written.  elsewhere: where the shards are done, but to train a model; default: in processes of this machine."""
     for path in options.shape_files:
         shapes.check_output(path)
     with ExitStack() as stack:
-        made = _from_figures(options) if options.from_figures else _from_corpus(options, stack)
+        made = _from_figures(options) if options.from_figures else _from_corpus(options, stack, elsewhere)
         return _write(options, made)
 
 
@@ -149,14 +151,14 @@ def _from_figures(options: Options) -> Generated:
         "not the corpus",
         "source": {"kind": "figures", "files": [_described(published.FIGURES)]},
         "options": {"seed": options.seed},
-        "versions": _versions("torch"),
+        "versions": versions("torch"),
     }
     rows = published.draw(published.load_figures(), options.seed)
     frames = shapes.feature_frames(rows[:, 0], Options.subsampling_factor)
     return Generated(lambda: rows, lambda: np.stack([frames, rows[:, 1]], axis=1), provenance)
 
 
-def _from_corpus(options: Options, stack: ExitStack) -> Generated:
+def _from_corpus(options: Options, stack: ExitStack, elsewhere: Optional[Elsewhere]) -> Generated:
     model = bpe.load(options.bpe_model) if options.bpe_model else None
     trained_at = path_of(options.output).with_suffix(".bpe.model")
     counts: Counter = Counter()
@@ -192,12 +194,13 @@ def _from_corpus(options: Options, stack: ExitStack) -> Generated:
             **{name: value for name in asked if (value := getattr(options, name))},
         },
         "counts": {},
-        "versions": _versions("torch", "lhotse", "sentencepiece"),
+        "versions": versions(*PACKAGES),
     }
     of_part = {**provenance, "source": described["files"][1:], "options": {**provenance["options"], "limit": None}}
     parts = stack.enter_context(Parts(options.output, json.dumps(of_part, sort_keys=True)))
     kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
-    parts.make(cut(entries), Work(reading, model, kept, tuple(options.speed_perturbation)), options.jobs)
+    work = Work(reading, model, kept, tuple(options.speed_perturbation))
+    parts.make(cut(entries), partial(elsewhere or partial(_here, options.jobs), work))
     for part in parts:
         counts.update(part.counts)
         met[part.used] = True
@@ -208,6 +211,10 @@ def _from_corpus(options: Options, stack: ExitStack) -> Generated:
     provenance["counts"] = dict(sorted(counts.items()))
     notes = [f"taken from {parts.folder}: {parts.taken:,} utterances"] if parts.taken else []
     return Generated(lambda: parts.columns(0, 1), lambda: parts.columns(2, 1), provenance, beside, notes)
+
+
+def _here(jobs: int, work: Work, shards: Iterator[Shard]) -> Parted:
+    yield from enumerate(in_order(work, shards, jobs))
 
 
 def _open(options: Options, counts: Counter) -> Source:
@@ -240,8 +247,3 @@ def _keep_inputs(outputs: List[Path], inputs: List[Path]) -> None:
 
 def _described(path: Path) -> Dict[str, str]:
     return {"name": path.name, "sha256": shapes.sha256(path)}
-
-
-def _versions(*packages: str) -> Dict[str, str]:
-    """Without local parts: the same release built for another CUDA gives the same files."""
-    return {package: importlib.import_module(package).__version__.split("+")[0] for package in packages}

@@ -8,26 +8,26 @@ done again.
 from __future__ import annotations
 
 import hashlib
-import io
-import json
 import re
 import sys
-from collections import Counter
-from contextlib import suppress
+from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
-from common.data.sources.shards import Shard, in_order
-from common.data.sources.tabulate import Part
+from common.data.sources.shards import Shard
+from common.data.sources.tabulate import Part, lines
 from common.system.locks import Claim, Held
 
 #: A part, and what write_whole leaves when it is killed.
 OURS = re.compile(r"[0-9a-f]{32}[.]npz|[.][0-9a-f]{12}[.]tmp")
 ADVICE = "free some space or " + another("--output")
+#: The number and the part of each shard that was asked for, counted from 0, in any order.
+Parted = Generator[Tuple[int, Part], None, None]
 
 
 class Parts:
@@ -44,9 +44,10 @@ class Parts:
         self._short: Dict[str, Part] = {}  # not written
         self._claim: Optional[Claim] = None
 
-    def make(self, shards: Iterator[Shard], work: Callable[[Shard], Part], jobs: int) -> None:
-        """Do what is missing of the shards, by so many processes."""
-        missing: List[Tuple[str, bool, int]] = []
+    def make(self, shards: Iterator[Shard], work: Callable[[Iterator[Shard]], Parted]) -> None:
+        """Have `work` do what is missing of the shards."""
+        missing: Dict[int, Tuple[str, bool, int]] = {}
+        numbers = count()
 
         def asked() -> Iterator[Shard]:
             for shard in shards:
@@ -57,16 +58,17 @@ class Parts:
                     self.taken += len(shard.entries)
                     self.kept += len(shard.entries)
                     continue
-                missing.append((name, shard.whole, len(shard.entries)))
+                missing[next(numbers)] = name, shard.whole, len(shard.entries)
                 yield shard
 
-        for part in in_order(work, asked(), jobs):
-            name, whole, entries = missing.pop(0)
-            if whole:
-                self._write(name, part)
-                self.kept += entries
-            else:
-                self._short[name] = part
+        with closing(work(asked())) as parts:
+            for number, part in parts:
+                name, whole, entries = missing.pop(number)
+                if whole:
+                    self._write(name, part)
+                    self.kept += entries
+                else:
+                    self._short[name] = part
 
     def __iter__(self) -> Iterator[Part]:
         return map(self._part, self._names)
@@ -99,8 +101,7 @@ class Parts:
 
     def _name(self, shard: Shard) -> str:
         digest = hashlib.blake2b(self.question, digest_size=16)
-        for _, entry in shard.entries:
-            digest.update(repr(entry).encode("utf-8", "backslashreplace"))
+        digest.update("\0".join(lines(shard)).encode())
         return digest.hexdigest()
 
     def _path(self, name: str) -> Path:
@@ -122,17 +123,14 @@ class Parts:
 
     def _write(self, name: str, part: Part) -> None:
         self._claimed()
-        content = io.BytesIO()
-        np.savez(content, *part.rows, counts=np.array(json.dumps(part.counts)), used=part.used)
-        write_whole(ADVICE, (self._path(name), content.getvalue()))
+        write_whole(ADVICE, (self._path(name), part.content()))
 
     def _part(self, name: str) -> Part:
         if name in self._short:
             return self._short[name]
         path = self._path(name)
         try:
-            with np.load(path, allow_pickle=False) as found:
-                rows = [found[f"arr_{at}"] for at in range(len(found.files) - 2)]
-                return Part(rows, Counter(json.loads(str(found["counts"]))), found["used"])
+            with open(path, "rb") as stream:
+                return Part.of(stream)
         except Exception as error:  # a damaged archive can raise anything
             raise UserError(f"{path}: damaged; remove the folder {self.folder}, and start again") from error

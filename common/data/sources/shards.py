@@ -57,46 +57,73 @@ def cut(entries: Iterable[Tuple[int, Any]]) -> Iterator[Shard]:
         yield Shard(part, error)
 
 
-def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
-    """``work(item)`` of each, in their order, in so many processes; 1: in this one.  A UserError of `work` is raised
-    where its result would be.  The processes end with the loop, however it ends, and with this process."""
-    if jobs == 1:
-        yield from map(work, items)
-        return
-    context = multiprocessing.get_context("fork")  # `work` may hold gigabytes, which the processes share
-    processes: List[Any] = []
-    idle: List[Connection] = []
-    at_work: Dict[Connection, int] = {}
-    results: Dict[int, Tuple[str, Any]] = {}
-    told = 0
-    try:
-        for number, item in enumerate(items):
-            if not idle and len(processes) < jobs:
-                ours, theirs = context.Pipe()
-                processes.append(context.Process(target=_serve, args=(theirs, work, os.getpid()), daemon=True))
-                processes[-1].start()
-                theirs.close()
-                idle.append(ours)
-            while not idle or number - told >= AHEAD * jobs:
-                idle += _collect(at_work, results)
+class Ended(UserError):
+    """A process ended before its work."""
+
+
+class Processes:
+    """So many processes that do `work`, each begun when it is needed first; 1: this one does it.  They end with this
+    process, if not before."""
+
+    def __init__(self, work: Callable[[Any], Any], jobs: int):
+        self.work, self.jobs = work, jobs
+        self._processes: List[Any] = []
+        self._idle: List[Connection] = []
+
+    def in_order(self, items: Iterable[Any]) -> Iterator[Any]:
+        """``work(item)`` of each, in their order.  A UserError of `work` is raised where its result would be."""
+        if self.jobs == 1:
+            yield from map(self.work, items)
+            return
+        at_work: Dict[Connection, int] = {}
+        results: Dict[int, Tuple[str, Any]] = {}
+        told = 0
+        try:
+            for number, item in enumerate(items):
+                if not self._idle and len(self._processes) < self.jobs:
+                    self._begin()
+                while not self._idle or number - told >= AHEAD * self.jobs:
+                    self._idle += _collect(at_work, results)
+                    while told in results:
+                        yield _result(results.pop(told))
+                        told += 1
+                at_work[self._idle[-1]] = number
+                self._idle.pop().send(item)
+            while at_work or results:
+                self._idle += _collect(at_work, results)
                 while told in results:
                     yield _result(results.pop(told))
                     told += 1
-            at_work[idle[-1]] = number
-            idle.pop().send(item)
-        while at_work or results:
-            _collect(at_work, results)
-            while told in results:
-                yield _result(results.pop(told))
-                told += 1
-    except (EOFError, ConnectionError) as error:
-        why = "a process ended before its work, perhaps for lack of memory"
-        raise UserError(f"--jobs {jobs}: {why}; start again with fewer of them") from error
-    finally:
-        for process in processes:
+        except (EOFError, ConnectionError) as error:
+            why = "a process ended before its work, perhaps for lack of memory"
+            raise Ended(f"--jobs {self.jobs}: {why}; start again with fewer of them") from error
+        finally:
+            if at_work:  # their results are not wanted any more
+                self.end()
+
+    def end(self) -> None:
+        for process in self._processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
+        self._processes, self._idle = [], []
+
+    def _begin(self) -> None:
+        context = multiprocessing.get_context("fork")  # `work` may hold gigabytes, which the processes share
+        ours, theirs = context.Pipe()
+        self._processes.append(context.Process(target=_serve, args=(theirs, self.work, os.getpid()), daemon=True))
+        self._processes[-1].start()
+        theirs.close()
+        self._idle.append(ours)
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
+    """As Processes.in_order.  The processes end with the loop, however it ends."""
+    processes = Processes(work, jobs)
+    try:
+        yield from processes.in_order(items)
+    finally:
+        processes.end()
 
 
 def _collect(at_work: Dict[Connection, int], results: Dict[int, Tuple[str, Any]]) -> List[Connection]:

@@ -47,9 +47,23 @@ class Spans:
             numbers += part.numbers.tobytes()
         keys = np.frombuffer(digests, dtype=f"S{DIGEST}")
         order = np.argsort(keys, kind="stable")
-        self.rows = len(keys)
         self._keys = keys[order]
         self._numbers = np.frombuffer(numbers, dtype=np.float64).reshape(-1, 5)[order]
+
+    @property
+    def arrays(self) -> Tuple[np.ndarray, np.ndarray]:
+        """For `of`, elsewhere."""
+        return self._keys, self._numbers
+
+    @classmethod
+    def of(cls, keys: np.ndarray, numbers: np.ndarray) -> Spans:
+        found = cls()
+        found._keys, found._numbers = keys, numbers
+        return found
+
+    @property
+    def rows(self) -> int:
+        return len(self._keys)
 
     def __len__(self) -> int:
         return int((self._keys[1:] != self._keys[:-1]).sum()) + bool(len(self._keys))

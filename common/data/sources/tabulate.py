@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 from collections import Counter
-from dataclasses import dataclass
-from typing import Callable, List, Optional, Sequence
+from dataclasses import astuple, dataclass
+from typing import BinaryIO, Callable, List, Optional, Sequence
 
 import numpy as np
 
@@ -17,6 +19,11 @@ from common.data.sources.shards import Shard
 
 #: Seconds: durations are of whole samples, and speeds divide them.
 ROUNDING = 1e-4
+
+
+def lines(shard: Shard) -> List[str]:
+    """Its entries: JSON as they came, or an array of the text, frames and seconds of an utterance."""
+    return [one if isinstance(one, str) else json.dumps(astuple(one)) for _, one in shard.entries]
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,28 @@ class Part:
     rows: List[np.ndarray]
     counts: Counter
     used: np.ndarray
+
+    def content(self) -> bytes:
+        """As an npz file."""
+        stream = io.BytesIO()
+        np.savez(stream, *self.rows, counts=np.array(json.dumps(self.counts)), used=self.used)
+        return stream.getvalue()
+
+    @staticmethod
+    def of(stream: BinaryIO) -> Part:
+        """Of what `content` gave.  A damaged one can raise anything."""
+        with np.load(stream, allow_pickle=False) as found:
+            rows = [found[f"arr_{at}"] for at in range(len(found.files) - 2)]
+            return Part(rows, Counter(json.loads(str(found["counts"]))), found["used"])
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """The part of a shard, of those of its pieces."""
+    counts: Counter = Counter()
+    for part in parts:
+        counts.update(part.counts)
+    rows = [np.concatenate(of_speed) for of_speed in zip(*(part.rows for part in parts))]
+    return Part(rows, counts, np.unique(np.concatenate([part.used for part in parts])))
 
 
 @dataclass
