@@ -21,6 +21,12 @@ from common.core.errors import EXIT_OK, UserError
 from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
+EXAMPLES = """examples:
+  generate_shape_info.py --manifest cuts.jsonl.gz --bpe-model bpe.model --output mine.pt
+  generate_shape_info.py --corpus-dir LibriSpeech --part train-clean-100 --bpe-vocab-size 500 \\
+      --speed-perturbation 0.9 1.0 1.1 --output mine.pt
+  generate_shape_info.py --manifest cuts.jsonl.gz --bpe-model bpe.model --jobs 16 --output mine.pt
+  benchmark_all.py --shape-file mine.pt"""
 WRITE = Path()  # of --features without a file
 SOURCES = ("manifest", "corpus_dir", "kaldi_dir", "from_figures")
 # flags that go with some sources only; those of OF_CORPORA go with all but --from-figures
@@ -38,7 +44,7 @@ OF_CORPORA = (
 
 
 def parser() -> argparse.ArgumentParser:
-    top = Parser(prog=PROG, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = Parser(prog=PROG, description=__doc__, epilog=EXAMPLES)
     source = top.add_argument_group("source (exactly one)").add_mutually_exclusive_group(required=True).add_argument
     source("--manifest", type=path, metavar="FILE", help="lhotse cuts or supervisions, .json or .jsonl, .gz or not")
     source("--corpus-dir", type=path, metavar="DIR", help="LibriSpeech; needs --part")
