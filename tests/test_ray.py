@@ -12,15 +12,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy
 import pytest
-from commands import ROOT, assert_user_error, run, wait_for
+from commands import ROOT, assert_user_error, run, start, wait_for
 
 from benchmarks import local_cluster
 from benchmarks.cluster_speed import sleeping
 from common.analysis import logs
 from common.core import settings
 from common.core.errors import EXIT_INTERRUPTED, UserError
-from common.jobs import cluster, spread
+from common.jobs import carried, cluster, spread
 from common.jobs.executor import Executor, Lost
 from common.jobs.spec import Job, Task
 from common.records import store
@@ -179,19 +180,196 @@ def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
     log = tmp_path / "log"
     flags = ["--preset", "quick", "--rounds", "1", "--scope", "step", "--threads", "1"]
     flags += ["--passes", "correctness,trace"]
-    through = ["--executor", "ray", "--ray-address", there.address]
-    environment = {**os.environ, cluster.PYTHON: str(PYTHON)}
-    done = run(
-        *("benchmark_all.py", "--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log, *through),
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
+    more = ("--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log)
+    code, _, stderr = finished(started("benchmark_all.py", *more, there=there))
+    assert code == 0, stderr
     (row,) = logs.read([log]).rows
     assert row.name == "flash" and row.status == "ok" and row.windows, row.reason
     told = row.environment
     assert told.node and told.shape_file == str(tiny_shapes)
     text = "".join(path.read_text() for path in log.glob("*/results.jsonl"))
     assert ".build/carried" not in text
+
+
+def started(script, *flags, there=None):
+    """A command, with the cluster `there` where one is given."""
+    through = ("--executor", "ray", "--ray-address", there.address) if there else ()
+    return start(script, *flags, *through, env={**os.environ, cluster.PYTHON: str(PYTHON)})
+
+
+def finished(process):
+    """(exit code, stdout, stderr)."""
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def both(script, *flags, there, tmp_path):
+    """(what it printed, its log folder) of a command on this machine, and through the cluster; both at once."""
+    logs_of = [tmp_path / name for name in ("local", "ray")]
+    where = "--output" if script == "conformance.py" else "--log-dir"
+    processes = [started(script, *flags, where, log, there=one) for log, one in zip(logs_of, (None, there))]
+    found = []
+    for process, log in zip(processes, logs_of):
+        code, out, err = finished(process)
+        assert code == 0, err
+        found.append((out, log))
+    return found
+
+
+#: Of a row: which run it is of, what follows from a few times, and how busy the machine was.
+OWN = ("log_dir", "run_id", "started", "id", "against_fastest", "n", "samples", "flagged_samples", "notes")
+
+
+def unmeasured(value):
+    """What is not a measured number: no float, and rounds without their device."""
+    if isinstance(value, dict):
+        return {key.partition(" on ")[0]: unmeasured(one) for key, one in value.items() if key not in OWN}
+    if isinstance(value, list):
+        return [unmeasured(one) for one in value]
+    return "number" if isinstance(value, float) else value
+
+
+LIMIT = ("--memory-limit", "500MB")
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--only", "torchaudio,reference", "--rounds", 2, "--passes", "timing"),
+        ("--only", "torchaudio", "--rounds", 1, "--passes", "timing", "--sweep", "vocab-size=8,16"),
+        ("--only", "torchaudio", "--rounds", 1, "--find-largest", "batch-size", "--largest-cap", 2, *LIMIT),
+    ],
+    ids=["run", "sweep", "find-largest"],
+)
+def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flags):
+    """The same keys, statuses, batches and sizes."""
+    there, _ = fresh(nodes)
+    small = ("--preset", "quick", "--device", "cpu", "--scope", "step", "--threads", 1, "--shape-file", tiny_shapes)
+    rows = []
+    for _, log in both("benchmark_all.py", *flags, *small, there=there, tmp_path=tmp_path):
+        done = run("summarize.py", log, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        rows.append([unmeasured(row) for row in json.loads(done.stdout)])
+    assert rows[0] == rows[1] and {row["status"] for row in rows[0]} == {"ok"}
+
+
+#: A model of the user's own, in a file of its own; `wait`: seconds for a call.
+OWN_MODEL = """
+import time
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, wait=0.0):
+        super().__init__()
+        self.wait, self.layer = wait, nn.Linear(1, 4)
+    def forward(self, waves, lengths):
+        time.sleep(self.wait)
+        return self.layer(waves[..., None])
+
+class Whole(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.front, self.symbols = nn.Linear(80, vocab_size), nn.Embedding(vocab_size, vocab_size)
+    def forward(self, features, lengths, symbols, symbol_lengths):
+        frames = self.front(features[:, ::4])
+        return frames[:, :, None] + self.symbols(symbols)[:, None], (lengths + 3) // 4
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path):
+    (tmp_path / "mymodel.py").write_text(OWN_MODEL)
+    return tmp_path / "mymodel.py"
+
+
+def tasks_of(log):
+    """(task, status) of every one that ended, and the nodes, of the one run in a log folder."""
+    (path,) = log.glob("*/inference.jsonl")
+    records = store.read(path)
+    assert ".build/carried" not in path.read_text()
+    nodes_of = {record.node for record in records if isinstance(record, Environment)}
+    return [(record.job, record.status) for record in records if isinstance(record, Status)], nodes_of
+
+
+@needs_ray
+def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own_model):
+    """Of a model in a file of the user's: Ctrl-C keeps what came back; then a node dies."""
+    there, found = fresh(nodes)
+    (tmp_path / "slow.yaml").write_text(
+        "pretrained_model: {source: mymodel.py:Net, sample_rate: 100, arguments: {wait: 0.15}}\n"
+        "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4, 5, 6], batch_sizes: [1], export_logs: true}\n"
+    )
+    log = tmp_path / "log"
+    command = ("profile_inference.py", tmp_path / "slow.yaml", "--max-samples", 1, "--log-dir", log)
+    process = started(*command, there=there)
+    wait_for(lambda: list(log.glob("*/inference.jsonl")) and tasks_of(log)[0], "a cell that ended")
+    process.send_signal(signal.SIGINT)
+    code, _, said = finished(process)
+    assert code == EXIT_INTERRUPTED, said
+    before, _ = tasks_of(log)
+    assert ("1s-x1", "ok") in before or ("2s-x1", "ok") in before or "interrupted" in dict(before).values()
+    process = started(*command, "--resume", there=there)
+    wait_for(lambda: len(tasks_of(log)[0]) > len(before), "another cell that ended")
+    there.kill(found[1]["raylet"])
+    code, _, said = finished(process)
+    assert code == 0 and f"{found[1]['id'][:8]} died" in said, said
+    after, used = tasks_of(log)
+    well = [job for job, status in after if status == "ok"]
+    assert sorted(well) == [f"{seconds}s-x1" for seconds in range(1, 7)] and len(used) == 2
+    assert {status for _, status in after} <= {"ok", "interrupted"}
+    assert len(list(log.glob("*/traces/*/*.trace.json"))) == 6  # they came back
+
+
+@needs_ray
+def test_a_profile_of_a_model_is_that_of_the_local_command(nodes, tmp_path, own_model, tiny_shapes):
+    there, _ = fresh(nodes)
+    flags = (f"--model={own_model}:Whole", "--arg=vocab_size=9", "--size=vocab_size=9", "--loss=torchaudio")
+    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--limits", "false", "--device", "cpu")
+    sizes = ("--sweep", "batch-size=1,2", "--shape-file", tiny_shapes)
+    folders = [
+        log / "profile-sweep-batch-size"
+        for _, log in both("profile_model.py", *flags, *quick, *sizes, there=there, tmp_path=tmp_path)
+    ]
+    here, through = (json.loads((folder / "profile.json").read_text()) for folder in folders)
+    nodes_of = [cell.pop("node") for cell in through]
+    assert len(set(nodes_of)) == 2  # a size on each
+    for one, other in zip(here, through):
+        assert [row["name"] for row in one["rows"]] == [row["name"] for row in other["rows"]]
+        assert [row["macs"] for row in one["rows"]] == [row["macs"] for row in other["rows"]]
+        assert one.keys() == other.keys() and one["batches"] == other["batches"] and one["model"] == other["model"]
+    assert {str(path.relative_to(folders[0])).split(".")[0] for path in folders[0].rglob("*")} == {
+        str(path.relative_to(folders[1])).split(".")[0] for path in folders[1].rglob("*")
+    }
+
+
+@needs_ray
+def test_conformance_is_that_of_the_local_command(nodes, tmp_path):
+    there, _ = fresh(nodes)
+    cases = ("--cases", "no-target,float64,repeated-labels", "--only", "torchaudio,reference", "--device", "cpu")
+    found = both("conformance.py", *cases, there=there, tmp_path=tmp_path)
+    (here, through) = (json.loads((log / "conformance.json").read_text())["implementations"] for _, log in found)
+    assert [row["cells"] for row in through] == [row["cells"] for row in here] and here[0]["cells"]
+    assert len({row.pop("node") for row in through}) == 2
+    assert [row.keys() for row in through] == [row.keys() for row in here]
+
+
+@needs_ray
+def test_a_pipeline_takes_its_stage_and_its_data_to_the_nodes(nodes, tmp_path, own_model):
+    there, _ = fresh(nodes)
+    examples = {"id": numpy.array(["a", "b"]), "src_lengths": numpy.array([3, 5])}
+    numpy.savez(tmp_path / "data.npz", src_tokens=numpy.ones((2, 5), numpy.float32), **examples)
+    config = tmp_path / "short.yaml"
+    config.write_text(
+        "general: {dataset_type: npy, dataset_path: data.npz, warmup: 0, repeats: 1}\n"
+        "stage1: {factory: mymodel.py:Net}\n"
+    )
+    log = tmp_path / "log"
+    code, _, said = finished(started("pipeline_metrics.py", "--config", config, "--log-dir", log, there=there))
+    (path,) = log.glob("*/pipeline.jsonl")
+    assert code == 0 and ".build/carried" not in path.read_text(), said
+    assert {one.job: one.status for one in store.read(path) if isinstance(one, Status)} == {"a": "ok", "b": "ok"}
 
 
 @needs_ray
@@ -205,6 +383,40 @@ def test_ray_needs_its_environment(tmp_path):
     environment = {**os.environ, cluster.PYTHON: str(tmp_path / "none")}
     flags = ("--only", "torchaudio", "--executor", "ray", "--log-dir", tmp_path / "log")
     assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", tmp_path / "none")
+
+
+@pytest.fixture
+def beside(own_model, monkeypatch):
+    """The folder of a model of the user's own, from which Python can import."""
+    monkeypatch.setenv("PYTHONPATH", str(own_model.parent))
+    monkeypatch.syspath_prepend(str(own_model.parent))
+    return own_model.parent
+
+
+def test_a_task_takes_its_files_along(beside):
+    """As its values name them, wherever they stand; what is installed is there already."""
+    weights = beside / "weights.bin"
+    weights.write_bytes(b"1")
+    installed = ["torchaudio.models:Emformer", "common.models.small:Generator", "hf:model", "a text", "", 3, None]
+    given = {"model": f"{beside}/mymodel.py:Net", "arguments": {"path": [str(weights)], "more": installed}}
+    files = carried.files(given)
+    assert files == (f"{beside}/mymodel.py", str(weights))
+    there = carried.placed(given, dict(zip(files, ("/there/mymodel.py", "/there/weights.bin"))))
+    assert there["model"] == "/there/mymodel.py:Net" and there["arguments"]["path"] == ["/there/weights.bin"]
+    assert there["arguments"]["more"] == installed
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("mymodel:Net", ["mymodel.py:Net"]), ("other.py:Net", ["imports mymodel.py"]), (".", ["a folder"])],
+)
+def test_what_cannot_go_along_is_one_line(beside, source, words):
+    (beside / "other.py").write_text("import mymodel\nNet = mymodel.Net\n")
+    config = beside / "x.yaml"
+    kind = "type: EncoderASR, " if source == "." else ""
+    config.write_text(f"pretrained_model: {{{kind}source: '{source}'}}\nprofiling_dimensions: {{batch_sizes: [1]}}\n")
+    done = run("profile_inference.py", config, "--executor", "ray", cwd=beside, env=dict(os.environ))
+    assert_user_error(done, "--executor ray", *words)
 
 
 class Simulated(Executor):
@@ -255,7 +467,7 @@ def test_an_error_stops_what_is_not_begun():
     "job",
     [
         Job("torchaudio", "throughput", 2, 8, 16, (("batch_size", 8),), 1000),
-        Task("a", "inference", {"batch": 2}, (("threads", 1),)),
+        Task("a", "inference", {"batch": 2}, (("threads", 1),), ("/a/file",)),
     ],
 )
 def test_a_job_on_the_wire_is_the_same_job(job):
