@@ -372,6 +372,24 @@ def test_what_a_bundle_holds_is_enough_for_set_up(checkout):
     assert checkout.installed("other") == "1"
 
 
+def test_a_bundle_without_a_source_package_is_an_error(checkout):
+    """The index has the wheels alone; what there is is kept."""
+    checkout.lock("sources", (ROOT / "requirements" / "sources.txt").read_text())
+    checkout.lock("other", make_wheel(checkout.wheels, "1"))
+    done = bundled(checkout, "all", "main")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("bundle: error: ")]
+    assert done.returncode == 1 and any("fast_rnnt" in line for line in errors), done.stderr
+    assert (checkout.folder / "all" / "tiny-1-py3-none-any.whl").exists()
+
+
+def test_a_bundle_into_a_file_is_one_line(checkout):
+    (checkout.folder / "all").write_text("mine")
+    done = bundled(checkout, "all", "other")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and "all" in line and "BUNDLE" in line
+    assert (checkout.folder / "all").read_text() == "mine"
+
+
 def test_a_bundle_for_another_machine_has_its_wheels(checkout):
     checkout.lock("other", make_wheel(checkout.wheels, "1", tag="py3-none-manylinux_2_17_aarch64"))
     done = bundled(checkout, "arm", "other", "--platform", "aarch64-manylinux_2_28")

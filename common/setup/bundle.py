@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import html
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Iterator, List, Sequence, Set
 from urllib.parse import quote
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
+from common.core.files import make_folder
 from common.core.guard import guarded
 from common.core.paths import ROOT
 from common.setup import environments, sdists
@@ -35,13 +37,15 @@ UV = ROOT / "requirements" / "uv.txt"
 
 def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_torch: bool = False) -> int:
     """Fill the folder; returns an exit code.  names: environments, default: all but the optional ones; platform: as uv
-    names it ("aarch64-manylinux_2_28"), default: this machine.  Raises UserError and NotRunnable."""
+    names it ("aarch64-manylinux_2_28"), default: this machine.  A source package that cannot be fetched is an error at
+    the end; one for CUDA alone is left out where there is no compiler for it, which its setup.py asks for.  Raises
+    UserError and NotRunnable."""
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
         raise UserError(f"no environment is named {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}")
     chosen = [one for name, one in ENVIRONMENTS.items() if name in names or (not names and not one.optional)]
     tags = list(_tags(platform))
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "name another folder with BUNDLE")
     log = folder / "log.txt"
     try:
         with log.open("w", encoding="utf-8") as stream:
@@ -58,14 +62,22 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
     except subprocess.CalledProcessError:
         _say(f"bundle: error: {last_error(log)}; see {log}")
         return EXIT_FAILED
-    for package in SOURCE_PACKAGES if ENVIRONMENTS["main"] in chosen else ():
+    missing = []
+    for package, source in SOURCE_PACKAGES.items() if ENVIRONMENTS["main"] in chosen else ():
         try:
             sdists.fetch(package, folder, _say, str(environments.interpreter("main") or ""))
-        except NotRunnable as error:  # one for CUDA alone, where there is none
-            _say(f"{package}: left out: {error}")
+        except NotRunnable as error:
+            if source.sources or shutil.which("nvcc"):
+                missing.append(f"bundle: error: {error}")
+            else:
+                _say(f"{package}: left out: {error}")
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
     (folder / "index.html").write_text("".join(_page(files)), encoding="utf-8")
     size = sum(path.stat().st_size for path in files) / 1e9
+    for line in missing:
+        _say(line)
+    if missing:
+        return EXIT_FAILED
     _say(f"{folder}: {len(files)} files, {size:.1f} GB; on the other machine: make setup BUNDLE={folder}")
     return EXIT_OK
 
