@@ -67,7 +67,7 @@ def _ended(
     again, and"."""
     numbered, again, free = enumerate(items), deque(), deque(lanes)  # type: ignore[var-annotated]
     running: Dict[Future[Result], Tuple[Lane, Tuple[int, Item]]] = {}
-    lost: List[str] = []
+    lost: Dict[Lane, str] = {}
     with ThreadPoolExecutor(max_workers=max(1, len(lanes))) as pool:
         try:
             while True:
@@ -80,7 +80,7 @@ def _ended(
                 if not running:
                     if free:
                         return
-                    raise UserError(f"no device is left ({lost[-1]}); start nodes again, and {advice}")
+                    raise UserError(f"no device is left ({list(lost.values())[-1]}); start nodes again, and {advice}")
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     lane, item = running.pop(future)
                     problem = future.exception()
@@ -89,9 +89,9 @@ def _ended(
                         yield item[0], future
                         continue
                     again.append(item)
-                    if str(problem) not in lost:
-                        lost.append(str(problem))
-                        print(f"warning: {plain(lost[-1])}: left out from here on", file=sys.stderr, flush=True)
+                    if lane not in lost:
+                        lost[lane] = str(problem)
+                        print(f"warning: {plain(lost[lane])}: left out from here on", file=sys.stderr, flush=True)
         except BaseException:
             for lane, _ in running.values():
                 lane.stop()
