@@ -6,6 +6,7 @@ k2.  Otherwise the environments of `make setup` are used, wherever the script wa
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -80,6 +81,7 @@ def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
     return max(pythons, key=lambda name: versions[pythons[name]], default=None)
 
 
+@functools.cache
 def torch_version(python: Path) -> Tuple[int, ...]:
     """(2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
