@@ -433,6 +433,9 @@ def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
         (("--loss", "k2-simple"), ["--loss", "joiner"]),
         (("--sweep", "seed=1,2"), ["batch-size"]),
         (("--arg", "x=1"), ["--arg", "--model"]),
+        (("--max-frames", 1), ["--max-frames 1", "--sort-utterance true"]),
+        (("--batch-size", 2, "--sort-utterance", "true"), ["--batch-size 2", "--sort-utterance false"]),
+        (("--sort-utterance", "true", "--max-frames", 1), ["--max-frames 1", "at least"]),
     ],
 )
 def test_bad_input_is_one_line(of_features, tmp_path, flags, words):

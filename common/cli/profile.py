@@ -53,7 +53,8 @@ PRESETS: Dict[str, Dict[str, Any]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
     "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1},
 }
-SWEPT = ("batch-size", "max-frames")
+#: Size of a batch -> whether it is of sorted utterances.
+SIZES = {"batch-size": False, "max-frames": True}
 LOSS = "fast_rnnt-pruned"
 
 
@@ -94,7 +95,7 @@ def _batches(result: Parser) -> None:
         "--sweep",
         type=_sizes,
         metavar="KEY=A,B,...",
-        help=f"profile each of these sizes, KEY being {' or '.join(SWEPT)}",
+        help=f"profile each of these sizes, KEY being {' or '.join(SIZES)}",
     )
 
 
@@ -167,13 +168,18 @@ def _pairs(metavar: str) -> Dict[str, Any]:
 
 def _sizes(text: str) -> Tuple[str, List[int]]:
     key, _, listed = text.partition("=")
-    if key not in SWEPT or not listed:
-        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{one}=A,B' for one in SWEPT)}, not {text!r}")
+    if key not in SIZES or not listed:
+        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{one}=A,B' for one in SIZES)}, not {text!r}")
     return key, [flag_types.whole(1)(word) for word in listed.split(",")]
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
     interpreters.with_torch("torchaudio")
+    for key, sorts in SIZES.items():
+        given = getattr(arguments, key.replace("-", "_"))
+        if given is not None and arguments.sort_utterance != sorts:
+            wanted = f"--sort-utterance {str(sorts).lower()}"
+            raise UserError(f"--{key} {given}: is of {wanted}; give that too, or leave it out")
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
     choice = _choice(arguments)
@@ -193,8 +199,7 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
     every = [_settings(arguments, device, choice.sizes, given)]
     if arguments.sweep:
         key, values = arguments.sweep
-        sorts = key == "max-frames"
-        swept = [{**given, key.replace("-", "_"): value, "sort_utterance": sorts} for value in values]
+        swept = [{**given, key.replace("-", "_"): value, "sort_utterance": SIZES[key]} for value in values]
         every = [_settings(arguments, device, choice.sizes, one) for one in swept]
     claim = claim_folder(arguments.log_dir, f"profile-{every[0].suffix if not arguments.sweep else f'sweep-{key}'}")
     folder = claim.path.parent

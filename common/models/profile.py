@@ -172,6 +172,12 @@ class Profiling:
         rows = feature_rows(Path(self.settings.shape_file), adapter.fewest_targets)
         batches = measured_batches.in_batches(rows, self.settings)
         chosen = measured_batches.select(batches, self.settings)
+        for index in chosen if self.settings.sort_utterance else ():
+            frames, most = int(batches[index][:, 0].sum()), self.settings.max_frames
+            if frames > most:
+                raise UserError(
+                    f"--max-frames {most}: a measured batch is one utterance of {frames}; give at least that"
+                )
         key = self.settings.seed
         return [Inputs(batches[index], self.choice.sizes, adapter, self.device, (key, index)) for index in chosen]
 
