@@ -10,14 +10,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from common.core.errors import NotRunnable, UserError
 from common.models import loading
+from common.system.memory import is_out_of_memory
 
 SAMPLE_RATE = 16000
 
@@ -43,10 +44,12 @@ class Recogniser(nn.Module):
 class Plain(Recogniser):
     """Any module that takes waves, or waves and their lengths."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, sample_rate: Optional[int] = None):
+        """sample_rate: where the module has none of its own."""
         super().__init__()
         self.module = module
-        self.sample_rate = int(getattr(module, "sample_rate", SAMPLE_RATE))
+        own: Any = getattr(module, "sample_rate", SAMPLE_RATE)
+        self.sample_rate = int(sample_rate or own)
         parameters = inspect.signature(module.forward).parameters.values()
         needed = [one for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
         self.with_lengths = len(needed) > 1
@@ -88,41 +91,69 @@ def _factory(source: str, arguments: Mapping[str, Any], device: torch.device) ->
 
 
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """A bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H"."""
+    """A bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
+    transducer."""
     pipelines = _imported("torchaudio.pipelines", "torchaudio")
-    bundle = getattr(pipelines, source, None)
-    if bundle is None:
-        known = ", ".join(name for name in pipelines.__all__ if name.isupper() or "_" in name)
-        raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source}; it has {known}")
+    bundle: Any = getattr(pipelines, source, None)
+    if not _takes_audio(bundle):
+        known = ", ".join(name for name in pipelines.__all__ if _takes_audio(getattr(pipelines, name)))
+        raise UserError(f"pretrained_model.source: torchaudio.pipelines has no {source} of audio; it has {known}")
+    decodes, rate = hasattr(bundle, "get_decoder"), int(bundle.sample_rate)
+    unknown = set(arguments) - ({"beam_width"} if decodes else set())
+    if unknown:
+        raise UserError(f"pretrained_model.arguments: {source} takes no {', '.join(sorted(unknown))}")
     os.environ.update(loading.OFFLINE)
-    rate = int(bundle.sample_rate)
-    try:
-        if hasattr(bundle, "get_decoder"):
+    getters = "get_feature_extractor(), bundle.get_decoder" if decodes else "get_model"
+    fetch = f'python -c "from torchaudio.pipelines import {source} as bundle; bundle.{getters}()"'
+    with _making(source, f"its weights are not below {torch.hub.get_dir()}; fetch them: {fetch}"):
+        if decodes:
             return _Transducer(bundle.get_feature_extractor(), bundle.get_decoder(), rate, **arguments)
-        module = Plain(bundle.get_model())
-    except (OSError, RuntimeError) as error:
-        where = Path(torch.hub.get_dir()) / "checkpoints"
-        words = loading.line(error)
-        raise NotRunnable(
-            "missing", f"the weights of {source} are not in {where}: fetch them first ({words})"
-        ) from None
-    module.sample_rate, module.with_lengths = rate, False
-    return module
+        module = bundle.get_model()
+    if isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ())):
+        return _Separation(module, rate)
+    made = Plain(module, rate)
+    if made.with_lengths:
+        raise NotRunnable("unsupported", f"{source}: takes more than one wave for each utterance")
+    return made
+
+
+def _takes_audio(bundle: Any) -> bool:
+    return isinstance(getattr(bundle, "sample_rate", None), (int, float)) and (
+        hasattr(bundle, "get_decoder") or hasattr(bundle, "get_model")
+    )
+
+
+class _Separation(Recogniser):
+    """Of speakers or instruments, from one channel, or two equal ones where the model wants them."""
+
+    def __init__(self, module: nn.Module, sample_rate: int):
+        super().__init__()
+        self.module, self.sample_rate = module, sample_rate
+        self.channels = int(getattr(module, "audio_channels", 1))
+
+    def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+        return self.module(waves[:, None].expand(-1, self.channels, -1))
+
+    def parts(self) -> Sequence[nn.Module]:
+        return [self.module]
 
 
 class _Transducer(Recogniser):
     """An RNNTBundle: features of each wave, then the beam search."""
 
-    def __init__(self, features: Any, search: nn.Module, sample_rate: int, beam_width: int = 10):
+    def __init__(self, features: Any, search: Any, sample_rate: int, beam_width: int = 10):
         super().__init__()
         self.features, self.search, self.beam_width, self.sample_rate = features, search, beam_width, sample_rate
 
-    def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
+    def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> List[List[int]]:
         found = []
         for wave in waves:
             features, length = self.features(wave)
-            found.append(list(self.search(features, length, self.beam_width)[0][0]))
+            found.append(_symbols(self.search(features, length.to(waves.device), self.beam_width)))
         return found
+
+    def parts(self) -> Sequence[nn.Module]:
+        return [self.search.model.transcriber]
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------------------------
@@ -133,10 +164,10 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
     os.environ.update(loading.OFFLINE)
     transformers = _imported("transformers", "transformers")
     given = {"task": "automatic-speech-recognition", **arguments}
-    try:
+    with _making(source, "no model that transformers has here"):
         made = transformers.pipeline(model=source, device=device, **given)
-    except OSError as error:
-        raise NotRunnable("missing", f"{source}: no model that transformers has here ({loading.line(error)})") from None
+    if getattr(made, "feature_extractor", None) is None:
+        raise UserError(f"{source}: the pipeline of {given['task']} takes no audio; give arguments: {{task: ...}}")
     rate = int(getattr(made.feature_extractor, "sampling_rate", SAMPLE_RATE))
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -170,13 +201,9 @@ def _interface(name: str) -> Callable[[str, Mapping[str, Any], torch.device], Re
         """From a folder, or from its hub.  arguments: of from_hparams.  The folder's hyperparams.yaml is SpeechBrain's
         own format, which names classes to make: it is code, as the model is."""
         module = _imported(f"speechbrain.inference.{module_name}", "speechbrain")
-        given = {"run_opts": {"device": str(device)}, **arguments}
-        try:
+        given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
+        with _making(source, "SpeechBrain has no such model here"):
             made = getattr(module, name).from_hparams(source=source, **given)
-        except (OSError, ValueError) as error:
-            raise NotRunnable(
-                "missing", f"{source}: SpeechBrain has no such model here ({loading.line(error)})"
-            ) from None
 
         def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
             relative = lengths / waves.shape[1]
@@ -201,6 +228,23 @@ def _imported(module: str, package: str) -> Any:
     except ImportError as error:
         words = loading.line(error)
         raise NotRunnable("missing", f"{package} is not installed here ({words}): pip install {package}") from None
+    except Exception as error:  # whatever a release does that does not fit the others
+        raise NotRunnable("missing", f"{package} does not import here ({loading.line(error)})") from None
+
+
+@contextmanager
+def _making(source: str, missing: str) -> Iterator[None]:
+    """Around what a package makes of `source`.  missing: what it means that a file, or what would fetch it, fails."""
+    try:
+        yield
+    except (MemoryError, NotRunnable, UserError):
+        raise
+    except OSError as error:
+        raise NotRunnable("missing", f"{source}: {missing} ({loading.line(error)})") from None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise UserError(f"{source}: cannot be made: {loading.line(error)}") from error
 
 
 # -- those that come with this suite ---------------------------------------------------------------------------------

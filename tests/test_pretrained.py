@@ -1,0 +1,523 @@
+"""Pretrained models by the real packages, from folders of random weights: SpeechBrain, Hugging Face, torchaudio.
+
+Each test runs where its package is installed; docs/inference.md says with which releases they were run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from commands import run
+
+torch = pytest.importorskip("torch")
+
+from common.core.errors import NotRunnable, UserError  # noqa: E402
+from common.models import audio, inference, recognisers  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("as_before")
+SENTENCE = "a transducer listens to speech and writes it down one symbol after the other"
+
+
+def made(kind, source, **arguments):
+    return recognisers.load({"type": kind, "source": str(source), "arguments": arguments}, torch.device("cpu"))
+
+
+def outputs(model, seconds=0.5, size=2):
+    waves = audio.batch(None, seconds, size, model.sample_rate, 0)
+    with torch.no_grad():
+        return model(waves, torch.full((size,), waves.shape[1]))
+
+
+def cells(folder, kind, source, *flags, **dimensions):
+    """The cells of the real command on a grid of one, as JSON has them."""
+    grid = {"audio_mockup_secs": [0.5], "batch_sizes": [2], "triangle_only": False, **dimensions}
+    config = {"pretrained_model": {"type": kind, "source": str(source)}, "profiling_dimensions": grid}
+    (folder / "model.yaml").write_text(json.dumps(config))
+    given = ("--log-dir", folder / "log", "--device", "cpu", "--threads", 1, "--max-seconds", 0.1, "--format", "json")
+    done = run("profile_inference.py", folder / "model.yaml", *given, *flags)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_measured(found):
+    for cell in found:
+        assert cell["status"] == "ok", cell["reason"]
+        assert cell["rtf"] > 0 and cell["profiled_cpu_rtf"] > 0 and cell["cpu_peak_bytes"] > 0
+
+
+# -- SpeechBrain -----------------------------------------------------------------------------------------------------
+
+ENCODER = """
+sample_rate: 16000
+features: !new:speechbrain.lobes.features.Fbank
+    n_mels: 8
+normalize: !new:speechbrain.processing.features.InputNormalization
+    norm_type: sentence
+rnn: !new:speechbrain.nnet.RNN.GRU
+    input_shape: [null, null, 8]
+    hidden_size: 16
+tokenizer: !new:sentencepiece.SentencePieceProcessor
+"""
+CTC = """
+linear: !new:speechbrain.nnet.linear.Linear
+    input_size: 16
+    n_neurons: 30
+encoder: !new:speechbrain.nnet.containers.LengthsCapableSequential
+    features: !ref <features>
+    normalize: !ref <normalize>
+    rnn: !ref <rnn>
+    linear: !ref <linear>
+    softmax: !new:speechbrain.nnet.activations.Softmax
+        apply_log: True
+decoding_function: !name:speechbrain.decoders.ctc_greedy_decode
+    blank_id: 0
+model: !new:torch.nn.ModuleList
+    - [!ref <rnn>, !ref <linear>]
+modules:
+    encoder: !ref <encoder>
+"""
+SEQUENCE = """
+encoder: !new:speechbrain.nnet.containers.LengthsCapableSequential
+    features: !ref <features>
+    normalize: !ref <normalize>
+    rnn: !ref <rnn>
+embedding: !new:speechbrain.nnet.embedding.Embedding
+    num_embeddings: 30
+    embedding_dim: 6
+"""
+ATTENTION = """
+rnn_decoder: !new:speechbrain.nnet.RNN.AttentionalRNNDecoder
+    rnn_type: gru
+    attn_type: content
+    hidden_size: 16
+    attn_dim: 16
+    num_layers: 1
+    enc_dim: 16
+    input_size: 6
+linear: !new:speechbrain.nnet.linear.Linear
+    input_size: 16
+    n_neurons: 30
+decoder: !new:speechbrain.decoders.S2SRNNGreedySearcher
+    embedding: !ref <embedding>
+    decoder: !ref <rnn_decoder>
+    linear: !ref <linear>
+    bos_index: 1
+    eos_index: 2
+    min_decode_ratio: 0.0
+    max_decode_ratio: 0.2
+model: !new:torch.nn.ModuleList
+    - [!ref <rnn>, !ref <embedding>, !ref <rnn_decoder>, !ref <linear>]
+modules:
+    encoder: !ref <encoder>
+    decoder: !ref <decoder>
+"""
+TRANSDUCER = """
+rnn_decoder: !new:speechbrain.nnet.RNN.GRU
+    input_shape: [null, null, 6]
+    hidden_size: 16
+linear: !new:speechbrain.nnet.linear.Linear
+    input_size: 16
+    n_neurons: 30
+transducer_beam_search: True
+decoder: !new:speechbrain.decoders.transducer.TransducerBeamSearcher
+    decode_network_lst: [!ref <embedding>, !ref <rnn_decoder>]
+    tjoint: !new:speechbrain.nnet.transducer.transducer_joint.Transducer_joint
+        joint: sum
+    classifier_network: [!ref <linear>]
+    blank_id: 0
+    beam_size: 1
+    nbest: 1
+model: !new:torch.nn.ModuleList
+    - [!ref <rnn>, !ref <embedding>, !ref <rnn_decoder>, !ref <linear>]
+modules:
+    encoder: !ref <encoder>
+    decoder: !ref <decoder>
+"""
+SPEAKER = """
+embedding_model: !new:speechbrain.lobes.models.Xvector.Xvector
+    in_channels: 8
+    tdnn_blocks: 1
+    tdnn_channels: [16]
+    tdnn_kernel_sizes: [5]
+    tdnn_dilations: [1]
+    lin_neurons: 12
+classifier: !new:speechbrain.lobes.models.Xvector.Classifier
+    input_shape: [null, null, 12]
+    lin_blocks: 1
+    lin_neurons: 12
+    out_neurons: 3
+label_encoder: !new:speechbrain.dataio.encoder.CategoricalEncoder
+model: !new:torch.nn.ModuleList
+    - [!ref <embedding_model>, !ref <classifier>]
+modules:
+    compute_features: !ref <features>
+    mean_var_norm: !ref <normalize>
+    embedding_model: !ref <embedding_model>
+    classifier: !ref <classifier>
+"""
+SEPARATION = """
+num_spks: 2
+encoder: !new:speechbrain.lobes.models.dual_path.Encoder
+    kernel_size: 16
+    out_channels: 16
+masks: !new:speechbrain.lobes.models.dual_path.Dual_Path_Model
+    in_channels: 16
+    out_channels: 16
+    num_layers: 1
+    K: 50
+    intra_model: &block !new:speechbrain.lobes.models.dual_path.SBTransformerBlock
+        num_layers: 1
+        d_model: 16
+        nhead: 2
+        d_ffn: 16
+    inter_model: !new:speechbrain.lobes.models.dual_path.SBTransformerBlock
+        num_layers: 1
+        d_model: 16
+        nhead: 2
+        d_ffn: 16
+decoder: !new:speechbrain.lobes.models.dual_path.Decoder
+    in_channels: 16
+    out_channels: 1
+    kernel_size: 16
+    stride: 8
+model: !new:torch.nn.ModuleList
+    - [!ref <encoder>, !ref <masks>, !ref <decoder>]
+modules:
+    encoder: !ref <encoder>
+    masknet: !ref <masks>
+    decoder: !ref <decoder>
+"""
+ENHANCEMENT = """
+compute_stft: !new:speechbrain.processing.features.STFT
+    sample_rate: 16000
+compute_istft: !new:speechbrain.processing.features.ISTFT
+    sample_rate: 16000
+spectral_magnitude: !name:speechbrain.processing.features.spectral_magnitude
+    power: 0.5
+resynth: !name:speechbrain.processing.signal_processing.resynthesize
+    stft: !ref <compute_stft>
+    istft: !ref <compute_istft>
+model: !new:speechbrain.lobes.models.MetricGAN.EnhancementGenerator
+    input_size: 201
+    num_layers: 1
+modules:
+    enhance_model: !ref <model>
+"""
+ACTIVITY = """
+time_resolution: 0.01
+device: cpu
+cnn: !new:speechbrain.nnet.CNN.Conv2d
+    input_shape: [null, null, 8]
+    out_channels: 2
+    kernel_size: [3, 3]
+dnn: !new:speechbrain.nnet.linear.Linear
+    input_size: 16
+    n_neurons: 1
+rnn_of_16: !new:speechbrain.nnet.RNN.GRU
+    input_shape: [null, null, 16]
+    hidden_size: 16
+model: !new:torch.nn.ModuleList
+    - [!ref <cnn>, !ref <dnn>, !ref <rnn_of_16>]
+modules:
+    compute_features: !ref <features>
+    mean_var_norm: !ref <normalize>
+    cnn: !ref <cnn>
+    rnn: !ref <rnn_of_16>
+    dnn: !ref <dnn>
+    model: !ref <model>
+"""
+PRETRAINER = """
+pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
+    loadables:
+        model: !ref <model>
+        tokenizer: !ref <tokenizer>
+"""
+LABELS = """
+        label_encoder: !ref <label_encoder>
+"""
+#: Interface -> its hyperparams.yaml between ENCODER and PRETRAINER, as the recipes on SpeechBrain's hub are laid out.
+HYPERPARAMS = {
+    "EncoderASR": CTC,
+    "EncoderDecoderASR": SEQUENCE + ATTENTION,
+    "EncoderDecoderASR, a transducer": SEQUENCE + TRANSDUCER,
+    "EncoderClassifier": SPEAKER,
+    "SpeakerRecognition": SPEAKER,
+    "VAD": ACTIVITY,
+    "SepformerSeparation": SEPARATION,
+    "SpectralMaskEnhancement": ENHANCEMENT,
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """A model of SentencePiece."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = tmp_path_factory.mktemp("tokens") / "tokens"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([SENTENCE]), model_prefix=str(path), vocab_size=30, hard_vocab_limit=False, minloglevel=2
+    )
+    return path.with_suffix(".model").read_bytes()
+
+
+def speechbrain_folder(folder, hyperparams, tokens):
+    """As from_hparams takes it: hyperparams.yaml, and NAME.ckpt of each loadable, with random weights."""
+    from hyperpyyaml import load_hyperpyyaml
+
+    folder.mkdir()
+    text = ENCODER + hyperparams + PRETRAINER + (LABELS if "label_encoder" in hyperparams else "")
+    (folder / "hyperparams.yaml").write_text(text)
+    parts = load_hyperpyyaml(text)
+    torch.save(parts["model"].state_dict(), folder / "model.ckpt")
+    (folder / "tokenizer.ckpt").write_bytes(tokens)
+    if "label_encoder" in parts:
+        parts["label_encoder"].update_from_iterable("abc")
+        parts["label_encoder"].save(folder / "label_encoder.ckpt")
+    return folder
+
+
+@pytest.mark.parametrize("name", HYPERPARAMS)
+def test_interfaces_of_speechbrain(name, tmp_path, tokens, monkeypatch):
+    pytest.importorskip("speechbrain")
+    source = speechbrain_folder(tmp_path / "model", HYPERPARAMS[name], tokens)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    kind = name.partition(",")[0]
+    found = outputs(made(kind, source))
+    # the weights are those of the folder and are not drawn again; x-vectors have some noise of their own
+    assert inference.difference(found, outputs(made(kind, source))) < 1e-4
+    assert len(found)
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_recogniser_of_speechbrain_by_the_command(tmp_path, tokens):
+    pytest.importorskip("speechbrain")
+    source = speechbrain_folder(tmp_path / "model", CTC, tokens)
+    flags = ("--quantize", "none,dynamic", "--dtype", "float32,bfloat16")
+    found = cells(tmp_path, "EncoderASR", source, *flags)
+    assert_measured([cell for cell in found if "float32" == cell["dtype"]])
+
+
+def test_folders_that_are_no_model_of_speechbrain(tmp_path, tokens):
+    pytest.importorskip("speechbrain")
+    with pytest.raises(NotRunnable, match="hyperparams.yaml"):
+        made("EncoderASR", tmp_path)
+    source = speechbrain_folder(tmp_path / "model", CTC, tokens)
+    with pytest.raises(UserError, match="'language'"):
+        made("WhisperASR", source)
+    (source / "model.ckpt").unlink()
+    with pytest.raises(NotRunnable, match="model.ckpt"):
+        made("EncoderASR", source)
+
+
+# -- torchaudio ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Makes a bundle of torchaudio.pipelines, TINY, of another one, and puts its weights where torch looks for them."""
+    pipelines = pytest.importorskip("torchaudio.pipelines")
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+
+    def cache(bundle, below, weights, **changes):
+        monkeypatch.setattr(pipelines, "TINY", dataclasses.replace(bundle, **changes), raising=False)
+        (tmp_path / "hub" / below).parent.mkdir(parents=True, exist_ok=True)
+        torch.save(weights, tmp_path / "hub" / below)
+        return tmp_path / "hub" / below
+
+    return cache
+
+
+WAV2VEC2 = {
+    "extractor_conv_layer_config": [(8, 10, 5), (8, 8, 8), (8, 8, 8)],
+    "encoder_embed_dim": 16,
+    "encoder_num_layers": 1,
+    "encoder_num_heads": 2,
+    "encoder_ff_interm_features": 16,
+    "encoder_pos_conv_kernel": 8,
+    "encoder_pos_conv_groups": 2,
+}
+
+
+def test_a_bundle_of_wav2vec2(cached):
+    torchaudio = pytest.importorskip("torchaudio")
+    bundle = torchaudio.pipelines.WAV2VEC2_ASR_BASE_960H
+    sizes = {**bundle._params, **WAV2VEC2}
+    torch.manual_seed(1)
+    weights = torchaudio.models.wav2vec2_model(**sizes).state_dict()
+    changes = {"_params": sizes, "_remove_aux_axis": (), "_labels": ("a",)}
+    path = cached(bundle, f"checkpoints/{bundle._path}", weights, **changes)
+    emissions, lengths = outputs(made("torchaudio", "TINY"))
+    assert emissions.shape == (2, 24, 29) and lengths is None
+    expected = torchaudio.models.wav2vec2_model(**sizes).eval()
+    expected.load_state_dict(weights)
+    assert torch.equal(emissions, outputs(recognisers.Plain(expected))[0])
+    with pytest.raises(UserError, match="beam_width"):
+        made("torchaudio", "TINY", beam_width=3)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="TINY: cannot be made"):
+        made("torchaudio", "TINY")
+    path.unlink()
+    with pytest.raises(NotRunnable, match=str(path.parents[1])):
+        made("torchaudio", "TINY")
+
+
+def test_a_bundle_of_a_transducer(cached, tmp_path):
+    torchaudio = pytest.importorskip("torchaudio")
+    bundle = torchaudio.pipelines.EMFORMER_RNNT_BASE_LIBRISPEECH
+
+    def small():
+        return emformer()
+
+    torch.manual_seed(1)
+    cached(bundle, f"torchaudio/{bundle._rnnt_path}", small().state_dict(), _rnnt_factory_func=small, _blank=11)
+    stats = tmp_path / "hub" / "torchaudio" / bundle._global_stats_path
+    stats.parent.mkdir(parents=True, exist_ok=True)
+    stats.write_text(json.dumps({"mean": [0.0] * 80, "invstddev": [1.0] * 80}))
+    model = made("torchaudio", "TINY", beam_width=2)
+    found = outputs(model)
+    assert len(found) == 2 and found[0] == found[1]  # equal rows
+    assert all(0 <= symbol < 11 for symbol in found[0])
+
+
+def emformer():
+    from torchaudio.models.rnnt import emformer_rnnt_model
+
+    model = emformer_rnnt_model(
+        input_dim=80,
+        encoding_dim=16,
+        num_symbols=12,
+        segment_length=16,
+        right_context_length=4,
+        time_reduction_input_dim=16,
+        time_reduction_stride=4,
+        transformer_num_heads=2,
+        transformer_ffn_dim=16,
+        transformer_num_layers=1,
+        transformer_dropout=0.0,
+        transformer_activation="gelu",
+        transformer_left_context_length=30,
+        transformer_max_memory_size=0,
+        transformer_weight_init_scale_strategy="depthwise",
+        transformer_tanh_on_mem=True,
+        symbol_embedding_dim=16,
+        num_lstm_layers=1,
+        lstm_layer_norm=True,
+        lstm_layer_norm_epsilon=1e-3,
+        lstm_dropout=0.0,
+    )
+    with torch.no_grad():
+        model.joiner.linear.bias[-1] += 3  # else random weights would say much in every frame
+    return model
+
+
+def test_a_bundle_that_separates(cached):
+    torchaudio = pytest.importorskip("torchaudio")
+    bundle = torchaudio.pipelines.CONVTASNET_BASE_LIBRI2MIX
+    sizes = {
+        "enc_num_feats": 8,
+        "msk_num_feats": 8,
+        "msk_num_hidden_feats": 8,
+        "msk_num_layers": 1,
+        "msk_num_stacks": 1,
+    }
+
+    def small():
+        return torchaudio.models.ConvTasNet(num_sources=2, **sizes)
+
+    cached(bundle, f"torchaudio/{bundle._model_path}", small().state_dict(), _model_factory_func=small)
+    model = made("torchaudio", "TINY")
+    assert model.sample_rate == 8000 and outputs(model).shape == (2, 2, 4000)
+
+
+def test_what_is_no_bundle_of_audio():
+    pytest.importorskip("torchaudio")
+    for source in ("TACOTRON2_GRIFFINLIM_CHAR_LJSPEECH", "RNNTBundle", "__file__"):
+        with pytest.raises(UserError, match="WAV2VEC2_ASR_BASE_960H"):
+            made("torchaudio", source)
+
+
+# -- Hugging Face ----------------------------------------------------------------------------------------------------
+
+
+def wav2vec2_folder(folder):
+    """As save_pretrained writes it: a CTC model of random weights with its processor."""
+    transformers = pytest.importorskip("transformers")
+    folder.mkdir()
+    words = ["<pad>", "<s>", "</s>", "<unk>", "|", *sorted(set(SENTENCE) - {" "})]
+    (folder / "vocab.json").write_text(json.dumps({word: place for place, word in enumerate(words)}))
+    tokenizer = transformers.Wav2Vec2CTCTokenizer(str(folder / "vocab.json"))
+    features = transformers.Wav2Vec2FeatureExtractor(return_attention_mask=True)
+    transformers.Wav2Vec2Processor(feature_extractor=features, tokenizer=tokenizer).save_pretrained(folder)
+    config = transformers.Wav2Vec2Config(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        conv_dim=[8, 8, 8],
+        conv_kernel=[10, 8, 8],
+        conv_stride=[5, 8, 8],
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=2,
+    )
+    torch.manual_seed(1)
+    transformers.Wav2Vec2ForCTC(config).save_pretrained(folder)
+    return folder
+
+
+def whisper_folder(folder):
+    """Likewise of Whisper, with a byte-level vocabulary and its special tokens."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    folder.mkdir()
+    special = ["<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|translate|>", "<|transcribe|>"]
+    special += ["<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    words = [*sorted(ByteLevel.alphabet()), *special, *(f"<|{place * 0.02:.2f}|>" for place in range(1501))]
+    numbers = {word: place for place, word in enumerate(words)}
+    (folder / "vocab.json").write_text(json.dumps(numbers))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    tokenizer = transformers.WhisperTokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt"), pad_token="<|endoftext|>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": special[1:]})
+    features = transformers.WhisperFeatureExtractor(feature_size=8)
+    transformers.WhisperProcessor(feature_extractor=features, tokenizer=tokenizer).save_pretrained(folder)
+    end, start = numbers["<|endoftext|>"], numbers["<|startoftranscript|>"]
+    about = {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end, "decoder_start_token_id": start}
+    config = transformers.WhisperConfig(
+        vocab_size=len(words),
+        num_mel_bins=8,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        max_target_positions=24,
+        **about,
+    )
+    torch.manual_seed(1)
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config = transformers.GenerationConfig(
+        **about,
+        max_length=12,
+        no_timestamps_token_id=numbers["<|notimestamps|>"],
+        lang_to_id={"<|en|>": numbers["<|en|>"]},
+        task_to_id={"transcribe": numbers["<|transcribe|>"], "translate": numbers["<|translate|>"]},
+        is_multilingual=True,
+    )
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("folder", [wav2vec2_folder, whisper_folder])
+def test_pipelines_of_hugging_face(folder, tmp_path):
+    source = folder(tmp_path / "model")
+    model = made("transformers", source)
+    found = outputs(model)
+    assert model.sample_rate == 16000 and len(found) == 2 and found[0] == found[1] and "text" in found[0]
+    assert found == outputs(made("transformers", source))  # the weights are those of the folder
