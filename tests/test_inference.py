@@ -195,6 +195,8 @@ def test_differences_of_outputs():
     assert inference.difference(plain, (torch.tensor([3.0, 4.5]), [[9]])) == pytest.approx(0.1)
     assert inference.difference([[1, 2, 3, 4]], [[1, 2, 9, 4]]) == 0.25
     assert inference.difference([[1, 2]], [[1, 2, 3, 4]]) == 0.5
+    assert inference.difference([[1, 2, 3, 4]], [[9, 1, 2, 3, 4]]) == 0.2  # one more does not move the others
+    assert inference.difference(["kitten"], ["sitting"]) == 3 / 7 and inference.difference([], []) == 0
     assert inference.difference(torch.ones(2), torch.tensor([1.0, float("nan")])) == float("inf")
     assert inference.difference(torch.ones(2), torch.ones(3)) == float("inf")
 

@@ -304,7 +304,7 @@ def test_folders_that_are_no_model_of_speechbrain(tmp_path, tokens):
     with pytest.raises(NotRunnable, match="hyperparams.yaml"):
         made("EncoderASR", tmp_path)
     source = speechbrain_folder(tmp_path / "model", CTC, tokens)
-    with pytest.raises(UserError, match="'language'"):
+    with pytest.raises(NotRunnable, match="'language'"):
         made("WhisperASR", source)
     (source / "model.ckpt").unlink()
     with pytest.raises(NotRunnable, match="model.ckpt"):

@@ -12,8 +12,9 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+import numpy
 import torch
 from torch import nn
 
@@ -171,7 +172,7 @@ def quantized(model: Recogniser, device: torch.device) -> Recogniser:
 
 def difference(plain: Any, other: Any) -> float:
     """RMS of the difference of all floating-point outputs over the RMS of the plain ones; of a model without any, the
-    share of symbols and words that differ."""
+    share of symbols, or characters of its texts, that have to be edited."""
     first, second = _leaves(plain), _leaves(other)
     numbers = [
         (one.double().flatten(), two.double().flatten())
@@ -184,16 +185,23 @@ def difference(plain: Any, other: Any) -> float:
         one, two = (torch.cat(parts) for parts in zip(*numbers))
         error = float((one - two).norm() / one.norm().clamp_min(1e-30))
         return error if error == error else float("inf")
-    symbols = [
-        [str(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf) for leaf in of] for of in (first, second)
-    ]
-    longest = max(map(len, symbols))
-    same = sum(one == two for one, two in zip(*symbols))
-    return 1 - same / longest if longest else 0.0
+    symbols = [[symbol for leaf in of for symbol in _symbols(leaf)] for of in (first, second)]
+    return _edits(*symbols) / max(*map(len, symbols), 1)
 
 
-def _said(leaf: Any) -> str:
-    return str(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf)
+def _symbols(leaf: Any) -> List[str]:
+    """Characters of a text; anything else is one."""
+    return list(leaf) if isinstance(leaf, str) else [str(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf)]
+
+
+def _edits(one: Sequence[str], two: Sequence[str]) -> int:
+    """The fewest symbols to change, leave out and put in that make `two` of `one`."""
+    there, places = numpy.array(two, dtype=object), numpy.arange(len(two) + 1)
+    row = places
+    for number, symbol in enumerate(one, 1):
+        best = numpy.minimum(row[:-1] + (there != symbol), row[1:] + 1)
+        row = numpy.minimum.accumulate(numpy.concatenate([[number], best]) - places) + places
+    return int(row[-1])
 
 
 def _leaves(outputs: Any) -> List[Any]:

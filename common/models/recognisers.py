@@ -239,7 +239,7 @@ def _making(source: str, missing: str) -> Iterator[None]:
         yield
     except (MemoryError, NotRunnable, UserError):
         raise
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a name that no hub can have is a ValueError
         raise NotRunnable("missing", f"{source}: {missing} ({loading.line(error)})") from None
     except Exception as error:
         if is_out_of_memory(error):
