@@ -6,6 +6,7 @@ each set of imports.  The servers that a command starts for its own jobs are for
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
@@ -84,6 +85,13 @@ def server_of(modules, environment):
         SERVERS[modules] = variables(os.environ), Server(command, ROOT, {**os.environ, "PYTHONPATH": path}, errors)
     before, server = SERVERS[modules]
     return server if before == variables(environment) else None
+
+
+@atexit.register
+def close():
+    """They end with their input; waited for, so that what they used and ran is counted."""
+    for _, server in SERVERS.values():
+        server.process.communicate()
 
 
 def run(command, cwd, timeout=600, env=None):

@@ -145,7 +145,7 @@ def test_a_hung_worker_times_out(flags, log):
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, code, flags, log, tmp_path):
     """Two signals at once, as `timeout` sends them."""
-    long = ["--max-seconds", "1", "--spread", "0.0001%"]
+    long = ["--max-seconds", "1", "--spread", "0.0001%", "--scope", "step"]
     arguments = ["benchmark_torchaudio.py", *flags, "--rounds", "2", "--passes", "correctness,timing", *long]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -176,7 +176,7 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
 @pytest.mark.parametrize("more", [[], ["--sweep", "vocab-size=20,30"]], ids=["run", "sweep"])
 def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(more, flags, log):
     """Two processes would measure the same jobs into the same folders."""
-    long = ["--max-seconds", "3", "--spread", "0.0001%", "--scope", "loss"]
+    long = ["--max-seconds", "1", "--spread", "0.0001%", "--scope", "loss"]
     arguments = ["benchmark_torchaudio.py", *flags, *long, *more, "--passes", "timing"]
     process = start(*arguments)
     worker = wait_for_worker(process, "timing-1")
