@@ -12,7 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from commands import ROOT, wait_for
+from commands import ROOT, parent_of, wait_for
 from test_ray import PYTHON, Simulated, fresh, needs_ray, nodes  # noqa: F401
 from test_shape_shards import a_cut, model, processes_of, recording, run, supervision, write  # noqa: F401
 
@@ -35,6 +35,12 @@ def through(nodes, monkeypatch):  # noqa: F811
     return ("--executor", "ray", "--ray-address", there.address), there, found
 
 
+def on_nodes(found):
+    """Process numbers of what works there: below an actor, which is below the raylet."""
+    raylets = {node["raylet"] for node in found}
+    return {one for one in processes_of("common.jobs.node") if parent_of(parent_of(one)) in raylets}
+
+
 def cuts(path, count):
     return write(path, map(a_cut, range(count)))
 
@@ -50,7 +56,9 @@ def test_a_node_that_dies_costs_its_shards_alone(run, through, tmp_path, model):
 
     def kill():
         wait_for(lambda: list(folder.glob("*.npz")), "finished shard")
-        there.kill(found[0]["raylet"])
+        actors = set(map(parent_of, on_nodes(found[:1])))  # without a raylet they would go on for seconds
+        for process in (found[0]["raylet"], *actors):
+            there.kill(process)
         killed.append(len(list(folder.glob("*.npz"))))
 
     watching = threading.Thread(target=kill, daemon=True)
@@ -64,7 +72,7 @@ def test_a_node_that_dies_costs_its_shards_alone(run, through, tmp_path, model):
 
 @needs_ray
 def test_ctrl_c_keeps_finished_shards_for_any_executor(run, through, tmp_path, model):  # noqa: F811
-    flags, _, _ = through
+    flags, _, found = through
     path = cuts(tmp_path / "cuts.jsonl", 40 * ENTRIES)
     output, folder = tmp_path / "out.pt", tmp_path / "out.pt.part"
     given = ("--manifest", path, "--bpe-model", model)
@@ -82,12 +90,14 @@ def test_ctrl_c_keeps_finished_shards_for_any_executor(run, through, tmp_path, m
     started = subprocess.Popen(list(map(str, command)), **about)
     try:
         wait_for(lambda: list(folder.glob("*.npz")) or started.poll() is not None, "finished shard")
+        there = on_nodes(found)
         os.killpg(started.pid, signal.SIGINT)
         _, err = started.communicate(timeout=60)
     finally:
         started.kill()
     assert started.returncode == EXIT_INTERRUPTED and str(folder) in err, err
-    wait_for(lambda: not processes_of("common.jobs.node"), "end of the processes on the nodes", 20)
+    assert there
+    wait_for(lambda: not there & set(processes_of("common.jobs.node")), "end of the processes on the nodes", 20)
     code, out, _, _ = run(*given, "--jobs", 2, entries=ENTRIES)
     assert code == 0 and out.startswith("taken from ")
     rows, every = shapes.load(output), 4 * 17 * 3 // 4  # texts, durations; one text in four is empty
