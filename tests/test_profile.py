@@ -423,6 +423,13 @@ def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
     assert (folder / "profile.txt").read_text().count("Self CPU time total") == 2
 
 
+def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole, tmp_path):
+    done = whole("--sort-utterance", "true", "--sweep", "max-frames=2000,1")
+    assert done.returncode == 2 and "--max-frames 1" in done.stderr.splitlines()[-1]
+    (cell,) = json.loads((tmp_path / "profile-sweep-max-frames" / "profile.json").read_text())
+    assert "max-frames 2000" in done.stdout and cell["rows"]
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

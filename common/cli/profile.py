@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import RLock
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.analysis.profile import profile
 from common.cli import configuration, devices, flag_types, flags, model_run
@@ -204,14 +204,14 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
     claim = claim_folder(arguments.log_dir, f"profile-{every[0].suffix if not arguments.sweep else f'sweep-{key}'}")
     folder = claim.path.parent
     cells: Dict[int, Cell_] = {}
-    interrupted = False
+    stopped: Union[KeyboardInterrupt, UserError, None] = None
     try:
         try:
             _measure(choice, files, every, folder, arguments, executor, cells)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, UserError) as error:
             if not cells:
                 raise
-            interrupted = True
+            stopped = error
         found = [cells[place] for place in sorted(cells)]
         if len(every) == 1 and found[0][1] is None:
             raise UserError(found[0][2])
@@ -220,9 +220,11 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
         claim.release()
         if not any(folder.iterdir()):
             folder.rmdir()
-    if interrupted:
+    if isinstance(stopped, KeyboardInterrupt):
         print(f"interrupted: {len(found)} of {len(every)} sizes were profiled", file=sys.stderr)
         return EXIT_INTERRUPTED
+    if stopped:
+        raise stopped
     return EXIT_OK if all(one for _, one, _ in found) else EXIT_FAILED
 
 
