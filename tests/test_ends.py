@@ -95,6 +95,18 @@ def test_a_daemon_of_a_loss_is_ended_with_its_worker(flags, marked, tmp_path):
     assert not marked.left()
 
 
+def test_a_job_that_is_killed_leaves_no_scratch(flags, tmp_path):
+    """While the trace of its memory pass is read, which is in a folder of its own."""
+    ends = "import os; from common.traces import reader; reader.memory_rise = lambda path: os.kill(os.getpid(), 9)"
+    script, scratch = own_loss(tmp_path, at_import=ends), tmp_path / "scratch"
+    scratch.mkdir()
+    passes = ["--in-place", "--preset", "quick", "--passes", "correctness,memory"]
+    run("benchmark_all.py", "--only", script, *flags, *passes, env={**os.environ, "TMPDIR": str(scratch)})
+    row = rows_of(tmp_path / "log")["own0"]
+    assert row["status"] == "error" and "SIGKILL" in row["reason"], row
+    assert not [path for path in scratch.iterdir() if not path.name.startswith("torchinductor_")]  # torch's own
+
+
 def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
     process = start("benchmark_reference.py", *flags, *LONG, env=marked.variables)
     wait_for_worker(process, "correctness")

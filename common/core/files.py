@@ -8,6 +8,7 @@ import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO, Callable, List, Tuple, Union
 
 from common.core.errors import UserError
@@ -18,6 +19,18 @@ NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: What a file gets: its text or bytes, or what writes them to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
+
+_scratch: List[Path] = []
+
+
+def keep_scratch_in(folder: Path) -> None:
+    """From here on scratch folders of this process are below `folder`, whose owner removes it, however we end."""
+    _scratch[:] = [folder]
+
+
+def scratch_folder() -> TemporaryDirectory[str]:
+    """A folder until the end of the block."""
+    return TemporaryDirectory(dir=_scratch[0] if _scratch else None)
 
 
 def open_file(path: Path) -> BinaryIO:

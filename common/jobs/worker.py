@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
 
+from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from common.core.paths import ROOT
 from common.core.text import reason_of, said
@@ -66,6 +67,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
 def main(path: str) -> int:
     begin = time.perf_counter_ns()
     job = json.loads(Path(path).read_text(encoding="utf-8"))
+    files.keep_scratch_in(Path(path).parent)
     with open(job["output"], "a", encoding="utf-8") as output:
 
         def write(record: Dict[str, Any]) -> None:

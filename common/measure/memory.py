@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Callable, Dict, Iterator, List, Optional
 
 import torch
 
+from common.core.files import scratch_folder
 from common.measure.stages import Step
 from common.system.memory import clear_peak, give_back_free_memory, status_bytes
 from common.traces import reader
@@ -60,7 +60,7 @@ def torch_cpu_peak(step: Step) -> Optional[int]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         torch.empty(1, dtype=torch.uint8)
         step.run()
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         path = Path(folder) / "step.pt.trace.json"
         profiler.export_chrome_trace(str(path))
         rise = reader.memory_rise(path)

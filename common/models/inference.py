@@ -7,7 +7,6 @@ two are recorded.  A model that is compiled, quantized or in another dtype is fi
 from __future__ import annotations
 
 import platform
-import tempfile
 import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from torch import nn
 
 from common.core import inference as grid
 from common.core.errors import NotRunnable, WrongResult
+from common.core.files import scratch_folder
 from common.core.settings import Settings
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
@@ -58,7 +58,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
         yield from _timed(calls, settings)
         yield _peaks(calls)
         name = job["job"]
-        with tempfile.TemporaryDirectory() as scratch:
+        with scratch_folder() as scratch:
             folder = Path(job["folder"]) / "traces" / name if dimensions["export_logs"] else Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
             yield _profiled(calls, settings, folder, name)
