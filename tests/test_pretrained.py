@@ -192,15 +192,17 @@ modules:
 ENHANCEMENT = """
 compute_stft: !new:speechbrain.processing.features.STFT
     sample_rate: 16000
+    n_fft: 512
 compute_istft: !new:speechbrain.processing.features.ISTFT
     sample_rate: 16000
+    n_fft: 512
 spectral_magnitude: !name:speechbrain.processing.features.spectral_magnitude
     power: 0.5
 resynth: !name:speechbrain.processing.signal_processing.resynthesize
     stft: !ref <compute_stft>
     istft: !ref <compute_istft>
 model: !new:speechbrain.lobes.models.MetricGAN.EnhancementGenerator
-    input_size: 201
+    input_size: 257
     num_layers: 1
 modules:
     enhance_model: !ref <model>

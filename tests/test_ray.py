@@ -217,7 +217,7 @@ def both(script, *flags, there, tmp_path):
 
 
 #: Of a row: which run it is of, what follows from a few times, and how busy the machine was.
-OWN = ("log_dir", "run_id", "started", "id", "against_fastest", "n", "samples", "flagged_samples", "notes")
+OWN = ("log_dir", "run_id", "started", "id", "against_fastest", "n", "samples", "flagged_samples", "stopped", "notes")
 
 
 def unmeasured(value):
@@ -299,7 +299,7 @@ def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own
     there, found = fresh(nodes)
     (tmp_path / "slow.yaml").write_text(
         "pretrained_model: {source: mymodel.py:Net, sample_rate: 100, arguments: {wait: 0.15}}\n"
-        "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4], batch_sizes: [1], export_logs: true}\n"
+        "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4, 5, 6, 7], batch_sizes: [1], export_logs: true}\n"
     )
     log = tmp_path / "log"
     command = ("profile_inference.py", tmp_path / "slow.yaml", "--max-samples", 1, "--log-dir", log)
@@ -317,9 +317,9 @@ def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own
     assert code == 0 and f"{found[1]['id'][:8]} died" in said, said
     after, used = tasks_of(log)
     well = [job for job, status in after if status == "ok"]
-    assert sorted(well) == [f"{seconds}s-x1" for seconds in range(1, 5)] and len(used) == 2
+    assert sorted(well) == [f"{seconds}s-x1" for seconds in range(1, 8)] and len(used) == 2
     assert {status for _, status in after} <= {"ok", "interrupted"}
-    assert len(list(log.glob("*/traces/*/*.trace.json"))) == 4  # they came back
+    assert len(list(log.glob("*/traces/*/*.trace.json"))) == 7  # they came back
 
 
 @needs_ray
