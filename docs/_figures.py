@@ -2,8 +2,9 @@
 """What pages show of committed records: `docs/_figures.py` writes it between its marks.
 
 `table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
-`session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `runs`: what
-results/ has; and the matrix of docs/conformance.json.  tests/test_docs.py asks that pages have what the records say.
+`session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
+FOLDER`: likewise, on a terminal of 200 columns; `runs`: what results/ has; and the matrix of docs/conformance.json.
+tests/test_docs.py asks that pages have what the records say.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from common.core.text import escaped  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer, conformance, results, sweep, text  # noqa: E402
 
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/corners.md", "results/README.md"))
+NAMES = ("README.md", "docs/results.md", "docs/reading.md", "docs/corners.md", "results/README.md")
+PAGES = tuple(ROOT / name for name in NAMES)
 BLOCK = re.compile(
-    r"(<!-- (table|screen|session|head|runs)(?: of (\S+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|screen|session|head|wide|runs)(?: of (\S+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)",
     flags=re.DOTALL,
 )
 MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
@@ -40,10 +42,10 @@ def table(folder: str) -> str:
     return "\n".join(line for line in text.block(measured, "markdown").splitlines() if line.startswith("|"))
 
 
-def screen(folder: str) -> str:
+def screen(folder: str, width: int = answer.WIDTH) -> str:
     """A block of what summarize.py prints where the width is not known."""
     log = logs.read([ROOT / folder])
-    parts = [answer.render(rows) for rows in (log.rows, log.searches) if rows]
+    parts = [answer.render(rows, width=width) for rows in (log.rows, log.searches) if rows]
     parts += [sweep.screen(log.sweeps)] if log.sweeps else []
     return "\n".join(["```", *(part.rstrip("\n") for part in parts), "```"])
 
@@ -58,9 +60,13 @@ def session(folder: str) -> str:
     return screen(folder).replace("```\n", f"```\n{said}\n", 1)
 
 
-def head(folder: str) -> str:
+def head(folder: str, width: int = answer.WIDTH) -> str:
     """Likewise, without what follows the first table."""
-    return "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
+    return "\n\n".join(screen(folder, width).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
+
+
+def wide(folder: str) -> str:
+    return head(folder, 200)
 
 
 def runs(_: str) -> str:
@@ -91,7 +97,7 @@ def command(header: Header) -> str:
     return " ".join([f"./{Path(words[0]).name}", *words[1:]])
 
 
-WRITERS = {"table": table, "screen": screen, "session": session, "head": head, "runs": runs}
+WRITERS = {"table": table, "screen": screen, "session": session, "head": head, "wide": wide, "runs": runs}
 
 
 def written(page: str) -> str:

@@ -142,13 +142,14 @@ def matrix(name):
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():
-    """On the committed records."""
-    text = screen(ROOT / "results" / "2026-11-21-amd-epyc-2-cores")
-    searched = text[text.index("largest batch-size that fits") :].partition("sweep-vocab-size")
-    assert re.search(r"largest batch, exact: +optimized_transducer, 6 utterances", searched[0])
-    assert re.search(r"trains fastest, exact: +.*optimized_transducer", searched[0])
-    assert re.search(r"fastest exact: .*; optimized_transducer at vocab-size 4096", " ".join(searched[2].split()))
-    assert max(map(len, text.splitlines())) <= 100
+    """On the newest committed records of each."""
+    of = {name: screen(max((ROOT / "results").glob(f"*-{name}"))) for name in ("largest", "vocabulary")}
+    assert re.search(r"largest batch, exact: +fused, \d+ utterances", of["largest"])
+    assert re.search(r"trains fastest, exact: +fused, [\d.]+ utterances/s", of["largest"])
+    assert re.search(
+        r"fastest exact: .* at vocab-size .*4096 smallest exact: fused", " ".join(of["vocabulary"].split())
+    )
+    assert max(len(line) for text in of.values() for line in text.splitlines()) <= 100
 
 
 def test_a_row_without_a_step_is_told_by_its_loss(tmp_path):
