@@ -17,7 +17,7 @@ from common.records import schema
 pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
 pytestmark = pytest.mark.skipif(not (shutil.which("git") and (ROOT / ".git").exists()), reason="needs a git checkout")
 
-SLEEP = "        import time; time.sleep(0.2)\n"
+SLEEP = "        import time; time.sleep(0.4)\n"
 FLAGS = ["--in-place", "--preset", "quick", "--max-seconds", "0.05", "--only", "torchaudio", "--scope", "step"]
 
 
@@ -28,7 +28,7 @@ def git(folder, *arguments):
 
 @pytest.fixture
 def repository(tmp_path):
-    """This checkout's files as they are, committed as `fast`; then as `slow` with torchaudio's loss 0.2 s later."""
+    """This checkout's files as they are, committed as `fast`; then as `slow` with torchaudio's loss 0.4 s later."""
     folder = tmp_path / "repository"
     names = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     for name in names:
@@ -55,7 +55,7 @@ def slow_down(folder):
 
 
 def slow_copy(folder):
-    """A copy of the template, committed as tag `copied`; then, uncommitted, 0.2 s slower."""
+    """A copy of the template, committed as tag `copied`; then, uncommitted, 0.4 s slower."""
     script = folder / "benchmark_flash.py"
     shutil.copy2(folder / "benchmark_mine.py", script)
     git(folder, "add", "--all")

@@ -267,9 +267,11 @@ class Child:
         with suppress(OSError):
             if self.errors.stat().st_size > MOST_PRINTED_BYTES:
                 tail = _tail(self.errors)
-                os.truncate(self.errors, 0)
-                with self.errors.open("ab") as stream:
+                with self.errors.open(
+                    "r+b"
+                ) as stream:  # in this order, so that what it prints next comes after the tail
                     stream.write(tail)
+                    stream.truncate()
 
     def _end(self) -> None:
         """Kill it, or, while it does not exist yet, its server."""
