@@ -251,6 +251,7 @@ def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flag
         done = run("summarize.py", log, "--format", "json")
         assert done.returncode == 0, done.stderr
         rows.append([unmeasured(row) for row in json.loads(done.stdout)])
+        assert "OMP_NUM_THREADS" not in run("summarize.py", log).stdout  # which Ray sets
     assert rows[0] == rows[1] and {row["status"] for row in rows[0]} == {"ok"}
 
 

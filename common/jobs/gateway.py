@@ -50,7 +50,11 @@ class Device:
         """Set the node up; returns why that cannot be, or ""."""
         if not os.path.isfile(os.path.join(self.root, "common", "jobs", "node.py")):
             return f"no checkout of the suite in {self.root}; {ADVICE}"
-        about: Dict[str, Any] = {"cwd": self.root, "env": {**os.environ, "PYTHONPATH": self.root}, "text": True}
+        environment = {**os.environ, "PYTHONPATH": self.root}
+        with open(f"/proc/{os.getppid()}/environ", "rb") as of_node:
+            if b"OMP_NUM_THREADS=" not in of_node.read():  # Ray set it for this actor; one machine alone has none
+                environment.pop("OMP_NUM_THREADS", None)
+        about: Dict[str, Any] = {"cwd": self.root, "env": environment, "text": True}
         command = [sys.executable, "-m", "common.setup.node", *environments]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, **about)
         if done.returncode != 0:
