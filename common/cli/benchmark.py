@@ -31,9 +31,8 @@ def benchmark(
 ) -> int:
     """Measure the implementations `names` as the flags say and print the table; returns the exit code.  own: those of
     the script that was started, which prefer the Python it was started with; executor: default as --executor says."""
-    if executor:
-        return measured(names, own, arguments, executor)
-    return devices.on_each_kind(arguments, partial(measured, names, own), names, _with_controls(arguments))
+    of_these = partial(measured, names, own)
+    return devices.on_each_kind(arguments, of_these, names, _with_controls(arguments), executor=executor)
 
 
 def _with_controls(arguments: argparse.Namespace) -> bool:

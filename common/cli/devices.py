@@ -21,11 +21,12 @@ def on_each_kind(
     names: Sequence[str] = (),
     controls: bool = False,
     environment: Optional[str] = None,
+    executor: Optional[Executor] = None,
 ) -> int:
     """Call `measured` as --executor says, with the devices of each kind by themselves; returns the exit code.  names,
-    controls, environment: see cluster.kinds."""
-    if arguments.executor == "local":
-        return measured(arguments, Local())
+    controls, environment: see cluster.kinds; executor: one in place of what --executor says."""
+    if executor or arguments.executor == "local":
+        return measured(arguments, executor or Local())
     _check(arguments)
     device = arguments.device.partition(":")[0]
     with cluster.kinds(arguments.ray_address, device, names, controls, environment) as kinds:

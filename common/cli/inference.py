@@ -164,10 +164,8 @@ def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Opti
     interpreters.with_torch("torchaudio", "yaml")
     config = configured(arguments.config, overrides)
     files = carried.files(config) if arguments.executor == "ray" else ()
-    if executor:
-        return measured(config, files, arguments, executor)
     environment = config["pretrained_model"]["environment"]
-    return devices.on_each_kind(arguments, partial(measured, config, files), environment=environment)
+    return devices.on_each_kind(arguments, partial(measured, config, files), (), False, environment, executor)
 
 
 def measured(

@@ -140,9 +140,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         raise UserError(f"{dataset['dataset_path']}: two examples are called {twice}; names have to differ")
     files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
     given = Given(config, dataset, names, files)
-    if executor:
-        return measured(given, arguments, executor)
-    return devices.on_each_kind(arguments, partial(measured, given))
+    return devices.on_each_kind(arguments, partial(measured, given), executor=executor)
 
 
 class Given(NamedTuple):

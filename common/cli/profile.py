@@ -184,9 +184,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         raise UserError("give --label or --depth, not both")
     choice = _choice(arguments)
     files = carried.files([choice.model, choice.arguments]) if arguments.executor == "ray" else ()
-    if executor:
-        return profiled(choice, files, arguments, executor)
-    return devices.on_each_kind(arguments, partial(profiled, choice, files))
+    return devices.on_each_kind(arguments, partial(profiled, choice, files), executor=executor)
 
 
 def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:

@@ -11,9 +11,8 @@ import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
-import numpy
 import torch
 from torch import nn
 
@@ -185,23 +184,15 @@ def difference(plain: Any, other: Any) -> float:
         one, two = (torch.cat(parts) for parts in zip(*numbers))
         error = float((one - two).norm() / one.norm().clamp_min(1e-30))
         return error if error == error else float("inf")
+    from torchaudio.functional import edit_distance
+
     symbols = [[symbol for leaf in of for symbol in _symbols(leaf)] for of in (first, second)]
-    return _edits(*symbols) / max(*map(len, symbols), 1)
+    return edit_distance(*symbols) / max(*map(len, symbols), 1)
 
 
 def _symbols(leaf: Any) -> List[str]:
     """Characters of a text; anything else is one."""
     return list(leaf) if isinstance(leaf, str) else [str(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf)]
-
-
-def _edits(one: Sequence[str], two: Sequence[str]) -> int:
-    """The fewest symbols to change, leave out and put in that make `two` of `one`."""
-    there, places = numpy.array(two, dtype=object), numpy.arange(len(two) + 1)
-    row = places
-    for number, symbol in enumerate(one, 1):
-        best = numpy.minimum(row[:-1] + (there != symbol), row[1:] + 1)
-        row = numpy.minimum.accumulate(numpy.concatenate([[number], best]) - places) + places
-    return int(row[-1])
 
 
 def _leaves(outputs: Any) -> List[Any]:

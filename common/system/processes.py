@@ -267,10 +267,8 @@ class Child:
         with suppress(OSError):
             if self.errors.stat().st_size > MOST_PRINTED_BYTES:
                 tail = _tail(self.errors)
-                with self.errors.open(
-                    "r+b"
-                ) as stream:  # in this order, so that what it prints next comes after the tail
-                    stream.write(tail)
+                with self.errors.open("r+b") as stream:
+                    stream.write(tail)  # before it is cut, so that what is printed next comes after the tail
                     stream.truncate()
 
     def _end(self) -> None:
