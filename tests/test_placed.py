@@ -11,7 +11,7 @@ from commands import assert_user_error, rows_of, run
 from fixtures_runs import correctness, timing, write_run
 
 from common.cli import flags
-from common.cli.parser import Parser, add_choice
+from common.cli.parser import Parser, add_choice, standard
 from common.core.errors import UserError
 from common.core.implementations import find
 from common.setup import environments, interpreters
@@ -96,6 +96,15 @@ def test_the_default_run_has_a_control_for_each_environment_with_another_torch()
     assert controls("torchaudio", "k2") == {}  # no loss that runs under both
     (row,) = map(find, controls("fast_rnnt", "k2", "reference", "fast_rnnt-pruned"))  # where gcc is, fast_rnnt's
     assert row.control and row.environment == "k2"
+    kinds = {find(name).kind: name for name in controls(*standard()) if name.endswith("@k2")}
+    if kinds["exact"] == "fast_rnnt@k2":  # each ratio to a row of k2's torch goes through one of its own kind
+        assert kinds == {
+            "exact": "fast_rnnt@k2",
+            "pruned": "fast_rnnt-pruned@k2",
+            "additive": "fast_rnnt-simple@k2",
+        }
+    else:
+        assert kinds == {"exact": "reference@k2"}
 
 
 def test_two_losses_under_two_torches_are_not_compared_and_one_loss_is(tmp_path):

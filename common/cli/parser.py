@@ -131,7 +131,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     which = (
         f"these: {', '.join(standard())}; or, in another way of calling it, {variants}; "
         "or a loss of your own, by its file (benchmark_flash.py); each with @ENVIRONMENT under the torch of another "
-        "environment: fast_rnnt@k2. Default: all but those variants, and a control for each other torch"
+        "environment: fast_rnnt@k2. Default: all but those variants, and a control of each kind for each other torch"
     )
     of: Dict[str, Any] = {"type": implementations(standard()), "metavar": "A,B"}
     group.add_argument("--only", **of, default=standard(), help=which)

@@ -26,7 +26,8 @@ class Implementation:
     it; package: what must import for it to run as installed; built: the suite can build the package from source where
     it is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in
     the adapter); template: benchmark_all.py leaves it out unless it is named; control: it runs under any torch, so the
-    default run measures it in other environments too; placed: the environment was named, and is not its own."""
+    default run measures it in other environments that have losses of its kind; placed: the environment was named, and
+    is not its own."""
 
     name: str
     script: str
@@ -101,9 +102,25 @@ IMPLEMENTATIONS = (
     ),
     Implementation("reference", "benchmark_reference", "main", "torch", variants={"compiled": "exact"}, control=True),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
-    Implementation("fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned"),
+    Implementation(
+        "fast_rnnt-pruned",
+        "benchmark_fast_rnnt_pruned",
+        "main",
+        "fast_rnnt",
+        built=True,
+        kind="pruned",
+        control=True,
+    ),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
-    Implementation("fast_rnnt-simple", "benchmark_fast_rnnt_simple", "main", "fast_rnnt", built=True, kind="additive"),
+    Implementation(
+        "fast_rnnt-simple",
+        "benchmark_fast_rnnt_simple",
+        "main",
+        "fast_rnnt",
+        built=True,
+        kind="additive",
+        control=True,
+    ),
     Implementation("k2-simple", "benchmark_k2_simple", "k2", "k2", kind="additive"),
     Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
 )

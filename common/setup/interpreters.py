@@ -51,26 +51,26 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
 
 
 def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
-    """For each environment with another torch that has rows of `python_of`, one of their losses that runs under both
-    torches, and is measured in that environment too: {"fast_rnnt@k2": its Python}."""
+    """For each environment with another torch, and each kind of its rows in `python_of`, one of their losses of that
+    kind that runs under both torches, and is measured in that environment too: {"fast_rnnt@k2": its Python}."""
     found: Dict[str, Choice] = {}
-    fitting = [one for name in python_of if (one := find(name)).control]
-    for environment in dict.fromkeys(find(name).environment for name in python_of):
-        for one in fitting:
-            own, there = python_of[one.name].python, environments.interpreter(environment)
-            rows = [choice for name, choice in python_of.items() if find(name).environment == environment]
-            if own and there and Choice(there) in rows and torch_version(own) != torch_version(there):
-                if all(_has(one, python, device) for python in (own, there)):
+    rows = [find(name) for name in python_of]
+    for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
+        there = environments.interpreter(environment)
+        alike = [python_of[row.name] for row in rows if (row.environment, row.kind) == (environment, kind)]
+        for one in (row for row in rows if row.control and row.kind == kind):
+            own = python_of[one.name].python
+            if own and there and Choice(there) in alike and torch_version(own) != torch_version(there):
+                if all(not one.built or _has(one.package, python, device) for python in (own, there)):
                     found[one.placed_in(environment).name] = Choice(there)
                     break
     return found
 
 
-def _has(implementation: Implementation, python: Path, device: str) -> bool:
-    """Is the package compiled for this Python, or can it be?  One that is not compiled comes with torch."""
-    if not implementation.built:
-        return True
-    build = ["-m", "common.setup.extensions", "path", implementation.package, "--device", device.partition(":")[0]]
+@functools.cache
+def _has(package: str, python: Path, device: str) -> bool:
+    """Is the package compiled for this Python, or can it be?"""
+    build = ["-m", "common.setup.extensions", "path", package, "--device", device.partition(":")[0]]
     return bool(output([str(python), *build], stderr=None, cwd=ROOT))
 
 
