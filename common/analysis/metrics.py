@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.row import COUNTERS, SCOPES, Row, marked
+from common.core import statistics
 from common.core.text import error, number
 from common.core.units import GIB, MB
 
@@ -86,20 +87,26 @@ def _half(described: Optional[Dict[str, Any]]) -> Optional[float]:
     return float(50 * (described["p80"] - described["p20"]) / described["median"])
 
 
-def _half_said(described: Optional[Dict[str, Any]]) -> str:
-    half = _half(described)
-    return "-" if half is None else f"+-{half:.2g}%"
-
-
-def _spread(described: Optional[Dict[str, Any]]) -> str:
-    """ "574.1 +-1.2% 40"."""
-    if described is None:
+def _half_said(row: Row, scope: str) -> str:
+    """ "+-1.2%" of the samples of a batch; "(+-38%)" of the medians of the batches where each was measured once."""
+    half = _half(row.ms(scope))
+    if half is not None:
+        return f"+-{half:.2g}%"
+    medians = [median for batches in row.round_medians_ms.get(scope, {}).values() for median in batches.values()]
+    if len(medians) < 2:
         return "-"
-    return f"{number(described['median'])} {_half_said(described)} {described['n']}"
+    low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
+    return f"(+-{number(50 * (high - low) / statistics.mean(medians), 2)}%)"
+
+
+def _spread(row: Row, scope: str) -> str:
+    """ "574.1 +-1.2% 40"."""
+    described = row.ms(scope)
+    return f"{number(described['median'])} {_half_said(row, scope)} {described['n']}" if described else "-"
 
 
 def _spread_of(scope: str) -> Callable[[Row], str]:
-    return lambda row: _spread(row.ms(scope))
+    return lambda row: _spread(row, scope)
 
 
 def _percent_of(scope: str) -> Callable[[Row], str]:
@@ -202,7 +209,7 @@ _ALL = (
             better="higher",
             tag=f"1_time/{what}_per_second",
         )
-        for what, title in (("utterances", "utterances /s"), ("frames", "frames /s (sum of T)"))
+        for what, title in (("utterances", "utterances /s"), ("frames", "frames /s"))
     ),
     Metric("limits", "% of limit step / loss", words=_percents),
     *(
@@ -248,7 +255,7 @@ _ALL = (
     Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
     # of the first screen
     Metric("name", "implementation", words=lambda row: row.name, numeric=False),
-    Metric("half", "+-", lambda row: _half(row.ms(row.scope)), lambda row: _half_said(row.ms(row.scope)), "%"),
+    Metric("half", "+-", lambda row: _half(row.ms(row.scope)), lambda row: _half_said(row, row.scope), "%"),
     Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
     Metric("interval", "95% interval", words=_interval),
     Metric("verdict", "verdict", words=lambda row: row.against_fastest.get("verdict", "-"), numeric=False),
@@ -263,7 +270,7 @@ _ALL = (
         "searched_spread",
         "ms +- n",
         lambda row: (row.ms(row.largest["scope"]) or {}).get("median"),
-        lambda row: _spread(row.ms(row.largest["scope"])),
+        lambda row: _spread(row, row.largest["scope"]),
     ),
 )
 
@@ -282,7 +289,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
     "answer": (
         *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "loss_median", "peak_mb", "torch"),
-        *("utterances_per_second", "limits", "grad_error", "profiled_us", "profiled_mb", "version"),
+        *(*_RATES, "limits", "grad_error", "profiled_us", "profiled_mb", "version"),
     ),
     "answer search": (
         *("name", "status", "within", "largest", "limited_by", "heaviest", "largest_mb", "utterances_per_second"),
@@ -290,7 +297,16 @@ COLUMNS: Dict[str, Sequence[str]] = {
     ),
     "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
     "text tab": ("implementation", "step_median", "over_fastest", "loss_median", "peak_mb"),
-    "readme": ("implementation", "torch", "step_median", *_SHORT[2:4], "loss_median", "peak_mb", "grad_error"),
+    "readme": (
+        "implementation",
+        "torch",
+        "step_median",
+        "over_fastest",
+        *_RATES,
+        "loss_median",
+        "peak_mb",
+        "grad_error",
+    ),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),

@@ -38,7 +38,7 @@ KINDS = {
 FIRST = (
     *("name", "status", "step_median", "ratio", "verdict", "peak_mb", "loss_median", "interval", "half", "gap"),
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
-    *("torch", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
+    *("torch", "frames_per_second", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
 )
 LONGEST_NAME = 40
 MOST_LINES = 3  # of one remark
