@@ -92,6 +92,7 @@ def parsed(*arguments):
 def test_presets_follow_the_device_and_flags_win():
     full = settings.resolve(parsed(), "cuda")
     assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("seed", 30, 14, "30")
+    assert full.max_samples == 2 * full.num_batches  # more batches and processes, fewer repeats
     assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
     small = settings.resolve(parsed(), "cpu")
     assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512

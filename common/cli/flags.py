@@ -90,8 +90,7 @@ timing (profiler off)
     measured. Default: 2%%
   --max-seconds S: at most so many seconds of samples of one scope in one round; a sweep over the batches is always
     finished. Default: {_by_preset("max_seconds")}
-  --max-samples K: at most so many samples of one scope in one round, likewise. Default: {DEFAULTS["max_samples"]} (40
-    with --preset cpu)
+  --max-samples K: at most so many samples of one scope in one round, likewise. Default: {_by_preset("max_samples")}
   --threads K: CPU threads of torch, at most 4 for each CPU. Default: the CPUs this process may use
   --denormals: flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are computed,
     slowly. Default: flush

@@ -30,10 +30,19 @@ _SMALL = {"batch_size": 2, "max_frames": 1000, "schedule": {"wait": 0, "warmup":
 PRESETS: Dict[str, Dict[str, Any]] = {
     "seed": {
         **{"batch_size": 30, "max_frames": 10000, "num_batches": 14, "rounds": 6, "max_seconds": 60.0},
+        "max_samples": 28,
         "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
     },
     "cpu": {**_SMALL, "num_batches": 2, "rounds": 10, "max_seconds": 1.0, "max_samples": 20},
-    "quick": {**_SMALL, "num_batches": 2, "vocab_size": 50, "encoder_dim": 32, "rounds": 1, "max_seconds": 0.5},
+    "quick": {
+        **_SMALL,
+        "num_batches": 2,
+        "vocab_size": 50,
+        "encoder_dim": 32,
+        "rounds": 1,
+        "max_seconds": 0.5,
+        "max_samples": 400,
+    },
 }
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
@@ -77,7 +86,6 @@ DEFAULTS: Dict[str, Any] = {
     "pruned_recipe": "icefall",
     "prune_range": 5,
     "spread": 0.02,
-    "max_samples": 400,
     "record_shapes": True,
     "with_stack": True,
     "profile_memory": True,
