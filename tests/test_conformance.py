@@ -5,6 +5,7 @@ it; the reference row passes; processes that die or hang cost one cell; findings
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -249,6 +250,14 @@ class FiniteWithoutPath(Reference):
         return super().loss(logits, prepared).clamp(max=1e30)
 
 
+class NanWithoutPath(Reference):
+    def loss(self, logits, prepared):
+        if logits.requires_grad:
+            logits = logits * 1
+            logits.register_hook(lambda gradient: gradient * math.nan)
+        return super().loss(logits, prepared)
+
+
 class OneArc(Reference):
     """Of a cell whose next target is the blank, only one arc gets the gradient."""
 
@@ -331,6 +340,14 @@ class LosesDigits(Reference):
 def test_a_wrong_loss_is_caught_by_its_case(kind, case, result, words):
     outcome = outcome_of(kind, case)
     assert outcome.result == result and words in outcome.message, outcome
+
+
+def test_nan_in_the_gradient_of_an_infinite_loss_passes_and_is_marked():
+    found = {kind: outcome_of(kind, "impossible-target") for kind in (Reference, NanWithoutPath)}
+    assert [one.result for one in found.values()] == [PASS, PASS]
+    assert [judging.cell(one) for one in found.values()] == ["pass", "pass, gradient nan"]
+    compact = [matrix.block(made(**{"impossible-target": one})) for one in found.values()]
+    assert ["| \u2713\\* |" in printed for printed in compact] == [False, True]
 
 
 @pytest.mark.environment_contract
@@ -691,6 +708,7 @@ def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
     lines = matrix.block(document).splitlines()
     assert (lines[0], lines[-1]) == (matrix.BEGIN, matrix.END)
     assert "| case | k2:m |" in lines and "| ragged batch | \u2713 |" in lines and "| V = 2 | \u2717 |" in lines
+    assert not [line for line in lines if "number" in line]
     assert (
         any(line.startswith("\u2713 pass: as asked") and "\u2717 differs: " in line for line in lines)
         and "k2:m k2:modified." in lines

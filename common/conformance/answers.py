@@ -10,7 +10,7 @@ import torch
 from common.conformance.questions import Question
 from common.losses.layouts.base import Shapes
 from common.losses.oracle import TOLERANCE, relative_error
-from common.records.conformance import DIFFERS, PASS, Outcome
+from common.records.conformance import DIFFERS, NAN_GRADIENT, PASS, Outcome
 
 
 def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tuple[float, float]:
@@ -71,9 +71,9 @@ def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[to
     impossible = ~torch.isfinite(right)
     if not torch.isinf(loss[impossible]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
-    kinds = {"nan": torch.isnan, "infinite": torch.isinf, "not 0": lambda values: values != 0}
+    kinds = {NAN_GRADIENT: torch.isnan, "gradient infinite": torch.isinf, "gradient not 0": lambda values: values != 0}
     found = [name for name, has in kinds.items() if gradient is not None and has(gradient).any()]
-    said = f", gradient {found[0] if found else 'all 0'}" if gradient is not None else ""
+    said = f", {found[0] if found else 'gradient all 0'}" if gradient is not None else ""
     return Outcome(PASS, f"no path through its lattice: an infinite loss{said}")
 
 

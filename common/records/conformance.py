@@ -60,6 +60,10 @@ class Outcome:
         return cls(**{key: data[key] for key in cls.__dataclass_fields__ if key in data})
 
 
+#: How the message ends of a loss that passes, infinite as it must be, and leaves NaN in the gradient.
+NAN_GRADIENT = "gradient nan"
+
+
 @dataclass
 class Judged:
     """status: "judged", or why not: "missing", "unsupported", or "error" when the suite failed, with the reason;

@@ -17,6 +17,7 @@ from common.tables.text import markdown as markdown_table
 #: Of each result its mark (a class of page.css, bold in Markdown where something is wrong) and its symbol.
 MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
 SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
+NOTED = "*"  # behind the symbol of a loss that passes and leaves NaN in the gradient
 COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI, by mark
 LONGEST_TITLE = 80  # characters of a case's
 WRONG = (DIFFERS, CRASHES, TIMEOUT)
@@ -46,7 +47,7 @@ def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, s
     for case in document["cases"]:
         outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
         if symbols:
-            cells = [Cell(SYMBOLS[one.result]) for one in outcomes]
+            cells = [Cell(SYMBOLS[one.result] + NOTED * judging.leaves_nan(one)) for one in outcomes]
         else:
             cells = [Cell(judging.cell(one), mark=MARKS[one.result]) for one in outcomes]
         rows.append([Cell(case["title"]), *cells])
@@ -78,7 +79,7 @@ def table(document: Mapping[str, Any], color: bool) -> str:
     lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in _not_judged(document)]
     numbered = matrix(document, [str(place) for place, _ in columns])
     lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
-    lines += [f"{result}: {words}" for result, words in legend(document).items()]
+    lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
     for kind, found in findings_by_kind(document).items():
         lines += ["", f"\x1b[1m{kind}\x1b[0m" if color else kind]
         for finding in found:
@@ -139,7 +140,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     ]
     lines += ["## Findings", "", *_findings(findings_by_kind(document))]
     lines += ["## Matrix", ""]
-    lines += [f"- **{result}**: {words}" for result, words in judging.LEGEND.items()]
+    lines += [*(f"- **{result}**: {words}" for result, words in judging.LEGEND.items()), "", judging.NUMBER]
     lines += ["", markdown_table(matrix(document, [entry["name"] for entry in columns]))]
     lines += ["", "## Versions", "", markdown_table(_versions(document))]
     if any(judging.judged_elsewhere(entry, document) for entry in columns):
@@ -213,6 +214,7 @@ def block(document: Mapping[str, Any]) -> str:
     """Markdown from BEGIN to END."""
     columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
     results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
+    results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")
     names = [f"{head} {name}" for head, name in columns if head != name]
     matrix_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
     title = f"<details><summary>All {len(document['cases'])} cases on {escaped(judging.heading(document))}</summary>"
