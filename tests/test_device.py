@@ -3,6 +3,7 @@ torch.cuda where that is all that matters."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from fixtures_runs import correctness, environment, one_row, sample, status, sum
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.losses import context, inputs
-from common.losses.passes import probe
+from common.losses.passes import probe, timing
 from common.measure import clock, device, memory, memory_limit
 from common.records import schema
 from common.setup import interpreters
@@ -165,6 +166,36 @@ def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
     assert fake.calls == ["set_device", "default_stream", "set_stream"]
     with pytest.raises(NotRunnable, match="does not see cuda:3"):
         device.current(torch.device("cuda:3"))
+
+
+def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(monkeypatch):
+    fake, ticks = FakeCuda(monkeypatch), itertools.count(0, 1000)
+    monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(clock, "cache_bytes", lambda device: 50)
+    over = SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
+    monkeypatch.setattr(torch, "empty", lambda size, **_: over if size == 100 else None)
+    asked = SimpleNamespace(
+        settings=settings.resolve({"max_samples": 4}, "cuda"),
+        device=torch.device("cuda:0"),
+        batches=[3, 1],
+        all_batches=None,
+        loops_in_python=False,
+        hold_inputs=lambda: fake.calls.append("hold inputs"),
+        step=lambda *place: fake.calls.append(place) or fake,
+    )
+    records = list(timing.run(asked))
+    timed = ["cool", "synchronize", "event", "forward", "event", "backward", "event", "synchronize"]
+    warm_up, sweeps = (
+        [(3, 0), (3, 1), (1, 0)],
+        [(3, 0), (1, 0), (3, 1), (1, 1)],
+    )  # two that agree, then each other batch
+    places = [(scope, *place) for scope in ("loss", "step") for place in [*warm_up, *sweeps]]
+    assert fake.calls == ["hold inputs", *(call for place in places for call in (place, *timed))]
+    samples = [record for record in records if record["record"] == "sample"]
+    assert [(one["scope"], one["batch"], one["repeat"]) for one in samples] == places
+    assert [one["warmup"] for one in samples] == [*[True] * 3, *[False] * 4] * 2
+    assert all(one["total_event_ns"] == 2_500_000 for one in samples)
+    assert [record["why"] for record in records if record["record"] == "stop"] == ["sample cap"] * 2
 
 
 def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
