@@ -3,7 +3,8 @@
 
 `table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
-FOLDER`: likewise, on a terminal of 200 columns; `runs`: what results/ has; and the matrix of docs/conformance.json.
+FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
+`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; and the matrix of docs/conformance.json.
 tests/test_docs.py asks that pages have what the records say.
 """
 
@@ -11,25 +12,31 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import List
+from typing import Callable, Dict, List
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.analysis import logs  # noqa: E402
+from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
+from common.analysis.metrics import METRICS  # noqa: E402
+from common.analysis.row import Row  # noqa: E402
 from common.core.text import escaped  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer, conformance, results, sweep, text  # noqa: E402
 
-NAMES = ("README.md", "docs/results.md", "docs/reading.md", "docs/corners.md", "results/README.md")
+NAMES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("results", "reading", "corners", "comparing")),
+    "results/README.md",
+)
 PAGES = tuple(ROOT / name for name in NAMES)
 BLOCK = re.compile(
-    r"(<!-- (table|screen|session|head|wide|runs)(?: of (\S+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)",
-    flags=re.DOTALL,
+    r"(<!-- (\w+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
 MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
 GIB = 2**30
@@ -54,10 +61,14 @@ def session(folder: str) -> str:
     """Likewise, below the command that was measured."""
     log = logs.read([ROOT / folder])
     first = next(row for row in [*log.searches, *log.rows, *(row for one in log.sweeps for row in one.rows)])
-    words = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {command(first.header)}")
-    lines = wrap(words, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
-    said = " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
-    return screen(folder).replace("```\n", f"```\n{said}\n", 1)
+    return screen(folder).replace("```\n", f"```\n{typed(command(first.header))}\n", 1)
+
+
+def typed(words: str) -> str:
+    """A command as one types it, on lines that are not too long."""
+    kept = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {words}")
+    lines = wrap(kept, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
+    return " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def head(folder: str, width: int = answer.WIDTH) -> str:
@@ -69,7 +80,37 @@ def wide(folder: str) -> str:
     return head(folder, 200)
 
 
-def runs(_: str) -> str:
+def allocators(folders: str) -> str:
+    """Markdown: the steps of one configuration under two allocators, over the batches that both runs have."""
+    one, other = (_by_name(folder) for folder in folders.split())
+    names = [next(iter(rows.values())).configuration["allocator"] for rows in (one, other)]
+    over = METRICS["over_fastest"]
+    heads = ["implementation", *(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
+    lines = [[*heads, *(f"{over.title}, {name}" for name in names)], ["---", *["---:"] * 5]]
+    for name, row in one.items():
+        ratio = ranking.over(row, other[name], "step") if name in other else None
+        if ratio:
+            interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
+            sides = row, other[name]
+            said = [METRICS["implementation"].shown(row), *map(METRICS["step_median"].shown, sides)]
+            lines.append([*said, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", "\\*")
+
+
+def _by_name(folder: str) -> Dict[str, Row]:
+    """The rows that are ok, as its table has them."""
+    (group,) = groups(logs.read([ROOT / folder]).rows)
+    return {row.name: row for row in group if row.status == "ok"}
+
+
+def comparison(arguments: str) -> str:
+    """What compare.py prints, below the command."""
+    compare = [sys.executable, "compare.py", *arguments.split()]
+    said = subprocess.run(compare, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return "\n".join(["```", typed(f"./compare.py {arguments}"), said.rstrip("\n"), "```"])
+
+
+def runs() -> str:
     """Markdown: a row for each folder of results/."""
     lines = ["| folder | hardware | command | revision |", "| --- | --- | --- | --- |"]
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
@@ -97,12 +138,14 @@ def command(header: Header) -> str:
     return " ".join([f"./{Path(words[0]).name}", *words[1:]])
 
 
-WRITERS = {"table": table, "screen": screen, "session": session, "head": head, "wide": wide, "runs": runs}
+WRITERS: Dict[str, Callable[..., str]] = {
+    one.__name__: one for one in (table, screen, session, head, wide, allocators, comparison, runs)
+}
 
 
 def written(page: str) -> str:
     """The page with each block as the records have it."""
-    found = BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](block[3])}\n{block[4]}", page)
+    found = BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
     document = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
     return MATRIX.sub(lambda _: conformance.block(document), found)
 

@@ -26,14 +26,13 @@ from common.system import machine  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, and how long that takes on two cores.
 RUNS: Dict[str, str] = {
-    "bench": "",  # 17 minutes
-    "system": "--allocator system --passes correctness,timing --skip warprnnt_numba,fast_rnnt-simple,k2-simple "
-    "--rounds 6",  # 8 minutes
+    "bench": "",  # 18 minutes
+    "system": "--allocator system --passes timing,memory --skip warprnnt_numba",  # 15 minutes
     "threads": "--only fused,optimized_transducer,fast_rnnt,reference,torchaudio,fast_rnnt-pruned --sweep threads=1,2 "
     "--frames 200 --tokens 40 --num-batches 1 --max-seconds 1 --rounds 5 --passes correctness,timing "
     "--scope step",  # 3 minutes
     "sorted": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sort-utterance true "
-    "--rounds 5 --scope step --passes correctness,timing,memory",  # 3 minutes
+    "--scope step --passes correctness,timing,memory",  # 5 minutes
     "batch-30": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --batch-size 30 "
     "--vocab-size 100 --rounds 5 --num-batches 2 --scope step --passes correctness,timing,memory",  # 10 minutes
     "largest": "--only fused,optimized_transducer,fast_rnnt,torchaudio,reference,k2,fast_rnnt-pruned,k2-pruned "
