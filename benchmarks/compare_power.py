@@ -3,9 +3,9 @@
     .venv/main/bin/python benchmarks/compare_power.py --runs 2000
 
 Each simulated pair is one loss measured twice, the second time slower by a planted share.  Batches, processes and
-samples vary as in benchmarks/interval_coverage.py ("as measured": processes by 2%, samples by 3%); the batches are the
-same on both sides, as those of one seed are.  Each cell is the share of pairs whose verdict is "slower", with the
-intervals of all rows of a comparison holding together: two (step and loss) for each implementation.
+samples vary as in benchmarks/interval_coverage.py ("as measured": processes by 2%, samples by 3%; or --noise-of a run);
+the batches are the same on both sides, as those of one seed are.  Each cell is the share of pairs whose verdict is
+"slower", with the intervals of all rows of a comparison holding together: two (step and loss) for each implementation.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compare
-from benchmarks.interval_coverage import WORLDS, padding, sides, simulate
+from benchmarks.interval_coverage import WORLDS, World, in_words, noise_of, padding, sides, simulate
 from common.analysis import change_verdicts
 from common.core import ratios, settings, statistics
 
 SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)
-WORLD = WORLDS["as measured"]._replace(slope=0.0, deviation=0.0)
+WORLD = WORLDS["as measured"]
 
 
 class Design(NamedTuple):
@@ -54,13 +54,13 @@ def designs() -> Sequence[Design]:
     ]
 
 
-def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int) -> float:
+def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, world: World = WORLD) -> float:
     """The share of pairs that are called slower."""
-    rng = np.random.default_rng(seed)
+    rng, world = np.random.default_rng(seed), world._replace(slope=0.0, deviation=0.0)
     truth, x_mean = np.full(len(x), math.log1p(slower)), float(x.mean())
     confidence, found = statistics.confidence_of_each(2 * design.losses), 0
     for _ in range(runs):
-        run = simulate(WORLD, x, truth, design.rounds, design.batches, True, rng)
+        run = simulate(world, x, truth, design.rounds, design.batches, True, rng)
         baseline, new, of_batch = sides(run)
         ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
         assert ratio is not None
@@ -74,12 +74,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=2000, help="simulated pairs of each cell. Default: 2000")
     parser.add_argument("--seed", type=int, default=1, help="Default: 1")
+    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="with the noise of this run")
     arguments = parser.parse_args(argv)
+    world = noise_of(arguments.noise_of) if arguments.noise_of else WORLD
+    print(in_words(world), file=sys.stderr)
     x = padding(2, Path(__file__).resolve().parents[1] / "shape_info.pt")
     print("| comparison | " + " | ".join(f"{slower:.0%} slower" for slower in SLOWER) + " |")
     print("| --- |" + " ---: |" * len(SLOWER))
     for design in designs():
-        cells = (power(design, slower, x, arguments.runs, arguments.seed) for slower in SLOWER)
+        cells = (power(design, slower, x, arguments.runs, arguments.seed, world) for slower in SLOWER)
         print(f"| {design.title} | " + " | ".join(f"{100 * cell:.1f}%" for cell in cells) + " |", flush=True)
     return 0
 

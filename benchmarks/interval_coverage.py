@@ -1,25 +1,29 @@
 """How often do intervals of a ratio hold the truth?  Simulated runs over the real shapes; a Markdown table on stdout.
 
-    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000
+    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000 --noise-of results/2026-11-22-amd-epyc-2-cores
 
 Each simulated run draws batches from the shape file, and times of two losses: log(time) = level + slope x + deviation
 of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  "Holds"
 is the share of runs whose 95% interval contains it (within 1% for 2,000 runs), "width" the mean half-width.  The
-figures that the worlds are made of (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on a CPU.
+figures that the worlds are made of (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on a CPU that
+had nothing else to do; --noise-of adds a world with those of one run.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from common.analysis import logs, ranking
+from common.analysis.groups import groups
 from common.core import ratios, statistics
 from common.data import batching, shapes
 
@@ -58,6 +62,34 @@ class Run(NamedTuple):
 
     x: np.ndarray
     y: np.ndarray
+
+
+def noise_of(folder: Path) -> World:
+    """As the exact losses of one torch differ, pair by pair, in a run whose rounds have batches of their own."""
+    (rows,) = groups(logs.read([folder]).rows)
+    rows = ranking.of_one_torch([row for row in rows if row.status == "ok" and row.is_exact])
+    runs = []
+    for one, other in itertools.combinations([row for row in rows if row.rounds > 2], 2):  # a loop in Python has one
+        before, after = one.round_medians_ms["step"], other.round_medians_ms["step"]
+        x = [[one.padding.of_batch[batch] for batch in batches] for batches in before.values()]
+        y = [[math.log(after[at][batch] / time) for batch, time in batches.items()] for at, batches in before.items()]
+        runs.append(Run(np.array(x), np.array(y)))
+    return fitted(runs)
+
+
+def fitted(runs: Sequence[Run]) -> World:
+    """The world that such runs are of.  What is left of log(ratio) beside its line over x varies within a round by
+    deviation and noise, which are told apart by the usual deviation, and from round to round by the processes too."""
+    found = []
+    for x, y in runs:
+        slope, level = np.polyfit(x.ravel(), y.ravel(), 1)
+        rest = y - slope * x - level
+        within = rest.var(axis=1, ddof=1).mean()
+        found.append((abs(slope), within, rest.mean(axis=1).var(ddof=1) - within / rest.shape[1]))
+    slope, within, between = np.mean(found, axis=0)
+    deviation = min(World().deviation ** 2, within)
+    parts = {"deviation": deviation, "noise": (within - deviation) / 2, "process": max(between, 0) / 2}
+    return World(slope=float(slope), **{name: math.sqrt(part) for name, part in parts.items()})
 
 
 def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batches: int, own: bool, rng) -> Run:
@@ -144,17 +176,24 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
     return float(held), float(width)
 
 
+def in_words(world: World) -> str:
+    shares = ("deviation", world.deviation), ("processes", world.process), ("samples", world.noise)
+    return ", ".join([f"slope {world.slope:.2f}", *(f"{name} {share:.1%}" for name, share in shares)])
+
+
 def padding(batch_size: int, shape_file: Path) -> np.ndarray:
     """-log(useful / padded cells) of every batch of the shape file."""
     useful, padded = batching.fixed_size(shapes.load(shape_file), batch_size).all_cells()
     return -np.log(useful / padded)
 
 
-def table(runs: int, seed: int, x: np.ndarray, designs: Sequence[Design] = DESIGNS) -> str:
+def table(
+    runs: int, seed: int, x: np.ndarray, designs: Sequence[Design] = DESIGNS, worlds: Mapping[str, World] = WORLDS
+) -> str:
     """Markdown: a row for each world, a column for each design."""
     lines = ["| world | " + " | ".join(design.title for design in designs) + " |"]
     lines.append("| --- |" + " ---: |" * len(designs))
-    for name, world in WORLDS.items():
+    for name, world in worlds.items():
         cells = [coverage(world, design, x, runs, seed) for design in designs]
         lines.append(
             f"| {name} | " + " | ".join(f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in cells) + " |"
@@ -168,9 +207,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--runs", type=int, default=2000, help="simulated runs of each cell. Default: 2000")
     parser.add_argument("--batch-size", type=int, default=2, help="utterances in a batch. Default: 2")
     parser.add_argument("--seed", type=int, default=1, help="Default: 1")
+    parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="the last world has the noise of this run")
     arguments = parser.parse_args(argv)
-    root = Path(__file__).resolve().parents[1]
-    print(table(arguments.runs, arguments.seed, padding(arguments.batch_size, root / "shape_info.pt")))
+    x = padding(arguments.batch_size, Path(__file__).resolve().parents[1] / "shape_info.pt")
+    worlds = WORLDS
+    if arguments.noise_of:
+        world = noise_of(arguments.noise_of)
+        worlds = {**WORLDS, f"{arguments.noise_of.name}: {in_words(world)}": world}
+    print(table(arguments.runs, arguments.seed, x, worlds=worlds))
     return 0
 
 

@@ -117,10 +117,10 @@ def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, 
 def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, planted):
     x = simulation.padding(2, ROOT / "shape_info.pt")
     design, truth = planted.designs()[0], 0.0 * x
-    rng = simulation.np.random.default_rng(5)
+    rng, world = simulation.np.random.default_rng(5), planted.WORLD._replace(slope=0, deviation=0)
     found = []
     for _ in range(100):
-        run = simulation.simulate(planted.WORLD, x, truth, design.rounds, design.batches, True, rng)
+        run = simulation.simulate(world, x, truth, design.rounds, design.batches, True, rng)
         *both, of_batch = simulation.sides(run)
         ratio = ratios.own_batches_ratio(*both, 0.975, ratios.Padding(of_batch, x.mean()))
         found.append(ratios.detectable(ratio, 0.02, 0.975))
@@ -136,6 +136,14 @@ def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simula
     assert 0.93 <= held <= 0.975, held
     naive = next(one for one in simulation.DESIGNS if one.title.startswith("2 batches"))
     assert simulation.coverage(simulation.WORLDS[world], naive, x, runs=200, seed=7)[0] < 0.8
+
+
+def test_the_noise_of_a_run_is_told_from_its_times(simulation):
+    x, world = simulation.padding(2, ROOT / "shape_info.pt"), simulation.World(process=0.1, noise=0.2)
+    rng = simulation.np.random.default_rng(9)
+    truth = world.slope * x + rng.normal(0, world.deviation, len(x))
+    found = simulation.fitted([simulation.simulate(world, x, truth, 300, 2, True, rng) for _ in range(8)])
+    assert found[:5] == pytest.approx(world[:5], rel=0.1)
 
 
 def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
