@@ -227,6 +227,31 @@ modules:
     dnn: !ref <dnn>
     model: !ref <model>
 """
+ESTIMATION = """
+snrmin: 0
+snrmax: 10
+separation_norm_type: stnorm
+encoder: !new:speechbrain.nnet.containers.Sequential
+    cnn: !new:speechbrain.nnet.CNN.Conv1d
+        in_channels: 2
+        out_channels: 4
+        kernel_size: 4
+        stride: 2
+        skip_transpose: True
+        padding: valid
+    relu: !new:torch.nn.ReLU
+stat_pooling: !new:speechbrain.nnet.pooling.StatisticsPooling
+encoder_out: !new:speechbrain.nnet.containers.Sequential
+    linear: !new:speechbrain.nnet.linear.Linear
+        input_size: 8
+        n_neurons: 1
+    sigmoid: !new:torch.nn.Sigmoid
+model: !new:torch.nn.ModuleList
+    - [!ref <encoder>, !ref <encoder_out>]
+modules:
+    encoder: !ref <encoder>
+    encoder_out: !ref <encoder_out>
+"""
 PRETRAINER = """
 pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
     loadables:
@@ -246,6 +271,7 @@ HYPERPARAMS = {
     "VAD": ACTIVITY,
     "SepformerSeparation": SEPARATION,
     "SpectralMaskEnhancement": ENHANCEMENT,
+    "SNREstimator": ESTIMATION,
 }
 
 
@@ -288,6 +314,13 @@ def test_interfaces_of_speechbrain(name, tmp_path, tokens, monkeypatch):
     assert inference.difference(found, outputs(made(kind, source))) < 1e-4
     assert len(found)
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_estimate_is_of_each_of_two_speakers(tmp_path, tokens):
+    pytest.importorskip("speechbrain")
+    source = speechbrain_folder(tmp_path / "model", ESTIMATION, tokens)
+    found = outputs(made("SNREstimator", source), size=3)
+    assert found.shape == (6,) and found.min() > 0 and found.max() < 10
 
 
 def test_a_recogniser_of_speechbrain_by_the_command(tmp_path, tokens):

@@ -65,7 +65,7 @@ KNOWN: Dict[str, Dict[str, Any]] = {
 TYPES = (
     *("factory", "torchaudio", "transformers", "EncoderASR", "EncoderDecoderASR", "WhisperASR", "EndToEndSLU"),
     *("EncoderClassifier", "SpeakerRecognition", "VAD", "SepformerSeparation", "SpectralMaskEnhancement"),
-    "WaveformEnhancement",
+    *("WaveformEnhancement", "SNREstimator"),
 )
 DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
 

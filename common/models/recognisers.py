@@ -179,6 +179,12 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
 
 # -- SpeechBrain -----------------------------------------------------------------------------------------------------
 
+SPEAKERS = 2
+#: Of a method of SpeechBrain: how an argument is made of waves and lengths; any other one is the waves.
+ARGUMENTS: Dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    **dict.fromkeys(("wav_lens", "wav1_lens", "wav2_lens", "lengths"), lambda waves, lengths: lengths / waves.shape[1]),
+    "predictions": lambda waves, lengths: waves[..., None].expand(-1, -1, SPEAKERS),  # (N, samples, speakers)
+}
 #: Interface -> its module below speechbrain.inference, its method, and what that is called with.
 INTERFACES: Dict[str, Tuple[str, str, Tuple[str, ...]]] = {
     "EncoderASR": ("ASR", "transcribe_batch", ("wavs", "wav_lens")),
@@ -191,6 +197,7 @@ INTERFACES: Dict[str, Tuple[str, str, Tuple[str, ...]]] = {
     "SepformerSeparation": ("separation", "separate_batch", ("mix",)),
     "SpectralMaskEnhancement": ("enhancement", "enhance_batch", ("noisy", "lengths")),
     "WaveformEnhancement": ("enhancement", "enhance_batch", ("noisy", "lengths")),
+    "SNREstimator": ("metrics", "estimate_batch", ("mix", "predictions")),
 }
 
 
@@ -206,8 +213,8 @@ def _interface(name: str) -> Callable[[str, Mapping[str, Any], torch.device], Re
             made = getattr(module, name).from_hparams(source=source, **given)
 
         def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-            relative = lengths / waves.shape[1]
-            return getattr(made, method)(**{label: relative if "len" in label else waves for label in labels})
+            given = {label: ARGUMENTS[label](waves, lengths) if label in ARGUMENTS else waves for label in labels}
+            return getattr(made, method)(**given)
 
         return Called(call, made, int(getattr(made.hparams, "sample_rate", SAMPLE_RATE)))
 
