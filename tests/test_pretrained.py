@@ -108,6 +108,42 @@ decoder: !new:speechbrain.decoders.S2SRNNGreedySearcher
     min_decode_ratio: 0.0
     max_decode_ratio: 0.2
 """
+UNDERSTANDING = """
+asr_model_source: OTHER
+slu_enc: !new:speechbrain.nnet.containers.Sequential
+    rnn: !new:speechbrain.nnet.RNN.GRU
+        input_shape: [null, null, 16]
+        hidden_size: 16
+beam_searcher: !new:speechbrain.decoders.S2SRNNBeamSearcher
+    embedding: !ref <embedding>
+    decoder: !ref <rnn_decoder>
+    linear: !ref <linear>
+    bos_index: 1
+    eos_index: 2
+    min_decode_ratio: 0.0
+    max_decode_ratio: 0.2
+    beam_size: 2
+model: !new:torch.nn.ModuleList
+    - [!ref <slu_enc>, !ref <embedding>, !ref <rnn_decoder>, !ref <linear>]
+modules:
+    slu_enc: !ref <slu_enc>
+    beam_searcher: !ref <beam_searcher>
+"""
+WHISPER = """
+language: english
+normalized_transcripts: False
+whisper: !new:speechbrain.integrations.huggingface.whisper.Whisper
+    source: OTHER
+    save_path: OTHER
+model: !ref <whisper>
+decoder: !new:speechbrain.decoders.seq2seq.S2SWhisperGreedySearcher
+    model: !ref <whisper>
+    min_decode_ratio: 0.0
+    max_decode_ratio: 0.1
+modules:
+    whisper: !ref <whisper>
+    decoder: !ref <decoder>
+"""
 TRANSDUCER = """
 rnn_decoder: !new:speechbrain.nnet.RNN.GRU
     input_shape: [null, null, 6]
@@ -266,6 +302,8 @@ HYPERPARAMS = {
     "EncoderASR": CTC,
     "EncoderDecoderASR": SEQUENCE + ATTENTION + WITH_A_DECODER,
     "EncoderDecoderASR, a transducer": SEQUENCE + TRANSDUCER + WITH_A_DECODER,
+    "EndToEndSLU": SEQUENCE + ATTENTION + UNDERSTANDING,
+    "WhisperASR": WHISPER,
     "EncoderClassifier": SPEAKER,
     "SpeakerRecognition": SPEAKER,
     "VAD": ACTIVITY,
@@ -292,6 +330,11 @@ def speechbrain_folder(folder, hyperparams, tokens):
 
     folder.mkdir()
     text = ENCODER + hyperparams + PRETRAINER + (LABELS if "label_encoder" in hyperparams else "")
+    if hyperparams is WHISPER:
+        text = text.replace("OTHER", str(whisper_folder(folder / "whisper")))
+    elif "OTHER" in text:
+        other = speechbrain_folder(folder / "asr", HYPERPARAMS["EncoderDecoderASR"], tokens)
+        text = text.replace("OTHER", str(other))
     (folder / "hyperparams.yaml").write_text(text)
     parts = load_hyperpyyaml(text)
     torch.save(parts["model"].state_dict(), folder / "model.ckpt")
