@@ -486,6 +486,35 @@ def test_a_variant_that_is_wrong_is_not_timed(tmp_path, monkeypatch, capsys):
     assert cell.status == "error" and "off by" in cell.reason and cell.rtf is None and cell.output_error > 0
 
 
+def twice(graph, inputs):
+    """A backend whose code gives twice what it should."""
+    return lambda *given: [2 * one for one in graph(*given)]
+
+
+def broken(graph, inputs):
+    raise RuntimeError("no compiler here")
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch 2.0 or newer compiles")
+@pytest.mark.parametrize(
+    ("backend", "status", "words"),
+    [("aot_eager", "ok", ""), (twice, "error", "off by 1 of"), (broken, "error", "no compiler here")],
+)
+def test_a_model_that_is_compiled_is_checked_first(backend, status, words, tmp_path, monkeypatch, capsys):
+    """By backends that make no machine code, which takes a minute."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend=backend))
+    path = config_file(tmp_path / "config", profiling_dimensions={grid.SECONDS: [0.1], grid.BATCH: [1]})
+    code = 0 if status == "ok" else 1
+    plain, cell = measured(path, tmp_path / "log", "--compile", "false,true", code=code).cells
+    assert (plain.status, cell.status) == ("ok", status) and words in cell.reason
+    assert cell.values["compile"] and plain.output_error is None
+    if status == "ok":
+        assert 0 <= cell.output_error <= inference.TOLERANCES["compile"] and cell.rtf > 0
+    else:
+        assert cell.output_error == (1 if backend is twice else None) and cell.rtf is None
+
+
 def test_traces_are_kept_on_request_and_are_no_runs_of_losses(tmp_path, capsys):
     given = {grid.SECONDS: [0.1], grid.BATCH: [1], "export_logs": True}
     measured(config_file(tmp_path / "config", profiling_dimensions=given), tmp_path / "log")

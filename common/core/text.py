@@ -47,9 +47,8 @@ def first_line(error: BaseException) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    """Its type, and the first line of its message where it has one."""
+    return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
 
 
 def short(cell: str, longest: int = LONGEST_CELL) -> str:

@@ -20,6 +20,7 @@ from common.core import inference as grid
 from common.core.errors import NotRunnable, WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
+from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
 from common.measure.device import facts, set_up_torch
@@ -146,6 +147,7 @@ def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
             raise NotRunnable("unsupported", f"--quantize dynamic: takes float32, not {cell['dtype']}")
         calls.model = quantized(calls.model, calls.device)
     if cell["compile"]:
+        check()
         wanted.append(TOLERANCES["compile"])
         for part in calls.model.parts():
             part.forward = torch.compile(part.forward)
