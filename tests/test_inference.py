@@ -33,8 +33,11 @@ REAL = LIBRISPEECH / "1089-134686-0001.flac"
 PLAIN = {key: [value] for key, value in grid.VARIANTS.items()}
 
 MODELS = '''
+import time
 import torch
 from torch import nn
+
+from common.models.recognisers import Recogniser
 
 
 class Tiny(nn.Module):
@@ -51,9 +54,24 @@ class Tiny(nn.Module):
         if waves.numel() > self.limit:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate much")
         if self.seconds and len(waves) > 1:
-            import time
             time.sleep(self.seconds)
         return self.out(torch.relu(self.conv(waves[:, None])).transpose(1, 2))
+
+
+class Streaming(Recogniser):
+    """Four pieces, 20 ms each."""
+
+    def __init__(self, pieces):
+        super().__init__()
+        self.pieces = pieces
+
+    def forward(self, waves, lengths):
+        return [waves.sum(1), self.pieces]
+
+    def stream(self, waves, lengths):
+        for piece in self.pieces:
+            time.sleep(0.02)
+            yield piece
 '''
 
 
@@ -436,6 +454,22 @@ def test_the_command_measures_every_cell(tmp_path, capsys):
     assert json.loads((folder / "cells.json").read_text())[2]["audio_mockup_secs"] == 0.2
     assert (tmp_path / "log" / "report.html").exists() and "inference.html" in names
     assert "| audio | 1 | 2 |" in (folder / "real_time_factors.md").read_text()
+
+
+@pytest.mark.parametrize("pieces", [[None, [], [7], [7, 8]], [None, [], [], []]])
+def test_the_first_token_is_the_first_piece_that_says_something(pieces, tmp_path, capsys):
+    """The third piece; and a model that never says anything has no such time."""
+    source = f"{tmp_path / 'config' / 'models.py'}:Streaming"
+    parts = {"pretrained_model": {"source": source, "arguments": {"pieces": pieces}}}
+    path = config_file(tmp_path / "config", profiling_dimensions={grid.SECONDS: [0.1], grid.BATCH: [2]}, **parts)
+    found = measured(path, tmp_path / "log")
+    (cell,), (shown,) = found.cells, tables.cells(found).values()
+    assert cell.status == "ok" and cell.p50_s >= 0.08
+    if any(pieces):
+        assert 0.06 <= cell.first_token_s < cell.p50_s
+        assert shown["first token ms"] == 1e3 * cell.first_token_s
+    else:
+        assert cell.first_token_s is None and "first token ms" not in shown
 
 
 def test_a_cell_that_fails_is_a_cell(tmp_path, capsys):
