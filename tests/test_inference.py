@@ -23,6 +23,7 @@ from common.measure import profiler
 from common.models import audio, inference, recognisers
 from common.plots.inference import figures
 from common.report.inference import sections
+from common.setup import environments
 from common.tables import inference as tables
 from common.traces import spans
 
@@ -597,6 +598,17 @@ def test_the_script_ends_in_one_line(tmp_path):
         done = run("profile_inference.py", path, "--log-dir", tmp_path / "log", "--quiet", "--device", "cpu")
         assert_user_error(done, "transformers", "not installed")
         assert not list((tmp_path / "log").glob("*/inference.jsonl"))
+
+
+@pytest.mark.skipif(not environments.interpreter("silero"), reason=environments.reason("silero"))
+def test_the_profile_of_silero_in_its_environment(tmp_path):
+    """The shipped configuration, small, by the real command."""
+    small = ("--audio_mockup_secs=[0.5]", "--batch_sizes=[2]")
+    flags = ("--log-dir", tmp_path, "--device", "cpu", "--threads", 1, "--max-seconds", 0.1, "--format", "json")
+    done = run("profile_inference.py", ROOT / "examples" / "silero_vad.yaml", *small, *flags)
+    assert done.returncode == 0, done.stderr
+    (cell,) = json.loads(done.stdout)  # of a probability for each 32 ms the first is there before the last
+    assert cell["status"] == "ok" and cell["rtf"] > 0 and 0 < cell["first_token_s"] < cell["p50_s"]
 
 
 @pytest.mark.skipif(not REAL.exists(), reason="no ../shared/data/librispeech")
