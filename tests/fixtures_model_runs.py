@@ -11,6 +11,8 @@ from common.records import schema
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
 
+WHOLE = {"process_peak_bytes": 2**28}
+
 
 class InProcess(Executor):
     """What a worker does, without the start of a process.  names: of the jobs that ran."""
@@ -41,8 +43,9 @@ def environment(job):
     return {"record": "environment", "job": job, "python": "3.11", **about}
 
 
-def write_inference(log, name="made", milliseconds=100.0):
-    """Of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory."""
+def write_inference(log, name="made", milliseconds=100.0, peaks=None, profiled=()):
+    """Of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory.  peaks: of a device, instead of the process;
+    profiled: of `profiled_calls`, instead of those of a CPU."""
     axes = {key: [value] for key, value in grid.VARIANTS.items()}
     axes.update({grid.SECONDS: [1, 2], grid.BATCH: [1, 4]})
     config = {
@@ -60,8 +63,8 @@ def write_inference(log, name="made", milliseconds=100.0):
         for repeat in range(3):
             ns = (milliseconds + repeat) * 1e6 * (1 + place)
             lines.append({"record": "call", "job": job, "repeat": repeat, "total_wall_ns": ns})
-        lines.append({"record": "call_memory", "job": job, "process_bytes": 2**20, "process_peak_bytes": 2**28})
-        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + place)}
+        lines.append({"record": "call_memory", "job": job, **(peaks or {"process_bytes": 2**20}), **WHOLE})
+        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + place), **dict(profiled)}
         lines += [{"record": "profiled_calls", "job": job, **times}, status(job)]
     return write_lines(log / f"inference-{name}", schema.INFERENCE_FILE_NAME, lines)
 

@@ -163,6 +163,21 @@ def test_memory_reads_as_before():
     assert tables.memory(analysis.Cell({}, cpu_peak_bytes=round(1.47 * 2**30))) == "1.47 Gb"
 
 
+def test_a_gpu_has_peaks_and_self_time_of_its_own(tmp_path):
+    """From the records to columns, grids and JSON."""
+    peaks = {"device_allocated_bytes": 3 * MIB, "device_reserved_bytes": 4 * MIB, "device_used_bytes": 500 * MIB}
+    times = {"cpu_us": 20_000.0, "cuda_us": 160_000.0, "cpu_peak_bytes": 0, "cuda_peak_bytes": round(1.47 * 2**30)}
+    write_inference(tmp_path, peaks=peaks, profiled=times)
+    (found,) = analysis.find([tmp_path])
+    row = tables.cells(found).values()[1]  # two batches of 4 x 1 s
+    assert (row["device MB"], row["device used MB"]) == (3, 500) and "process MB" not in row
+    _, profiled, memory = ([one.shown for one in table.rows[0]] for table in tables.grids(found))
+    assert profiled[2] == "2.50E-03 + 2.00E-02" and memory[2] == "0.00 + 1.47 Gb"
+    kept = json.loads(tables.render(found, "json"))[1]
+    assert (kept["profiled_cpu_rtf"], kept["profiled_cuda_rtf"]) == (0.0025, 0.02)
+    assert kept["device_reserved_bytes"] == 4 * MIB and kept["process_bytes"] is None
+
+
 def test_a_running_sum_of_allocations_peaks_at_five(tmp_path):
     """+2, +3, -3, +1, within labels that lie in each other."""
     changes, total = [2, 3, -3, 1], 100  # the counter does not begin at zero
