@@ -21,8 +21,8 @@ class Costs:
     """Of a stage over the examples that ended well, or of the whole.
 
     run_time_s: mean of each example's median over repeats; memory_bytes, most_memory_bytes: mean and maximum of the
-    peaks of examples, above the level before the call (resident on a CPU, of torch's allocator on CUDA); process_bytes:
-    the largest peak of a whole process; macs, flops, instructions: of an utterance, the mean.
+    peaks of examples, above the level before the call (resident on a CPU, of torch's allocator on CUDA); process_bytes,
+    most_process_bytes: likewise of the whole process; macs, flops, instructions: of an utterance, the mean.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Costs:
     memory_bytes: Optional[float] = None
     most_memory_bytes: Optional[float] = None
     process_bytes: Optional[float] = None
+    most_process_bytes: Optional[float] = None
     macs: Optional[float] = None
     flops: Optional[float] = None
     instructions: Optional[float] = None
@@ -38,7 +39,7 @@ class Costs:
 
 #: How the stages make the whole: one after the other, so that time and operations add up and memory does not.
 ADDED = ("run_time_s", "macs", "flops", "instructions")
-HIGHEST = ("memory_bytes", "most_memory_bytes", "process_bytes")
+HIGHEST = ("memory_bytes", "most_memory_bytes", "process_bytes", "most_process_bytes")
 
 
 class Example(NamedTuple):
@@ -105,7 +106,8 @@ def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
         run_time_s=mean(times) if times else None,
         memory_bytes=mean(known) if known else None,
         most_memory_bytes=max(known, default=None),
-        process_bytes=max(whole, default=None),
+        process_bytes=mean(whole) if whole else None,
+        most_process_bytes=max(whole, default=None),
         macs=mean([one.macs for one in counted]) if counted else None,
         flops=mean([one.flops for one in counted]) if counted else None,
         instructions=mean(ticks) if ticks else None,

@@ -34,6 +34,7 @@ def _row(pipeline: Pipeline, one: Costs) -> Dict[str, Cell]:
         "memory MB": _megabytes(one.memory_bytes),
         "at most MB": _megabytes(one.most_memory_bytes),
         "whole process MB": _megabytes(one.process_bytes),
+        "process at most MB": _megabytes(one.most_process_bytes),
         "MACs": _amount(one.macs),
         "FLOPs": _amount(one.flops),
         "instructions (perf)": _amount(one.instructions),
