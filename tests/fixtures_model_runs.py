@@ -80,6 +80,7 @@ def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:
             lines.append({"record": "call", **about, "warmup": True, "total_wall_ns": 9e9})
             lines += [{"record": "call", **about, "total_wall_ns": one * 1e9} for one in seconds]
             lines.append({"record": "call_memory", **about, "process_bytes": peak, "process_peak_bytes": 10 * peak})
-            lines.append({"record": "operations", **about, "macs": flops // 2, "flops": flops})
+            counts = {"macs": flops // 2, "flops": flops, "instructions": 20 * flops}
+            lines.append({"record": "operations", **about, **counts})
         lines.append(status(example))
     return write_lines(log / f"pipeline-{name}", schema.PIPELINE_FILE_NAME, lines)

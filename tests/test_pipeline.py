@@ -25,6 +25,7 @@ from common.models import examples, fairseq_stage, pipeline, small
 from common.plots.pipeline import figures
 from common.report.pipeline import sections
 from common.system import perf
+from common.tables import pipeline as tables
 
 pytestmark = pytest.mark.usefixtures("as_before")
 LIBRISPEECH = SHARED / "librispeech"
@@ -209,6 +210,16 @@ def test_waveforms_are_written(config, tmp_path):
     assert soundfile.info(str(files[0])).samplerate == 8000
 
 
+def test_instructions_have_a_column_where_they_were_counted(tmp_path):
+    of = {"one": {"a": ([0.1], 1, 400), "b": ([0.1], 1, 500)}, "two": {"a": ([0.1], 1, 600), "b": ([0.1], 1, 500)}}
+    (found,) = analysis.find([write_pipeline(tmp_path, "made", ["a", "b"], of)])
+    rows = tables.stages([found]).values()
+    assert [row["instructions (perf)"] for row in rows] == [10_000, 10_000, 20_000]
+    for stage in found.stages:
+        stage.instructions = None
+    assert "instructions (perf)" not in tables.stages([found]).values()[0]
+
+
 def test_instructions_where_perf_is_allowed():
     found = perf.instructions(lambda: sum(range(100_000)))
     assert found is None or found > 100_000
@@ -345,8 +356,14 @@ def test_arrays_are_read_without_pickle(tmp_path):
     one, two = (entry.read() for entry in examples.entries(dataset(dataset_type="npy", dataset_path=str(path))))
     assert (one["id"], two["id"]) == ("one", "two") and two["src_tokens"].tolist() == [[6, 7, 8, 9]]
     assert two["src_lengths"].tolist() == [4]
+    numpy.savez(path, id=numpy.array([], dtype=str), src_tokens=tokens[:0], src_lengths=numpy.array([], dtype=int))
+    with pytest.raises(UserError, match="x.npz: has no examples"):
+        examples.entries(dataset(dataset_type="npy", dataset_path=str(path)))
     numpy.savez(path, id=numpy.array(["one"]), src_tokens=tokens)
     with pytest.raises(UserError, match="src_lengths"):
+        examples.entries(dataset(dataset_type="npy", dataset_path=str(path)))
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read .*x.npz"):
         examples.entries(dataset(dataset_type="npy", dataset_path=str(path)))
 
 
