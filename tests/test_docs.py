@@ -146,6 +146,17 @@ def test_pages_have_what_the_records_say():
     assert blocks >= 9
 
 
+def test_pages_of_models_show_what_their_commands_print():
+    models = runpy.run_path(str(ROOT / "docs" / "_models.py"))
+    for page, script, count in (("inference", "profile_inference.py", 3), ("pipelines", "pipeline_metrics.py", 1)):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert [block[1] for block in models["BLOCK"].findall(text)] == [script] * count
+        command = f"```console\n$ ./{script} --help | head -n 1\n"
+        found = models["measured"](f"{command}old\nlines\n```\n\nIt took 999 seconds on 1 cores. It")
+        expected = re.escape(command) + r"usage: .*\n```\n\nIt took \d\d? seconds on \d+ cores\. It"
+        assert re.fullmatch(expected, found)
+
+
 def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_one(tmp_path):
     results = runpy.run_path(str(ROOT / "docs" / "_results.py"))
     log, kept = tmp_path / "log", tmp_path / "kept"
