@@ -1,26 +1,29 @@
 #!/usr/bin/env python3
-"""The table of docs/fused.md: time and memory of a step of `fused` over those of the best exact loss of the same run.
+"""The tables of docs/fused.md: time and memory of a step of `fused` over those of the best exact loss of the same run.
 
-    .venv/main/bin/python benchmarks/fused_table.py
+    .venv/main/bin/python benchmarks/fused_table.py --parts
 
-Three workloads, each with random and with peaky logits; benchmark_all.py measures each of the six, with one round and
-few samples, in at most ten minutes on two cores.  The best exact loss is the fastest for times and the smallest for
-memory.  Ratios are geometric means over the batches.  Prints Markdown; the runs stay in --log-dir.
+Three workloads, each with random and with peaky logits, which benchmark_all.py measures in three rounds with few
+samples; on two cores all of it takes some 20 minutes.  The best exact loss is the fastest for times and the smallest
+for memory.  Memory is measured once for each workload, since it does not depend on the logits; of losses whose steps
+take several times as long it is all that is measured.  Ratios are geometric means over the batches.  --parts: then the
+parts of fused's steps are timed too (fused_parts.py).  Prints Markdown; the runs stay in --log-dir.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common.analysis import logs  # noqa: E402
-from common.analysis.row import Row  # noqa: E402
+from common.analysis.row import PEAKS, Row  # noqa: E402
 from common.cli import flag_types  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core.errors import EXIT_OK, EXIT_USAGE, UserError  # noqa: E402
@@ -28,57 +31,128 @@ from common.core.guard import guarded  # noqa: E402
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
 from common.core.table import Cell, tabulated  # noqa: E402
-from common.core.text import error, gathered, number  # noqa: E402
+from common.core.text import count, error, escaped, gathered, number, without_folders  # noqa: E402
 from common.tables.text import markdown  # noqa: E402
 
-FEW = ("--rounds", "1", "--max-seconds", "0.2", "--scope", "step", "--passes", "correctness,timing,memory")
+FEW = ("--rounds", "3", "--max-seconds", "0.2", "--scope", "step")
+#: Percent of the limit that each line is to reach.
+LIMIT_AIM = 70
+#: Counters of memory, as a head of the table names them.
+COUNTERS = {
+    "device_allocated": "torch's peak on the GPU",
+    "torch_allocated": "peak of torch's allocations",
+    "process": "peak of the process",
+}
+PARTS_FILE = "parts.jsonl"
 
 
 class Workload(NamedTuple):
-    """flags: of benchmark_all.py; rows: beside fused; time: what its ratio must not pass, by kind of logits; memory:
-    likewise."""
+    """flags: of benchmark_all.py; rows: beside fused; small: those of which memory alone is measured; time: what its
+    ratio must not pass, by kind of logits; memory: likewise."""
 
     title: str
     flags: Tuple[str, ...]
     rows: Tuple[str, ...]
+    small: Tuple[str, ...]
     time: Dict[str, float]
     memory: float
 
 
+FAST = ("optimized_transducer", "fast_rnnt")
 WORKLOADS = {
     "bpe500": Workload(
         "V = 500, the default batches",
-        ("--preset", "{size}", "--num-batches", "4"),
-        ("optimized_transducer", "torchaudio", "fast_rnnt", "fast_rnnt-pruned"),
+        ("--preset", "{size}", "--num-batches", "2"),
+        FAST,
+        ("torchaudio", "fast_rnnt-pruned", "k2-pruned"),
         {"random": 0.45, "peaky": 0.22},
         0.02,
     ),
     "bpe4096-x8": Workload(
         "V = 4096, a batch of 8",
         ("--preset", "{size},bpe4096-x8", "--batch-size", "8", "--num-batches", "1"),
-        ("optimized_transducer",),
+        FAST,
+        ("torchaudio",),
         {"random": 0.65, "peaky": 0.35},
         0.02,
     ),
     "long-form": Workload(
         "long form, T 1500, U 300",
         ("--preset", "{size},long-form", "--frames", "1500", "--tokens", "300", "--num-batches", "1"),
-        ("optimized_transducer",),
+        FAST,
+        ("torchaudio",),
         {"random": 0.4, "peaky": 0.2},
         0.004,
     ),
 }
 
 
-def measure(workload: Workload, logits: str, folder: Path, arguments: argparse.Namespace) -> List[Row]:
-    """The rows of one run."""
-    rows = ("fused", *(arguments.peers or workload.rows))
+def measure(arguments: argparse.Namespace) -> None:
+    """All runs, below --log-dir."""
+    for key in arguments.workloads:
+        workload, passes = WORKLOADS[key], "correctness,timing,memory"
+        small, rows = ((), arguments.peers) if arguments.peers else (workload.small, workload.rows)
+        for logits in arguments.logits:
+            run(workload, f"{key}-{logits}", ("fused", *rows), ("--logits", logits, "--passes", passes), arguments)
+            passes = "correctness,timing"
+        if small:
+            run(workload, f"{key}-memory", small, ("--passes", "memory"), arguments)
+
+
+def run(workload: Workload, name: str, rows: Sequence[str], how: Sequence[str], arguments: argparse.Namespace) -> None:
+    folder = arguments.log_dir / name
     flags = [word.format(size=arguments.size) for word in workload.flags]
-    command = [sys.executable, str(ROOT / "benchmark_all.py"), *flags, *FEW, "--only", ",".join(rows)]
-    command += ["--logits", logits, "--device", arguments.device, "--log-dir", str(folder)]
-    if subprocess.run([*command, *arguments.flags], stdout=sys.stderr).returncode == EXIT_USAGE:
-        raise UserError(f"{workload.title}, {logits} logits: benchmark_all.py refused its flags; its line is above")
-    return logs.rows([folder])
+    command = [sys.executable, str(ROOT / "benchmark_all.py"), *flags, *FEW, "--only", ",".join(rows), *how]
+    command += ["--device", arguments.device, "--log-dir", str(folder), *arguments.flags]
+    if arguments.resume and any(folder.rglob("*.jsonl")):
+        command.append("--resume")
+    if subprocess.run(command, stdout=sys.stderr).returncode == EXIT_USAGE:
+        raise UserError(f"{name}: benchmark_all.py refused its flags; its line is above")
+    print(f"{name}: measured", file=sys.stderr)
+
+
+def measure_parts(folder: Path) -> None:
+    """Of the runs of fused in `folder`; beside them."""
+    runs = [row.log_dir for row in logs.rows([folder]) if row.name == "fused"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "fused_parts.py"), *runs]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError("fused_parts.py failed; its line is above")
+    (folder / PARTS_FILE).write_text(done.stdout, encoding="utf-8")
+
+
+class Measured(NamedTuple):
+    """A line of the tables.  rows: of its run, by name; memory: those of all runs of the workload that measured it."""
+
+    workload: Workload
+    logits: str
+    run: str
+    rows: Dict[str, Row]
+    memory: Dict[str, Row]
+
+    @property
+    def fused(self) -> Row:
+        return self.rows["fused"]
+
+
+def read(folder: Path) -> List[Measured]:
+    """Raises UserError where fused has no numbers."""
+    found = []
+    for key, workload in WORKLOADS.items():
+        runs = {path.name: logs.rows([path]) for path in sorted(folder.glob(f"{key}-*"))}
+        memory = {row.name: row for rows in runs.values() for row in rows if row.peaks}
+        for logits in LOGITS:
+            rows = {row.name: row for row in runs.get(f"{key}-{logits}", [])}
+            if not rows:
+                continue
+            fused = rows.get("fused")
+            if fused is None or fused.status != "ok":
+                reason = fused.reason if fused else "it was not measured"
+                raise UserError(f"{workload.title}, {logits} logits: fused: {reason}")
+            found.append(Measured(workload, logits, f"{key}-{logits}", rows, memory))
+    if not found:
+        raise UserError(f"{folder}: has no run of this script; start it without --resume")
+    return found
 
 
 def times(row: Row) -> Dict[str, float]:
@@ -88,7 +162,7 @@ def times(row: Row) -> Dict[str, float]:
 
 
 class Ratio(NamedTuple):
-    """fused over the best exact loss: of the two, and of one to the other."""
+    """fused over the best of others: of the two, and of one to the other."""
 
     fused: float
     peer: float
@@ -109,50 +183,139 @@ def best(fused: Dict[str, float], peers: Dict[str, Dict[str, float]]) -> Optiona
     return Ratio(geometric_mean([fused[batch] for batch in shared]), means[name], name)
 
 
-def cells(ratio: Optional[Ratio], kind: str, unit: str, wanted: float) -> Dict[str, Cell]:
-    shown = ["-", "-", "-"]
-    if ratio:
-        verdict = "" if ratio.value <= wanted else " (missed)"
-        shown = [number(ratio.fused), f"{number(ratio.peer)} ({ratio.name})", f"{number(ratio.value, 2)}{verdict}"]
-    heads = f"fused {unit}", f"best exact {unit}", f"{kind}, of it"
-    return {**{head: Cell(text, 0) for head, text in zip(heads, shown)}, f"at most ({kind})": Cell(f"{wanted:g}", 0)}
+def peers(rows: Dict[str, Row], kind: str) -> Dict[str, Row]:
+    """The others of this kind that ended well."""
+    return {name: row for name, row in rows.items() if row.kind == kind and name != "fused" and row.status == "ok"}
 
 
-def line(workload: Workload, logits: str, rows: List[Row]) -> Dict[str, Cell]:
-    """One line of the table.  Raises UserError where fused has no numbers."""
-    of = {row.name: row for row in rows}
-    fused = of.get("fused")
-    if fused is None or fused.status != "ok":
-        reason = fused.reason if fused else "it was not measured"
-        raise UserError(f"{workload.title}, {logits} logits: fused: {reason}")
-    exact = {name: row for name, row in of.items() if row.kind == "exact" and row is not fused and row.status == "ok"}
-    time = best(times(fused), {name: times(row) for name, row in exact.items()})
-    memory = best(fused.peaks, {name: row.peaks for name, row in exact.items()})
-    pruned = [row.peak_mb for row in rows if row.kind == "pruned" and row.peak_mb]
-    limit = fused.limit_percent.get("step", {}).get("packed")
+def time_of(one: Measured) -> Optional[Ratio]:
+    timed = {name: times(row) for name, row in peers(one.rows, "exact").items()}
+    return best(times(one.fused), {name: values for name, values in timed.items() if values})
+
+
+def memory_of(one: Measured, kind: str = "exact") -> Optional[Ratio]:
+    fused = one.memory.get("fused")
+    return best(fused.peaks, {name: row.peaks for name, row in peers(one.memory, kind).items()}) if fused else None
+
+
+def judged(value: Optional[float], aim: Union[float, str], met: bool) -> Cell:
+    return Cell("-" if value is None else f"{number(value, 2)} (aim {aim}, {'met' if met else 'missed'})", 0)
+
+
+def ratio_cell(ratio: Optional[Ratio], aim: float) -> Cell:
+    return judged(ratio and ratio.value, aim, bool(ratio and ratio.value <= aim))
+
+
+def limit_of(row: Row) -> Optional[float]:
+    return row.limit_percent.get("step", {}).get("packed")
+
+
+def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
+    """fused's, and the best other's with its name."""
+    if ratio is None:
+        return Cell("-", 0), Cell("-", 0)
+    return Cell(number(ratio.fused), 0), Cell(f"{number(ratio.peer)} ({ratio.name})", 0)
+
+
+def line(one: Measured, whole: bool) -> Dict[str, Cell]:
+    """whole: with the megabytes and the error too."""
+    time, memory, pruned, percent = time_of(one), memory_of(one), memory_of(one, "pruned"), limit_of(one.fused)
+    (fused_ms, peer_ms), (fused_mb, peer_mb) = pair(time), pair(memory)
+    found = {
+        "workload": Cell(one.workload.title),
+        "logits": Cell(one.logits),
+        "fused ms": fused_ms,
+        "best exact ms": peer_ms,
+        "time, of it": ratio_cell(time, one.workload.time[one.logits]),
+        "fused MB": fused_mb,
+        "best exact MB": peer_mb,
+        "memory, of it": ratio_cell(memory, one.workload.memory),
+        "smallest pruned MB": judged(pruned and pruned.peer, fused_mb.shown, bool(pruned and pruned.value < 1)),
+        "% of limit": judged(percent, LIMIT_AIM, (percent or 0) >= LIMIT_AIM),
+        "gradient error": Cell(error((one.fused.at_size or {}).get("grad_error")), 0),
+    }
+    if not whole:
+        for head in ("fused MB", "best exact MB", "smallest pruned MB", "gradient error"):
+            del found[head]
+    return found
+
+
+def about(measured: Sequence[Measured]) -> str:
+    """What was measured, where and how; which counter is the memory."""
+    row = measured[0].fused
+    threads = f", {row.environment.threads} threads" if row.device == "cpu" else ""
+    of_scope = next((one.memory["fused"].peaks_mb["step"] for one in measured if "fused" in one.memory), {})
+    counter = COUNTERS[next((counter for counter in PEAKS if of_scope.get(counter)), "process")]
+    return (
+        f"`benchmarks/fused_table.py`, {(row.started or '')[:10]}, {row.device_name}{threads}, torch "
+        f"{row.torch}, {count(row.rounds, 'round')}: a step from encoder and decoder outputs to all gradients; MB is "
+        f"the {counter}."
+    )
+
+
+def failures(folder: Path) -> str:
+    """A line for each row that did not end well."""
+    rows = [row for row in logs.rows([folder]) if row.status != "ok"]
+    lines = [f"{row.folder.parent.name}: {row.name}: {row.status}: {without_folders(row.reason)}" for row in rows]
+    return "\n".join(f"- {escaped(one)}" for one in lines)
+
+
+def render(folder: Path, whole: bool = True) -> str:
+    """Markdown of the runs in `folder`: what was measured, the table, and which rows did not end well."""
+    measured = read(folder)
+    table = markdown(tabulated("fused", "", [line(one, whole) for one in measured]))
+    return "\n\n".join([about(measured), table, *filter(None, [failures(folder)])])
+
+
+def parts_line(one: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
+    """% of limit is the product of three shares: the operations that are needed, of those that are done; the rate of
+    the products, of the device's best; the products' time, of the step's time on all threads."""
+    ways, row = (parts["forward"], parts["backward"]), one.fused
+    spent = parts["threads"] * sum(way["ns"] for way in ways)
+    of = {part: sum(way["parts_ns"][part] for way in ways) for part in ways[0]["parts_ns"]}
+    flops, first = sum(way["flops"] for way in ways), ways[0]["flops"]
+    needed = first * (1 + 2 * row.needed_share) if row.needed_share else None
+    rate = 1e9 * flops * parts["threads"] / of["products"] / row.flops_per_second if row.flops_per_second else None
+    forward, total = (row.step_forward_ms or {}).get("median"), (row.step_ms or {}).get("median")
+
+    def percent(share: Optional[float]) -> Cell:
+        return Cell("-" if share is None else f"{100 * share:.0f}", 0)
+
+    known = of["products"] + of["exponentials"] + of["activations"] + of["lattice"] + of["waiting"]
     return {
-        "workload": Cell(workload.title),
-        "logits": Cell(logits),
-        **cells(time, "time", "ms", workload.time[logits]),
-        **cells(memory, "memory", "MB", workload.memory),
-        "pruned MB": Cell(number(min(pruned)) if pruned else "-", 0),
-        "% of limit": Cell(number(limit, 2), 0),
-        "gradient error": Cell(error((fused.at_size or {}).get("grad_error")), 0),
+        "workload": Cell(one.workload.title),
+        "logits": Cell(one.logits),
+        "forward ms": Cell(number(forward), 0),
+        "backward ms": Cell(number(total - forward if total and forward else None), 0),
+        "% of limit": Cell(number(limit_of(row), 2), 0),
+        "operations: needed of done": percent(needed and needed / flops),
+        "products: of the best rate": percent(rate),
+        "time: products": percent(of["products"] / spent),
+        "exponentials": percent(of["exponentials"] / spent),
+        "activations": percent(of["activations"] / spent),
+        "lattice": percent(of["lattice"] / spent),
+        "waiting": percent(of["waiting"] / spent),
+        "rest": percent(max(spent - known, 0) / spent),
     }
 
 
+def render_parts(folder: Path) -> str:
+    """Markdown of the parts of the steps, where they were measured."""
+    path = folder / PARTS_FILE
+    if not path.exists():
+        return "Not measured."
+    parts = {one["run"]: one for one in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    lines = [parts_line(one, parts[one.run]) for one in read(folder) if one.run in parts]
+    return markdown(tabulated("parts", "", lines))
+
+
 def main(arguments: argparse.Namespace) -> int:
-    lines, rows = [], []
-    for key in arguments.workloads:
-        for logits in arguments.logits:
-            rows = measure(WORKLOADS[key], logits, arguments.log_dir / f"{key}-{logits}", arguments)
-            lines.append(line(WORKLOADS[key], logits, rows))
-            print(f"{WORKLOADS[key].title}, {logits} logits: measured", file=sys.stderr)
-    about = next(row for row in rows if row.name == "fused")
-    threads = f", {about.environment.threads} threads" if about.device == "cpu" else ""
-    print(f"`benchmarks/fused_table.py`, {(about.started or '')[:10]}, {about.device_name}{threads}, ", end="")
-    print(f"torch {about.torch_version}, one round: a step from encoder and decoder outputs to all gradients.\n")
-    print(markdown(tabulated("fused", "", lines)))
+    measure(arguments)
+    if arguments.parts:
+        measure_parts(arguments.log_dir)
+    print(render(arguments.log_dir))
+    if arguments.parts:
+        print(f"\n{render_parts(arguments.log_dir)}")
     return EXIT_OK
 
 
@@ -164,6 +327,8 @@ def parser() -> Parser:
     add("--peers", type=lambda text: tuple(text.split(",")), metavar="A,B", help="the rows beside fused in all runs")
     add("--size", choices=("cpu", "seed", "quick"), default="cpu", help="preset of benchmark_all.py. Default: cpu")
     add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
+    add("--parts", action="store_true", help="time the parts of fused's steps too (CPU)")
+    add("--resume", action="store_true", help="go on with the runs that are in --log-dir")
     add("--log-dir", type=flag_types.path, default=ROOT / "log" / "fused-table", metavar="DIR")
     add("flags", nargs="*", help="more flags of benchmark_all.py, after --")
     return result

@@ -4,7 +4,8 @@
 `table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
 FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
-`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; and the matrix of docs/conformance.json.
+`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused of FOLDER`, `fused-short of FOLDER`,
+`fused-parts of FOLDER`: the tables of benchmarks/fused_table.py; and the matrix of docs/conformance.json.
 tests/test_docs.py asks that pages have what the records say.
 """
 
@@ -19,7 +20,9 @@ from textwrap import wrap
 from typing import Callable, Dict, List
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import fused_table  # noqa: E402
 
 from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
@@ -29,14 +32,16 @@ from common.core.text import escaped  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer, conformance, results, sweep, text  # noqa: E402
 
+#: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
+MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "reading", "corners", "comparing")),
+    *(f"docs/{name}.md" for name in ("results", "reading", "corners", "comparing", "fused")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
 BLOCK = re.compile(
-    r"(<!-- (\w+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
+    r"(<!-- ([a-z-]+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
 MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
 GIB = 2**30
@@ -120,7 +125,8 @@ def runs() -> str:
             headers = [row.header for row in [*log.rows, *log.searches, *swept]]
             machine = headers[0].machine
             hardware = f"{machine.cpu}, {machine.cores} cores, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
-            commands = dict.fromkeys(f"`{command(one)}`" for one in headers)
+            made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
+            commands = made_by or dict.fromkeys(f"`{command(one)}`" for one in headers)
             revisions = dict.fromkeys((one.git_revision or "?")[:7] for one in headers)
             cells = [f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)]
             lines.append(f"| {' | '.join(cells)} |")
@@ -138,8 +144,24 @@ def command(header: Header) -> str:
     return " ".join([f"./{Path(words[0]).name}", *words[1:]])
 
 
+def fused(folder: str) -> str:
+    """Markdown: fused beside the best exact loss."""
+    return fused_table.render(ROOT / folder)
+
+
+def fused_short(folder: str) -> str:
+    """Likewise, without megabytes and errors."""
+    return fused_table.render(ROOT / folder, whole=False)
+
+
+def fused_parts(folder: str) -> str:
+    """Markdown: where the time of fused's steps goes."""
+    return fused_table.render_parts(ROOT / folder)
+
+
 WRITERS: Dict[str, Callable[..., str]] = {
-    one.__name__: one for one in (table, screen, session, head, wide, allocators, comparison, runs)
+    one.__name__.replace("_", "-"): one
+    for one in (table, screen, session, head, wide, allocators, comparison, runs, fused, fused_short, fused_parts)
 }
 
 

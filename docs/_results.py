@@ -24,7 +24,7 @@ import _figures  # noqa: E402
 
 from common.system import machine  # noqa: E402
 
-#: NAME -> flags of benchmark_all.py, and how long that takes on two cores.
+#: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
 RUNS: Dict[str, str] = {
     "bench": "",  # 18 minutes
     "system": "--allocator system --passes timing,memory --skip warprnnt_numba",  # 15 minutes
@@ -39,6 +39,7 @@ RUNS: Dict[str, str] = {
     "--find-largest batch-size --memory-limit 2GiB --largest-cap 48 --num-batches 1",  # 12 minutes
     "vocabulary": "--only fused,optimized_transducer,fast_rnnt,torchaudio,k2,fast_rnnt@k2,fast_rnnt-pruned "
     "--sweep vocab-size=500,1000,4096 --frames 100 --tokens 20 --num-batches 1 --rounds 5",  # 8 minutes
+    "fused-table": "--parts",  # 20 minutes
 }
 TRACE = re.compile(r"\.trace\.json(\.gz)?$")
 
@@ -83,7 +84,8 @@ def main(names: List[str]) -> int:
     for name in names:
         log = ROOT / "log" / f"results-{name}"
         more = ["--resume"] if any(log.rglob("*.jsonl")) else []
-        command = [sys.executable, "benchmark_all.py", *RUNS[name].split(), "--log-dir", f"log/{log.name}", *more]
+        script = _figures.MADE_BY.get(name, "benchmark_all.py")
+        command = [sys.executable, script, *RUNS[name].split(), "--log-dir", f"log/{log.name}", *more]
         code = subprocess.run(command, cwd=ROOT).returncode
         if code not in (0, 1):  # 1: a row failed, and says why
             return code

@@ -69,15 +69,15 @@ def _has_openmp(words: Sequence[str], folder: Path) -> bool:
     return True
 
 
-def build(target: Path) -> None:
-    """Writes the library to `target`, at once and whole.  Raises BuildError."""
+def build(target: Path, more: Sequence[str] = ()) -> None:
+    """Writes the library to `target`, at once and whole.  more: flags.  Raises BuildError."""
     words = compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        flags = FLAGS + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
+        flags = [*FLAGS, *more] + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
         jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
-        jobs += [("kernels.cpp", folder / f"{i}.o", flags + more) for i, more in enumerate(instruction_sets())]
+        jobs += [("kernels.cpp", folder / f"{i}.o", flags + of_set) for i, of_set in enumerate(instruction_sets())]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
             list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
         made = folder / "made.so"

@@ -93,15 +93,20 @@ def _library() -> Tuple[Optional[ctypes.CDLL], str]:
             path = _cache() / name
         if not path.exists():
             compiling.build(path)
-        library = ctypes.CDLL(str(path))
+        return loaded(path), ""
     except (compiling.BuildError, OSError) as error:
         return None, f"the C++ code could not be compiled or loaded ({error})"
+
+
+def loaded(path: Path) -> ctypes.CDLL:
+    """A library with the types of what its functions return.  Raises OSError."""
+    library = ctypes.CDLL(str(path))
     library.fused_transducer_isa.restype = ctypes.c_char_p
     for function in ("forward_bytes", "backward_bytes"):
         getattr(library, f"fused_transducer_{function}").restype = ctypes.c_int64
     for function in ("forward", "backward"):
         getattr(library, f"fused_transducer_{function}").restype = None
-    return library, ""
+    return library
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:

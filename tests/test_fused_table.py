@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 from commands import ROOT, assert_user_error, run
 
+from common.analysis.row import Row
+
 sys.path.append(str(ROOT / "benchmarks"))
+
+import fused_table  # noqa: E402
 
 SCRIPT = "benchmarks/fused_table.py"
 
 
 def test_a_line_of_the_table(tmp_path, tiny_shapes):
-    small = ("--in-place", "--limits", "false", "--shape-file", tiny_shapes, "--frames", 12, "--tokens", 4)
+    small = (
+        "--in-place",
+        "--rounds",
+        1,
+        "--limits",
+        "false",
+        "--shape-file",
+        tiny_shapes,
+        "--frames",
+        12,
+        "--tokens",
+        4,
+    )
     choice = (
         "--workloads",
         "long-form",
@@ -31,15 +48,43 @@ def test_a_line_of_the_table(tmp_path, tiny_shapes):
     heads, _, row = lines
     of = dict(zip(heads, row))
     assert len(row) == len(heads) and of["logits"] == "peaky"
-    for unit, kind in (("ms", "time"), ("MB", "memory")):
+    for unit, kind, aim in (("ms", "time", "0.2"), ("MB", "memory", "0.004")):
         peer, name = of[f"best exact {unit}"].rstrip(")").split(" (")
-        ratio = float(of[f"{kind}, of it"].split()[0])  # two digits
-        assert name == "reference" and abs(ratio - float(of[f"fused {unit}"]) / float(peer)) < 0.06 * ratio
+        ratio, said = of[f"{kind}, of it"].split(" ", 1)  # two digits
+        assert name == "reference"
+        assert abs(float(ratio) - float(of[f"fused {unit}"]) / float(peer)) < 0.06 * float(ratio)
+        assert said == f"(aim {aim}, {'met' if float(ratio) <= float(aim) else 'missed'})"
+    short = fused_table.render(tmp_path, whole=False)
+    assert of["time, of it"] in short and of["best exact MB"] not in short
+
+
+def test_a_row_that_fails_is_named_and_the_others_are_compared(tmp_path):
+    """fast_rnnt, say, whose memory does not suffice."""
+    kept = ROOT / "results" / "2026-11-22-amd-epyc-2-cores"
+    for name in ("fused-2", "optimized_transducer-2", "fast_rnnt-2", "torchaudio-2"):
+        to = tmp_path / ("bpe500-memory" if name == "torchaudio-2" else "bpe500-random") / name
+        shutil.copytree(kept / name, to)
+        if name == "fast_rnnt-2":
+            text = (to / "results.jsonl").read_text()
+            (to / "results.jsonl").write_text(text.replace('"status":"ok"', '"status":"oom"'))
+    page = fused_table.render(tmp_path)
+    assert " (optimized_transducer) |" in page and "bpe500-random: fast_rnnt: oom" in page
+    assert " (torchaudio) | " in page  # the smallest, from the run that measured memory alone
+
+
+def test_percent_of_limit_is_the_product_of_the_shares():
+    """All operations needed, at half the best rate, in half of the time: a quarter of the limit."""
+    parts = dict.fromkeys(("preparing", "activations", "exponentials", "lattice", "adding", "waiting"), 0)
+    way = {"ns": 1_000, "flops": 4_000, "parts_ns": {**parts, "products": 1_000, "waiting": 1_000}}
+    row = Row(needed_share=0.5, flops_per_second=1.6e10, limit_percent={"step": {"packed": 25.0}})
+    one = fused_table.Measured(fused_table.WORKLOADS["bpe500"], "random", "bpe500-random", {"fused": row}, {})
+    found = fused_table.parts_line(one, {"run": "bpe500-random", "threads": 2, "forward": way, "backward": way})
+    shown = {head: cell.shown for head, cell in found.items()}
+    shares = ("operations: needed of done", "products: of the best rate", "time: products", "waiting", "rest")
+    assert [shown[share] for share in shares] == ["100", "50", "50", "50", "0"]
 
 
 def test_the_best_peer_is_chosen_over_shared_batches():
-    import fused_table
-
     found = fused_table.best({"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}})
     assert found == (2.0, 4.0, "b") and found.value == 0.5
     assert fused_table.best({"1": 2.0}, {}) is None

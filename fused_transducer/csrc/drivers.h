@@ -10,6 +10,11 @@
 #include <omp.h>
 #endif
 
+// From here on the thread works on this part of a step: nothing, except where benchmarks/fused_parts.py times them.
+#if !defined(FT_PART)
+#define FT_PART(part)
+#endif
+
 namespace FT_ISA {
 
 FT_INLINE int thread_number() {
@@ -94,6 +99,7 @@ template <class T> struct BackwardSpace {
 // The weights of `columns` symbols from `first` on, in panels.  All threads call this.
 template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, int64_t columns) {
   const T* weight = static_cast<const T*>(p.weight);
+  FT_PART(preparing);
 #pragma omp for schedule(static)
   for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS)
     pack_panel<T>(packed + c * p.H, weight + (first + c) * p.H, p.H, least(Block<T>::COLUMNS, p.V - first - c));
@@ -199,6 +205,7 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   T *blank = static_cast<T*>(p.arcs), *label = blank + p.first_cells[p.N], *kept = static_cast<T*>(p.kept);
   int64_t targets[GROUP];
   Normaliser<T> cells[GROUP];
+  FT_PART(activations);
   Cursor cursor(p, begin);
   for (int64_t i = 0; i < count; ++i, cursor.next()) {
     activate<T>(p, cursor.n, cursor.t(), cursor.u, activations + i * lda);
@@ -206,7 +213,9 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   }
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
+    FT_PART(products);
     logits_of<T>(p, activations, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
+    FT_PART(exponentials);
     for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
     if (p.kept_cells)
       for (int64_t i = 0; i < count; ++i)
@@ -221,6 +230,7 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
     label[begin + i + p.first_cells[p.N]] = cells[i].high;
     label[begin + i + 2 * p.first_cells[p.N]] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
   }
+  FT_PART(waiting);
 }
 
 template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpace<T>& space, int64_t n) {
@@ -251,7 +261,12 @@ template <class T> void forward(const Problem& p) {
     for (int64_t begin = 0; begin < cells; begin += GROUP)
       log_probabilities<T>(p, space, begin, least(GROUP, cells - begin));
 #pragma omp for schedule(dynamic)
-    for (int64_t n = 0; n < p.N; ++n) lattice_of_utterance<T>(p, space, n);
+    for (int64_t n = 0; n < p.N; ++n) {
+      FT_PART(lattice);
+      lattice_of_utterance<T>(p, space, n);
+      FT_PART(waiting);
+    }
+    FT_PART(outside);
   }
 }
 
@@ -324,9 +339,12 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   T *activations = space.activations + begin * lda, *logits = space.logits + begin * ldc;
   Cell* cells = space.cells + begin;
   if (symbols.first == 0) {
+    FT_PART(preparing);
     find_cells<T>(p, space, tile + begin, count, cells);
+    FT_PART(activations);
     for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
   }
+  FT_PART(products);
   if (p.kept_cells) {
     for (int64_t i = 0; i < count; ++i) {
       const T* kept = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
@@ -335,7 +353,9 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   } else {
     logits_of<T>(p, activations, space.packed, space.bias + symbols.first, count, symbols.columns, logits, ldc);
   }
+  FT_PART(exponentials);
   for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], symbols, logits + i * ldc);
+  FT_PART(waiting);
 }
 
 template <class T>
@@ -379,7 +399,9 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   T* panel = space.panels + thread_number() * space.columns * B::COLUMNS;
   bool first = symbols.first == 0, last = symbols.first + symbols.count == p.V;
   for (int64_t column = 0; column < p.H; column += B::COLUMNS) {
+    FT_PART(preparing);
     copy_panel<T>(panel, weight + column, symbols.count, p.H, least(B::COLUMNS, p.H - column));
+    FT_PART(products);
     for (int64_t r = begin; r < begin + count; r += B::ROWS) {
       T *to = space.sums + r * lda + column, *activations = space.activations + r * lda + column;
       multiply<T>(
@@ -391,6 +413,7 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
           });
     }
   }
+  FT_PART(waiting);
 }
 
 // Adds the columns from `first` on to the gradients of encoder and decoder: no two threads have the same columns, and
@@ -399,6 +422,7 @@ template <class T>
 void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t first) {
   int64_t lda = stride<T>(p.H), width = least(Block<T>::COLUMNS, p.H - first);
   T *d_encoder = static_cast<T*>(p.d_encoder), *d_decoder = static_cast<T*>(p.d_decoder);
+  FT_PART(adding);
   for (int64_t i = 0; i < rows; ++i) {
     const Cell& cell = space.cells[i];
     const T* from = space.sums + i * lda + first;
@@ -411,6 +435,7 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_
       for (int64_t c = 0; c < width; ++c) to[c] += from[c];
     }
   }
+  FT_PART(waiting);
 }
 
 // A tile's part of all gradients, for some symbols.  All threads call this.
@@ -422,17 +447,21 @@ void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& sy
   for (int64_t begin = 0; begin < rows; begin += GROUP)
     logit_gradients<T>(p, space, symbols, tile, begin, least(GROUP, rows - begin));
   if (p.d_bias) {
+    FT_PART(adding);
 #pragma omp for schedule(static) nowait
     for (int64_t symbol = 0; symbol < symbols.count; symbol += Simd<T>::W)
       add_bias_gradient<T>(p, space, symbols, rows, symbol);
   }
   if (p.d_weight) {
-#pragma omp for schedule(static)
+    FT_PART(products);
+#pragma omp for schedule(static) nowait
     for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
       int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
       int64_t column = item / BLOCKS % across * B::COLUMNS;
       if (symbol < symbols.count) add_weight_gradient<T>(p, space, symbols, rows, symbol, column);
     }
+    FT_PART(waiting);
+#pragma omp barrier
   }
   if (p.d_encoder || p.d_decoder) {
 #pragma omp for schedule(dynamic)
@@ -449,6 +478,7 @@ template <class T> void backward(const Problem& p) {
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;
+    FT_PART(preparing);
     count_cells<T>(p, space);
     int64_t cells = space.counted[space.blocks];
     fill_bias<T>(p, space.bias);
@@ -466,6 +496,7 @@ template <class T> void backward(const Problem& p) {
           add_input_gradients<T>(p, space, rows, column);
       }
     }
+    FT_PART(outside);
   }
 }
 
