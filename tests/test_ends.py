@@ -145,6 +145,13 @@ def test_a_script_that_spoils_its_process_costs_its_own_row_alone(flags, tmp_pat
     assert "exit code 0" in rows["own0"]["reason"] and "nowhere_at_all" in rows["own2"]["reason"]
 
 
+def test_a_list_runs_no_script(tmp_path):
+    script = own_loss(tmp_path, at_import="import os; os._exit(0)")
+    done = run("benchmark_all.py", "--list", "--only", script, "--device", "cpu")
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("own0 ")]
+    assert done.returncode == 0 and "missing" not in row and "unsupported" not in row
+
+
 def test_a_script_that_hangs_at_import_times_out(flags, tmp_path):
     script = own_loss(tmp_path, at_import="import time; time.sleep(600)")
     done = run("benchmark_all.py", "--only", script, *flags, *SHORT, "--timeout", "2", timeout=60)

@@ -24,7 +24,7 @@ from common.core.paths import ROOT, not_a_file
 
 ENDING = ".py"
 #: What is read from a script's text: attributes of the class Adapter.
-ATTRIBUTES = ("name", "layout", "topology", "variants", "devices", "simulator")
+ATTRIBUTES = ("name", "hint", "layout", "topology", "variants", "devices", "simulator")
 #: Where the defaults of these are.
 BASE = ROOT / "common" / "losses" / "adapter.py"
 
@@ -80,7 +80,7 @@ def described(path: Path) -> Dict[str, Any]:
         raise UserError(f"{path}: holds no ADAPTER; start from a copy of benchmark_mine.py")
     base = _find("Adapter", BASE)
     assert base is not None
-    said: Dict[str, Any] = {"name": "", **_values(base)}
+    said: Dict[str, Any] = {"name": "", "hint": "", **_values(base)}
     inherited = {(one.file, one.node.name): one for one in reversed(list(_ancestry(found)))}
     for one in inherited.values():  # a class before those that inherit from it
         said.update(_values(one))
