@@ -575,6 +575,15 @@ def test_the_command_writes_and_prints_the_matrix(tmp_path):
     assert str(tmp_path) not in json.dumps(document) + page
 
 
+def test_an_own_loss_that_is_wrong_in_a_simulator_is_shown_with_it(tmp_path):
+    text = (ROOT / "benchmark_mine.py").read_text().replace("    import torch\n", "    return 0 * logits.sum()\n", 1)
+    path = tmp_path / "benchmark_far.py"
+    path.write_text(text.replace('("cpu", "cuda")\n', '("cuda",)\n    simulator = {"FAR": "1"}\n', 1))
+    flags = ["--cases", "ragged", "--in-place", "--device", "cpu", "--format", "markdown"]
+    done = run("conformance.py", "--only", path, *flags, "--output", tmp_path)
+    assert done.returncode == 0 and "`FAR=1 .venv/main/bin/python shown.py`" in done.stdout, done.stderr
+
+
 def test_what_is_written_names_no_folder_of_this_machine():
     said = Outcome(DIFFERS, "raised in /tmp/x/loss.py, see https://example.org/a/b")
     rows = [Judged("a", "exact", cells={"ragged": said}), Judged("b", "exact", "missing", "no /work/y/lib.so")]

@@ -5,11 +5,11 @@ The commands run in the suite's own folder, on a file SHOWN that holds the code 
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from pathlib import Path
 from typing import FrozenSet, Optional
 
+from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
@@ -53,7 +53,7 @@ def source(name: str) -> str:
         return "not an implementation of this suite"
     if effort(name) < 2:
         return f"`{environments.ENVIRONMENTS[implementation.environment].command}` brings it"
-    return str(importlib.import_module(implementation.script).ADAPTER.hint)
+    return str(scripts.described(scripts.file_of(implementation))["hint"])
 
 
 def command(name: str) -> str:
@@ -64,7 +64,7 @@ def command(name: str) -> str:
     python = f".venv/{implementation.environment}/bin/python"
     before = ""
     if name.endswith(SIMULATED):
-        simulator = importlib.import_module(implementation.script).ADAPTER.simulator
+        simulator = scripts.described(scripts.file_of(implementation))["simulator"]
         before = "".join(f"{variable}={value} " for variable, value in simulator.items())
     if implementation.built:
         before += f'PYTHONPATH="$({python} -m common.setup.extensions path {implementation.package})" '
