@@ -322,6 +322,44 @@ def test_links_in_a_log_folder_are_not_written_through(measured, tmp_path):
         assert victim.read_bytes() == before
 
 
+def replace_by_links(victim, *paths):
+    victim.write_text("mine")
+    for path in paths:
+        path.unlink()
+        path.symlink_to(victim)
+
+
+@pytest.mark.parametrize(
+    "script, more, file, again",
+    [
+        ("benchmark_reference.py", ["--sweep", "vocab-size=20"], "sweep-vocab-size/sweep.jsonl", []),
+        (
+            "profile_inference.py",
+            ["--audio_mockup_secs=[0.1]", "--batch_sizes=[1]", "--arguments={layers: 1, dim: 16}"]
+            + ["--export_logs=true", "--max-seconds", "0.05"],
+            "inference-*/inference.jsonl",
+            ["inference.html", "cells.csv", "traces/*/*.txt"],
+        ),
+    ],
+    ids=["sweep", "inference"],
+)
+def test_links_in_the_folder_of_a_sweep_or_a_model(script, more, file, again, measured, tmp_path):
+    """again: what is written again where a job is repeated."""
+    flags = [*(measured[1] if "reference" in script else ["--device", "cpu"]), *more, "--log-dir", tmp_path]
+    assert run(script, *flags).returncode == 0
+    (path,) = tmp_path.glob(file)
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("\n") + 1])
+    links = [found for name in again for found in path.parent.glob(name)]
+    replace_by_links(tmp_path / "victim", *links)
+    assert len(links) == len(again) and run(script, *flags, "--resume").returncode == 0
+    assert (tmp_path / "victim").read_text() == "mine" and not any(link.is_symlink() for link in links)
+    replace_by_links(tmp_path / "victim", path)
+    (tmp_path / "victim").write_text(whole)
+    assert_user_error(run(script, *flags, "--resume"), path, "is a link")
+    assert (tmp_path / "victim").read_text() == whole
+
+
 def test_a_link_in_the_place_of_the_page_is_replaced(tmp_path):
     pytest.importorskip("jinja2")
     write_run(tmp_path / "log" / "a")

@@ -12,6 +12,7 @@ from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import paths
 from common.core.errors import UserError
+from common.core.files import write_whole
 from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs import tasks as jobs
@@ -24,6 +25,8 @@ from common.records.run import Run, remove
 from common.report import page
 from common.report.section import Section
 
+#: The advice where a file of a run cannot be written.
+SPACE = "free some space and go on with --resume"
 FORMATS = ("table", "markdown", "csv", "json")
 
 
@@ -98,13 +101,10 @@ def write(
     a warning: the records are there."""
     folder = run.folder
     try:
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+        write_whole(SPACE, *((folder / name, text) for name, text in files.items()))
         content = page.assembled(sections, folder, title, f"{folder.name}.")
-        (folder / f"{run.path.stem}.html").write_text(content, encoding="utf-8")
+        write_whole(SPACE, (folder / f"{run.path.stem}.html", content))
         if arguments.png:
             png.save([(figure.key, figure) for figure in figures], folder)
-    except UserError as error:  # no jinja2 or no matplotlib: the numbers are there
+    except UserError as error:  # or no jinja2 or no matplotlib: the numbers are there
         print(f"warning: {plain(error)}", file=sys.stderr)
-    except OSError as error:
-        print(f"warning: cannot write to {folder}: {error.strerror or error}", file=sys.stderr)

@@ -14,8 +14,6 @@ from typing import BinaryIO, Callable, List, Tuple, Union
 from common.core.errors import UserError
 from common.core.paths import not_a_file
 
-#: Of a flag of open(2): a link that someone put in the place of a file is not followed.
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: What a file gets: its text or bytes, or what writes them to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
@@ -50,6 +48,12 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     raise UserError(f"cannot read {path}: {problem}")
+
+
+def open_new(path: Path) -> BinaryIO:
+    """To write.  What was there goes: a link is not written through."""
+    path.unlink(missing_ok=True)
+    return open(path, "xb")
 
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:

@@ -13,6 +13,7 @@ from typing import Callable, Iterator, List, Optional, Tuple
 import torch
 from torch.profiler import ProfilerActivity, record_function
 
+from common.core.files import open_new
 from common.core.settings import Settings
 from common.measure.stages import Step, observed_by
 from common.system.load import ForeignLoad
@@ -70,7 +71,8 @@ def profile(
             profiler.step()
     foreign = load.share() if load.ready() else None
     pack(folder, settings.gzip_traces)
-    tables_file(folder).write_text("\n".join(tables), encoding="utf-8")
+    with open_new(tables_file(folder)) as stream:
+        stream.write("\n".join(tables).encode())
     return foreign
 
 
@@ -104,8 +106,9 @@ def compress(path: Path) -> None:
     """Replace a trace by NAME.gz.  At every moment, even when the disk is full, one of the two is there as a whole."""
     packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
     try:
-        with path.open("rb") as plain, gzip.open(part, "wb", compresslevel=6) as stream:
-            shutil.copyfileobj(plain, stream, 4 << 20)
+        with path.open("rb") as plain, open_new(part) as stream:
+            with gzip.open(stream, "wb", compresslevel=6) as packing:
+                shutil.copyfileobj(plain, packing, 4 << 20)
         os.replace(part, packed)
     finally:
         part.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
-from common.core.files import NO_LINK, cannot_write, write_whole
+from common.core.files import cannot_write, write_whole
 from common.core.text import plain, said
 from common.records import schema
 from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Status, SweepHeader
@@ -40,7 +40,7 @@ def append(path: Path, new: Iterable[Record]) -> None:
     take all of it; then the file is as it was before."""
     added = b"".join(map(_line, new))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_LINK, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with open(descriptor, "r+b", buffering=0) as stream:  # a buffer would be written again when the file is closed
             before = stream.seek(0, os.SEEK_END)
             left = _end_of_line(stream, before) + added
@@ -67,7 +67,7 @@ def mend(path: Path) -> None:
     """Cut off what a killed writer left of a job at the end of a file: a line cut short, and records without their
     status, which must not be mixed with those of the next attempt.  Raises UserError."""
     try:
-        with open(os.open(path, os.O_RDWR | NO_LINK), "r+b") as stream:
+        with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW), "r+b") as stream:
             end = position = 0
             for line in stream:
                 position += len(line)

@@ -12,9 +12,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator, Optional
 
-#: Of open(2): a link in the place of the lock is not followed, since the file is written to.
-NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-
 
 class Held(Exception):
     """Another process has the lock; `holder`: its number and computer, "unknown" where it could not write that."""
@@ -65,7 +62,7 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
     """The descriptor of the locked file; where the file system has no locks, of the file.  Raises Held where `waiting`
     is None."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
