@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 
@@ -78,14 +79,26 @@ def test_a_closed_run_is_a_row_beside_the_others(place):
     assert " ".join(done.stdout.split()).count("Permission denied") == 2 and "torchaudio" in done.stdout
 
 
-def test_an_environment_of_another_user_is_missing(place):
-    code = (
-        "import sys; from pathlib import Path; from common.setup import environments as e\n"
-        "e.FOLDER = Path(sys.argv[1]); print(e.interpreter('main'), e.reason('main'))"
-    )
-    options = {**OTHER, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    done = subprocess.run([sys.executable, "-c", code, str(place / "log" / "closed")], text=True, **options)
-    assert done.stdout.startswith("None ") and "Permission denied" in done.stdout, done.stderr
+def test_an_environment_of_another_user_is_missing(place, tmp_path):
+    shutil.copytree(ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("benchmark_*.py"):
+        shutil.copy(script, tmp_path)
+    (tmp_path / ".venv" / "k2").mkdir(parents=True)
+    (tmp_path / ".venv" / "k2").chmod(0)
+    words = [sys.executable, str(tmp_path / "benchmark_all.py"), "--list", "--device", "cpu"]
+    done = subprocess.run(words, capture_output=True, text=True, **OTHER)
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("k2 ")]
+    assert done.returncode == 0 and "missing: " in row and "Permission denied" in row, done.stderr
+
+
+def test_a_matrix_that_cannot_be_written_is_printed(place, tmp_path):
+    (tmp_path / "conformance.json").write_text('{"old": "one"}')
+    tmp_path.chmod(0o555)
+    done = as_other("conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", tmp_path)
+    tmp_path.chmod(0o755)
+    assert done.returncode == 2 and "--output" in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert "reference" in done.stdout and " pass" in done.stdout
+    assert (tmp_path / "conformance.json").read_text() == '{"old": "one"}'
 
 
 @pytest.mark.parametrize("below", ["", "/log"], ids=["itself", "below"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import resource
 import shutil
@@ -116,13 +117,14 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
     assert not marked.left() and rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
 
 
-def test_ctrl_c_while_a_command_is_imported_is_one_line(tmp_path):
+@pytest.mark.parametrize("script", ["summarize.py", "benchmark_all.py", "conformance.py"])
+def test_ctrl_c_while_a_command_is_imported_is_one_line(script, tmp_path):
     (tmp_path / "msgspec.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
-    process = start("summarize.py", env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    process = start(script, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "summarize.py: interrupted\n")
+    assert (process.returncode, errors) == (130, f"{script}: interrupted\n")
 
 
 def test_an_old_python_is_one_line():
@@ -130,6 +132,8 @@ def test_an_old_python_is_one_line():
     code = "import sys; sys.version_info = (3, 8, 0, 'final', 0); sys.argv = ['summarize.py']; import common"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
+    for path in [*ROOT.glob("*.py"), ROOT / "common" / "__init__.py"]:  # what it reads before it says so
+        ast.parse(path.read_bytes(), feature_version=(3, 8))
 
 
 def test_a_script_that_spoils_its_process_costs_its_own_row_alone(flags, tmp_path):

@@ -296,21 +296,24 @@ def test_memory_stays_bounded(tmp_path):
         for _ in range(100):
             stream.write(many + ",\n")
         stream.write(many + '\n  ],\n  "traceName": "x"\n}')
+    longer = tmp_path / "steps.json.gz"  # 1.3 million of them
+    step = '{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 2},'
+    longer.write_bytes(gzip.compress(b"[" + 1_300_000 * step.encode(), 1))
     code = (
         "import re, sys; from common.traces.reader import read;"
         "found = read(sys.argv[1], sys.argv[2] == 'fast');"
         # not ru_maxrss, which a child takes over from the process that started it
         "print(len(found.steps), re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])"
     )
-    for way in ("fast", "any"):
+    for trace, way, count in ((path, "fast", 50_500), (path, "any", 50_500), (longer, "fast", reader.MOST_STEPS)):
         out = subprocess.run(
-            [sys.executable, "-c", code, str(path), way],
+            [sys.executable, "-c", code, str(trace), way],
             cwd=Path(__file__).parents[1],
             check=True,
             capture_output=True,
             text=True,
         ).stdout.split()
-        assert int(out[0]) == 50_500
+        assert int(out[0]) == count
         assert int(out[1]) < 100 * 1024
 
 
