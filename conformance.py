@@ -79,6 +79,12 @@ def parser() -> Parser:
         action="store_true",
         help=f"keep the rows of the {JSON_NAME} that is there which this run does not judge, with their revision",
     )
+    result.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"go on with the {JSON_NAME} of a run that was stopped, of the same revision, cases and device: what it "
+        "judged is not judged again",
+    )
     result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
     result.add_argument(
         "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
@@ -130,6 +136,10 @@ def judge(
     earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[Judged] = []
+    if arguments.resume:
+        judged += conformance.resumed(folder / JSON_NAME, cases, device, about["cpu"], suite, arguments.large)
+    done = {one.name for one in judged}
+    left = {name: choice for name, choice in choices.items() if name not in done}
 
     def found() -> Dict[str, Any]:
         of = conformance.document(judged, cases, device=device, machine=about, suite=suite, command=command)
@@ -157,7 +167,7 @@ def judge(
             print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
 
     try:
-        judge_all(executor, choices, cases, device, arguments, keep)
+        judge_all(executor, left, cases, device, arguments, keep)
     except KeyboardInterrupt:
         if not judged:
             raise
@@ -166,8 +176,9 @@ def judge(
     if problem:
         raise problem
     if interrupted:
-        words = f"{len(judged)} of {count(len(choices), 'implementation')} judged, which {folder / JSON_NAME} has"
-        print(f"interrupted: {words}", file=sys.stderr)
+        done |= {one.name for one in judged}
+        words = f"{len(done & choices.keys())} of {count(len(choices), 'implementation')} judged"
+        print(f"interrupted: {words}, which {folder / JSON_NAME} has; --resume judges the others", file=sys.stderr)
         return EXIT_INTERRUPTED
     failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
     return EXIT_FAILED if failed else EXIT_OK
@@ -211,6 +222,8 @@ def judge_all(
                 how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
                 records = once_more.execute(name, lane, job, python, *how)
             one = _judged(name, records)
+            if name in arguments.large:
+                one.about["large"] = True
             with lock:
                 progress.done(name, one.status, one.reason, (name, "conformance"))
                 keep(one)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import ROOT, assert_user_error, run
+from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_conformance import made
 
 import conformance
@@ -627,6 +627,22 @@ def test_update_wants_the_same_device_and_whole_rows(tmp_path):
     assert_user_error(run(*only, "--cases", "ragged"), "--update", "leave --cases out")
     (tmp_path / "conformance.json").write_text("{}")
     assert_user_error(run(*only), "--update", "cannot be read")
+
+
+def test_a_killed_matrix_resumes(tmp_path):
+    """kill -9 in the second implementation: the first is not judged again, and others are not taken for it."""
+    own = tmp_path / "benchmark_own.py"
+    script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "own"')
+    own.write_text(f"{script}\n{KILLS}\nkill_the_command({str(tmp_path / 'told')!r})\n")
+    flags = ("--only", f"reference,{own}", "--device", "cpu", "--output", tmp_path)
+    assert_user_error(run("conformance.py", *flags, "--resume"), "--resume", tmp_path)
+    assert run("conformance.py", *flags, "--cases", "ragged").returncode == -9
+    (before,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
+    assert_user_error(run("conformance.py", *flags, "--cases", "V-2", "--resume"), "--resume", "cases")
+    done = run("conformance.py", *flags, "--cases", "ragged", "--resume")
+    assert done.returncode == 0 and "[1/1] own" in done.stderr, done.stderr
+    first, second = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
+    assert first == before and second["cells"]["ragged"]["result"] == PASS
 
 
 def test_bad_flags_and_the_list():

@@ -177,22 +177,30 @@ def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_on
     assert all(name in results["place"](name, "2027-01-02") for name in results["RUNS"] if name != "bench")
 
 
-def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
-    """Run as Slurm would, with another make and Python in the place of ours: TERM must reach the benchmark."""
+def submitted(folder, number, bodies):
+    """The sbatch script of this number of docs/clusters.md, started as Slurm would.  bodies: of what stands in the
+    place of commands, by their names."""
     page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
     scripts = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    for script in scripts:
-        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
-    assert "#SBATCH --signal=B:TERM@" in scripts[0]
-    (tmp_path / "job.sh").write_text(scripts[0])
-    python = tmp_path / ".venv" / "main" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    for path, body in ((tmp_path / "make", 'echo make "$@"'), (python, 'echo python "$@"; kill -TERM $$; echo lived')):
+    assert "#SBATCH --signal=B:TERM@" in scripts[number]
+    (folder / "job.sh").write_text(scripts[number])
+    assert subprocess.run(["bash", "-n", "job.sh"], cwd=folder).returncode == 0
+    for name, body in bodies.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(tmp_path)}
-    environment.update(SLURM_JOB_NAME="losses", BUNDLE="/scratch/a bundle")
-    job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_SUBMIT_DIR": str(folder)}
+    environment.update(SLURM_JOB_NAME="losses", BUNDLE="/scratch/a bundle", SLURM_NNODES="3")
+    environment.update(SLURM_JOB_NODELIST="n[1-3]")
+    return subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
+    """Run as Slurm would, with another make and Python in the place of ours: TERM must reach the benchmark."""
+    python = 'echo python "$@"; kill -TERM $$; echo lived'
+    bodies = {"make": 'echo make "$@"', ".venv/main/bin/python": python}
+    job = submitted(tmp_path, 0, bodies)
     out, _ = job.communicate(timeout=60)
     # the process that Slurm signals is the benchmark itself
     assert job.returncode == -15
@@ -201,8 +209,37 @@ def test_the_sbatch_script_of_one_node_sets_up_and_hands_its_end_on(tmp_path):
         "python benchmark_all.py --log-dir log/losses",
     ]
     (tmp_path / "log" / "losses").mkdir(parents=True)  # submitted again
-    again = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
-    assert again.stdout.splitlines()[1] == "python benchmark_all.py --log-dir log/losses --resume"
+    out, _ = submitted(tmp_path, 0, bodies).communicate(timeout=60)
+    assert out.splitlines()[1] == "python benchmark_all.py --log-dir log/losses --resume"
+
+
+def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end_on(tmp_path):
+    """With other commands in the place of Slurm's and of Ray's: TERM must reach the benchmark, which is on one node."""
+    bodies = {
+        "make": 'echo make "$@"',
+        "scontrol": "printf 'n1\\nn2\\nn3\\n'",
+        "srun": 'echo srun "$@"',
+        ".venv/ray/bin/ray": "printf ' node_1\\n node_2\\n node_3\\n'",
+        ".venv/main/bin/python": 'trap "echo told; exit 143" TERM; echo python "$@"; while :; do sleep 0.05; done',
+    }
+    ran, ray = (
+        "python benchmark_all.py --executor ray --ray-address n1:6379",
+        tmp_path / ".venv" / "ray" / "bin" / "ray",
+    )
+    for more in ("", " --resume"):  # then submitted again
+        lines = []
+        with submitted(tmp_path, 1, bodies) as job:
+            for line in map(str.strip, job.stdout):
+                lines.append(line)
+                if line.startswith("python"):
+                    job.terminate()
+        assert job.returncode not in (0, -15)
+        assert "make setup ENVIRONMENTS=ray BUNDLE=/scratch/a bundle" in lines and "told" in lines
+        head, others = (line for line in lines if line.startswith("srun"))
+        assert head.startswith(f"srun --nodes=1 --ntasks=1 -w n1 {ray} start --head")
+        assert others.startswith(f"srun --nodes=2 --ntasks=2 -x n1 {ray} start --address=n1:6379")
+        assert f"{ran} --rounds 32 --log-dir log/losses{more}" in lines
+        (tmp_path / "log" / "losses").mkdir(parents=True, exist_ok=True)
 
 
 def test_the_pick_of_the_readme_is_that_of_its_records():

@@ -147,9 +147,9 @@ def test_a_batch_with_more_samples_counts_no_more():
     assert roofline.limit_percent({1: 1.0}, {}) is None
 
 
-def write_limited(folder, *lines, exact=True, batch=BATCH, **checked):
+def write_limited(folder, *lines, exact=True, batch=BATCH, node=None, **checked):
     """One batch; a step takes 10, 20 and 30 s, a loss 5 s."""
-    about = environment("timing-1", batches=[batch])
+    about = environment("timing-1", batches=[batch], node=node)
     samples = [sample("timing-1", "step", batch["index"], seconds * 1e3) for seconds in (10, 20, 30)]
     samples += [sample("timing-1", "loss", batch["index"], 5e3), sample("timing-1", "loss", 7, 1, warmup=True)]
     write_run(
@@ -175,6 +175,14 @@ def test_a_row_has_its_floor_and_its_share_of_the_limit(tmp_path):
     assert row["limit_ranges"]["flops_per_second"] == {"measurements": 2, "lowest": 500, "highest": 1000}
     assert not any("beside other load" in note for note in row["notes"])
     assert row["round_medians_ms"] == {"step": {"1": {"7": 20e3}}, "loss": {"1": {"7": 5e3}}}
+
+
+def test_a_row_is_held_against_the_limits_of_its_own_device(tmp_path):
+    of_both = limits(1, 2, node="a"), limits(2, 4, node="b")
+    rows = [one_row(write_limited(tmp_path / node, *of_both, node=node)) for node in "ab"]
+    assert [row["flops_per_second"] for row in rows] == [1000, 500]
+    percents = [row["limit_percent"]["step"]["packed"] for row in rows]
+    assert percents == pytest.approx([2.7 / 20 * 100, 5.4 / 20 * 100])
 
 
 AT_SIZE = {"batch": 7, "N": 2, "T_max": 9, "U_max": 1, "loss_error": 0, "grad_error": 0, "grad_tolerance": 1}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import ROOT, assert_user_error, run
+from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_model_runs import InProcess
 from torch import nn
 
@@ -421,6 +421,25 @@ def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
         (str(size), str(one["frames"]), "ok") for size, one in zip((1, 3), frames)
     ]
     assert (folder / "profile.txt").read_text().count("Self CPU time total") == 2
+
+
+def test_a_killed_sweep_resumes(of_features, tmp_path):
+    """kill -9 in the second size: the first is not profiled again."""
+    own = MODELS.replace("torch.empty(", f"len(features) > 1 and kill_the_command('{tmp_path}/told') or torch.empty(")
+    (tmp_path / "own.py").write_text(own + KILLS)
+    model = (f"--model={tmp_path}/own.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
+    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--sweep", "batch-size=1,2")
+    flags = (*model, *quick, "--shape-file", of_features, "--log-dir", tmp_path / "log")
+    assert_user_error(run("profile_model.py", *flags, "--resume"), "--resume")
+    assert run("profile_model.py", *flags).returncode == -9
+    kept = tmp_path / "log" / "profile-sweep-batch-size" / "profile.json"
+    (before,) = json.loads(kept.read_text())
+    done = run("profile_model.py", *flags, "--resume")
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(kept.read_text())
+    assert first == before and second["size"] == "batch-size 2" and second["rows"]
+    assert done.stdout.count("labels' own cost") == 2 and len(list((tmp_path / "log").iterdir())) == 1
+    assert_user_error(run("profile_model.py", *flags, "--resume", "--seed", 1), "--resume")
 
 
 def test_a_mistake_in_a_later_size_keeps_what_was_measured(whole, tmp_path):

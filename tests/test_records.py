@@ -10,13 +10,16 @@ import signal
 import stat
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from commands import ROOT
 from fixtures_runs import correctness, header, records_of, timing, write_records
 
+from common.core import settings
 from common.core.errors import UserError
 from common.records import schema, store
+from common.records.run import open_runs
 from common.setup import environments
 
 RUN = {"record": "run", "schema": schema.SCHEMA, "name": "x"}
@@ -218,3 +221,18 @@ def test_what_measures_needs_no_msgspec():
     workers = "common.jobs.worker, common.conformance.worker, common.losses.subject, common.measure.peaks"
     code = f"import sys; sys.modules['msgspec'] = None; import {workers}"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True).stderr == ""
+
+
+def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
+    """Of a job of 5,000 of them, which are in its file."""
+    job = timing("timing-1", [1.0] * 5000, [])
+    with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, False) as run_of:
+        run = run_of["torchaudio"]
+        tracemalloc.start()
+        run.add(job)
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert held < 100_000 and run.is_done("timing-1")
+        assert len(store.read(run.path)) == 1 + len(job)
+    with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, True) as run_of:
+        assert run_of["torchaudio"].is_done("timing-1") and len(run_of["torchaudio"].records) == 3

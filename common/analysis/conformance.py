@@ -231,8 +231,9 @@ def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[s
 ORIGIN = ("made", "git_revision", "git_dirty")
 
 
-def read(path: Path, device: str, cpu: str) -> Dict[str, Any]:
-    """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's."""
+def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
+    """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's.  flag: that
+    reads it."""
     try:
         found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         there = (found["device"], found["machine"]["cpu"])
@@ -243,12 +244,33 @@ def read(path: Path, device: str, cpu: str) -> Dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"--update: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
+        raise UserError(f"{flag}: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
     if there != (device, cpu) and rows:
         raise UserError(
-            f"--update: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
+            f"{flag}: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
         )
     return found
+
+
+def resumed(
+    path: Path, cases: Sequence[Asked], device: str, cpu: str, suite: Sequence[Any], large: Sequence[str]
+) -> List[Judged]:
+    """The rows of the document in `path` that need not be judged again.  suite: see `document`; large: those that are
+    asked for more than 2^31 elements too.  Raises UserError where they are not of these cases on this device by this
+    revision."""
+    found = read(path, device, cpu, "--resume")
+    asked = [case.to_json() for case in cases]
+    if not found or (found.get("cases"), found.get("git_revision"), found.get("git_dirty")) != (asked, *suite):
+        raise UserError(f"--resume: no run of these cases by this revision in {path}; leave the flag out to start one")
+    rows = []
+    for entry in judged_of(found):
+        cells = {name: Outcome.from_json(outcome) for name, outcome in entry["cells"].items()}
+        same = (entry["git_revision"], entry["git_dirty"]) == tuple(suite)
+        if same and entry.get("large", False) == (entry["name"] in large):
+            if all(outcome.result != ERROR for outcome in cells.values()):
+                about = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
+                rows.append(Judged(entry["name"], entry["kind"], about=about, cells=cells))
+    return rows
 
 
 def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:

@@ -27,11 +27,13 @@ from common.jobs.spec import Task
 from common.jobs.spread import OnceMore, spread
 from common.plots import png
 from common.plots.profile import figures
-from common.records.run import claim_folder
+from common.records import profile as records
+from common.records.run import remove
 from common.report import page
 from common.report import profile as report
 from common.setup import interpreters
 from common.setup.interpreters import Choice as Python
+from common.system.locks import Claim
 from common.tables import profile as tables
 from common.tables.profile import Cell_
 from common.tables.text import aligned
@@ -152,6 +154,7 @@ def _run(result: Parser) -> None:
     add(
         "--limits", **BOOL, default=True, help="measure the device's matrix rate, which 'of limit' needs. Default: true"
     )
+    add("--resume", action="store_true", help="continue the newest profile of the same: sizes that are done stay")
     flags.add_executor(add)
     model_run.add_files(add, "profile-<size>")
 
@@ -199,9 +202,8 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
         key, values = arguments.sweep
         swept = [{**given, key.replace("-", "_"): value, "sort_utterance": SIZES[key]} for value in values]
         every = [_settings(arguments, device, choice.sizes, one) for one in swept]
-    claim = claim_folder(arguments.log_dir, f"profile-{every[0].suffix if not arguments.sweep else f'sweep-{key}'}")
+    claim, cells = _opened(choice, every, arguments, executor)
     folder = claim.path.parent
-    cells: Dict[int, Cell_] = {}
     stopped: Union[KeyboardInterrupt, UserError, None] = None
     try:
         try:
@@ -210,20 +212,41 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
             if not cells:
                 raise
             stopped = error
-        found = [cells[place] for place in sorted(cells)]
+        found = _sorted(cells)
         if len(every) == 1 and found[0][1] is None:
+            (folder / records.FILE_NAME).unlink()
             raise UserError(found[0][2])
         _write(found, folder, arguments.png)
     finally:
         claim.release()
-        if not any(folder.iterdir()):
-            folder.rmdir()
+        if {path.name for path in folder.iterdir()} == {records.HEADER_NAME}:
+            remove(folder / records.HEADER_NAME)
     if isinstance(stopped, KeyboardInterrupt):
-        print(f"interrupted: {len(found)} of {len(every)} sizes were profiled", file=sys.stderr)
+        print(f"interrupted: {len(found)} of {len(every)} sizes were profiled; --resume goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
     if stopped:
         raise stopped
     return EXIT_OK if all(one for _, one, _ in found) else EXIT_FAILED
+
+
+def _opened(
+    choice: Any, every: Sequence[Settings], arguments: argparse.Namespace, executor: Executor
+) -> Tuple[Claim, Dict[int, Cell_]]:
+    """The lock of a new folder, or of the one to go on in, and the cells that are profiled there."""
+    machine = executor.machine and {key: executor.machine.get(key) for key in ("cpu", "cores", "gpu")}
+    settings_of = [one.to_json() for one in every]
+    identity = {"choice": choice.to_json(), "settings": settings_of, "limits": arguments.limits, "machine": machine}
+    if not arguments.resume:
+        of = f"sweep-{arguments.sweep[0]}" if arguments.sweep else every[0].suffix
+        return records.start(arguments.log_dir, f"profile-{of}", identity), {}
+    claim, documents = records.resume(arguments.log_dir, identity)
+    known = {one["size"]: one for one in documents if one.get("spans")}
+    places = {place: _words(of) for place, of in enumerate(every)}
+    return claim, {place: (words, profile(known[words]), "") for place, words in places.items() if words in known}
+
+
+def _words(of: Settings) -> str:
+    return f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
 
 
 def _measure(
@@ -235,13 +258,15 @@ def _measure(
     executor: Executor,
     cells: Dict[int, Cell_],
 ) -> None:
-    """Put a cell for each of the settings into `cells`: its words, and its profile or why there is none."""
+    """Put a cell for each of the settings that has none into `cells`: its words, and its profile or why there is none.
+    All that there are go to disk with each."""
     lock, once_more = RLock(), OnceMore()
-    known: Dict[str, Any] = {}  # limits, by device
+    done = [found.document for _, found, _ in cells.values() if found]
+    known = {str(of.get("node", "")): of["limits"] for of in done}  # by device
 
     def serve(lane: Executor, place: int) -> None:
         of = every[place]
-        words = f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
+        words = _words(of)
         with lock:
             where = f" of {lane.label}" if lane.label else ""
             print(f"profiling {words}: {choice.implementation.name} on {of.device}{where} ...", file=sys.stderr)
@@ -257,8 +282,17 @@ def _measure(
             else:
                 print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
                 cells[place] = words, None, end["reason"]
+            _keep(folder, tables.json(_sorted(cells)))
 
-    spread(executor.lanes(), range(len(every)), serve)
+    spread(executor.lanes(), [place for place in range(len(every)) if place not in cells], serve)
+
+
+def _sorted(cells: Mapping[int, Cell_]) -> List[Cell_]:
+    return [cells[place] for place in sorted(cells)]
+
+
+def _keep(folder: Path, text: str) -> None:
+    write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, text))
 
 
 def _choice(arguments: argparse.Namespace) -> Any:
@@ -314,12 +348,12 @@ def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:
     of_cells = [folder / str(place) if place else folder for place in range(len(cells))]
     tables_of_operators = [one / f"{one.name}.txt" for one in of_cells]
     operators = [path.read_text(encoding="utf-8") for path in tables_of_operators if path.exists()]
-    title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / report.FILE_NAME)
+    title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / records.FILE_NAME)
     files: Dict[str, Any] = {
         "profile-filtered.txt": "\n".join(shown),
         "profile.txt": "\n".join([*shown, *operators]),
         "profile.csv": tables.csv(cells),
-        report.FILE_NAME: tables.json(cells),
+        records.FILE_NAME: tables.json(cells),
         report.PAGE_NAME: partial(page.assembled, sections, folder, title, f"{folder.name}."),
     }
     for name, content in files.items():

@@ -59,15 +59,15 @@ def benchmark(
         for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
             run_of = {name: file.open_run(number, cell, name, resolved) for name in names}
             known = reuse(file, run_of)
-            limits = parser.with_limits(arguments, resolved) and not known
+            lacking = {lane.label for lane in executor.lanes()} - known
             with Progress(arguments.quiet) as progress:
-                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
+                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor, limited=known)
                 jobs = session.pending(plan(names, resolved))
                 if jobs and not arguments.quiet:
                     left = f", {about(mean(took) * (len(cells) - number))}" if took else ""
                     print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}{left}", file=sys.stderr)
                 began = time.monotonic()
-                session.run(jobs, limits)
+                session.run(jobs, parser.with_limits(arguments, resolved) and bool(lacking))
                 took += [time.monotonic() - began] * bool(jobs)
 
     def discard() -> bool:

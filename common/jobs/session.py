@@ -34,7 +34,8 @@ Chain = Deque[Job]
 class Session:
     """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job.
 
-    lock: of runs and progress, which all devices write to; unlimited: devices whose limits could not be measured."""
+    lock: of runs and progress, which all devices write to; limited: devices whose limits are known, or could not be
+    measured."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -44,7 +45,7 @@ class Session:
     executor: Executor
     warned: Set[str] = field(default_factory=set)
     lock: RLock = field(default_factory=RLock)
-    unlimited: Set[str] = field(default_factory=set)
+    limited: Set[str] = field(default_factory=set)
     once_more: OnceMore = field(default_factory=OnceMore)
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
@@ -120,7 +121,7 @@ class Session:
         or that of earlier rounds.  number: of the round.  Raises Interrupted and Lost."""
         pythons = {name: choice.python for name, choice in self.python_of.items() if choice.python}
         pythons = {name: python for name, python in pythons.items() if not self.run_of[name].failed}
-        name = None if lane.label in self.unlimited else self.executor.with_newest_torch(pythons)
+        name = None if lane.label in self.limited else self.executor.with_newest_torch(pythons)
         if name is None:
             with self.lock:
                 self.progress.skip(("limits", "limits"))
@@ -132,8 +133,8 @@ class Session:
         *records, status = self._execute(job, lane)
         if not records:
             reason = f"{status['status']}: {status['reason']}"
-            records = [{"record": "limits", "reason": reason}]
-            self.unlimited.add(lane.label)
+            records = [{"record": "limits", "reason": reason, **({"node": lane.label} if lane.label else {})}]
+            self.limited.add(lane.label)
         of_all = [{**{key: record[key] for key in record if key != "job"}, "round": number} for record in records]
         with self.lock:
             for name in pythons:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping, Optional
+from typing import Dict, List, Mapping, Optional, Set
 
 from common.core.errors import NOT_RUNNABLE
 from common.records import schema
@@ -14,28 +14,34 @@ from common.records.sweep import SweepFile, SweepRun
 OF_LIMITS = ("dtype", "threads", "denormals", "tf32")
 
 
-def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> bool:
-    """Add to the runs of a cell what other cells found that holds here too: the device's limits, and which
-    implementation cannot run.  Returns whether the limits are known."""
+def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> Set[str]:
+    """Add to the runs of a cell what other cells found that holds here too: the limits of devices, and which
+    implementation cannot run.  Returns the devices whose limits are known ("" for the one that has no label)."""
     limits = _limits(sweep, next(iter(run_of.values())))
     for run in run_of.values():
         refusal = None if run.is_done("correctness") else _refusal(sweep, run)
         if refusal:
             run.add(refusal)
-        elif limits and not any(isinstance(record, Limits) for record in run.records):
-            run.add(limits)
-    return bool(limits)
+        else:
+            there = {record.node for record in run.records if isinstance(record, Limits)}
+            lacking = [record for node, of in limits.items() if node not in there for record in of]
+            if lacking:
+                run.add(lacking)
+    return {node or "" for node in limits}
 
 
-def _limits(sweep: SweepFile, run: SweepRun) -> List[Record]:
-    """One for each device."""
+def _limits(sweep: SweepFile, run: SweepRun) -> Dict[Optional[str], List[Record]]:
+    """Those of each device, of the first cell that has it."""
     wanted = run.header.settings
+    found: Dict[Optional[str], List[Record]] = {}
     for (cell, _), other in sweep.runs.items():
         if all(other.header.settings.get(key) == wanted.get(key) for key in OF_LIMITS):
-            found = [record for record in other.records if isinstance(record, Limits)]
-            if found:
-                return [{"reused_from": cell, **schema.as_written(record)} for record in found]
-    return []
+            of_cell: Dict[Optional[str], List[Record]] = {}
+            for record in other.records:
+                if isinstance(record, Limits):
+                    of_cell.setdefault(record.node, []).append({"reused_from": cell, **schema.as_written(record)})
+            found = {**of_cell, **found}
+    return found
 
 
 def _refusal(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:

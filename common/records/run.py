@@ -28,6 +28,8 @@ from common.records.schema import FirstLine, Header, Line, Record, Status
 from common.system import machine
 from common.system.locks import Claim, Held
 
+#: Of these a job has hundreds: they are in the file alone.
+MANY = (schema.Sample, schema.Call)
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"
 
@@ -38,12 +40,12 @@ class NothingToResume(UserError):
 
 class Run:
     """Records of one implementation in the file `path`; every addition is written before the next job starts.
-    existing: those in the file already; claim: the lock of the folder, where it is this run's alone; failed: did a job
-    that this process added not end well?"""
+    records: but those of MANY; existing: those in the file already; claim: the lock of the folder, where it is this
+    run's alone; failed: did a job that this process added not end well?"""
 
     def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
-        self.records: List[Line] = list(existing)
+        self.records = kept(existing)
         self.unwritten: List[Record] = []
         self.failed = False
 
@@ -65,7 +67,7 @@ class Run:
 
     def _add(self, new: Sequence[Record]) -> None:
         """Raises NotWritten, and ValueError for a record that is not as the schema says."""
-        self.records += list(map(schema.typed, new))
+        self.records += kept(map(schema.typed, new))
         self.unwritten += new
         store.append(self.path, map(self._line, self.unwritten))
         self.unwritten.clear()
@@ -108,6 +110,11 @@ class Run:
             remove(self.path)
 
 
+def kept(lines: Iterable[Line]) -> List[Line]:
+    """What a run holds in memory, so that it is bounded by the number of its jobs."""
+    return [line for line in lines if not isinstance(line, MANY)]
+
+
 def remove(path: Path) -> None:
     """A file of records and its folder, unless someone put another file there."""
     with suppress(OSError):
@@ -139,21 +146,25 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
 def claim_again(path: Path) -> Claim:
     """The lock of a run or sweep that is to be continued, of whose file `path` a killed process may have left a job
     half written: that is cut off.  Raises UserError while another process has the lock."""
-    folder = path.parent
-    try:
-        claim = Claim(folder / LOCK_NAME)
-    except Held as held:
-        words = f"is being measured by process {held.holder}: wait for it, or give another --log-dir"
-        raise UserError(f"--resume: {folder} {words}") from None
-    except OSError as error:
-        words = cannot_write(folder / LOCK_NAME, error, "leave the flag out")
-        raise UserError(f"--resume: {words}") from error
+    claim = claim_held(path.parent)
     try:
         store.mend(path)
     except UserError:
         claim.release()
         raise
     return claim
+
+
+def claim_held(folder: Path) -> Claim:
+    """The lock of a folder that is there.  Raises UserError while another process has it."""
+    try:
+        return Claim(folder / LOCK_NAME)
+    except Held as held:
+        words = f"is being measured by process {held.holder}: wait for it, or give another --log-dir"
+        raise UserError(f"--resume: {folder} {words}") from None
+    except OSError as error:
+        words = cannot_write(folder / LOCK_NAME, error, "leave the flag out")
+        raise UserError(f"--resume: {words}") from error
 
 
 def about(of: Optional[Record] = None) -> Dict[str, Any]:
@@ -221,7 +232,7 @@ def open_runs(
         for name in names:
             if name in paths:
                 opened[name] = Run(paths[name], claim=claim_again(paths[name]))
-                opened[name].records = store.read_run(paths[name])[1]
+                opened[name].records = kept(store.read_run(paths[name])[1])
             else:
                 claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)

@@ -23,7 +23,7 @@ class SweepRun(Run):
     def __init__(self, sweep: SweepFile, cell: int, name: str, existing: Sequence[Line]):
         super().__init__(sweep.path, existing)
         self.cell, self.name = cell, name
-        self.before = len(existing)
+        self.before = len(self.records)
 
     @property
     def touched(self) -> bool:

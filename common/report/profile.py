@@ -9,11 +9,12 @@ from typing import List, Sequence
 from common.analysis.profile import profile
 from common.core.table import Link, Sentence
 from common.plots.profile import figures
+from common.records.profile import FILE_NAME
 from common.report.section import Failure, Section
 from common.tables import profile as tables
 from common.tables.profile import Cell_
 
-FILE_NAME, PAGE_NAME = "profile.json", "profile.html"
+PAGE_NAME = "profile.html"
 TITLE = "Where the training step goes"
 MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 
