@@ -23,9 +23,10 @@ class LocalCluster:
         self.process = process
         self.address: str = self._answer()["address"]
 
-    def add(self, **variables: str) -> Dict[str, Any]:
-        """Another node, with these variables; returns its `id` and the process number of its `raylet`."""
-        return self._ask("add", variables)
+    def add(self, cores: int = 0, gpus: int = 0, **variables: str) -> Dict[str, Any]:
+        """Another node, with these variables; returns its `id` and the process number of its `raylet`.  cores: that it
+        may use, default all; gpus: that it says it has."""
+        return self._ask(cores, {"num_gpus": gpus} if gpus else {}, variables)
 
     def kill(self, raylet: int) -> None:
         """kill -9."""
@@ -76,9 +77,12 @@ def main() -> None:
     cluster: Optional[Any] = Cluster(initialize_head=True, head_node_args=head)
     assert cluster
     answer(address=cluster.address)
+    everywhere = os.sched_getaffinity(0)
     for line in sys.stdin:
-        _, variables = json.loads(line)
-        node = cluster.add_node(**NODE, env_vars={"TRANSDUCER_CHECKOUT": str(ROOT), **variables})
+        cores, more, variables = json.loads(line)
+        os.sched_setaffinity(0, sorted(everywhere)[: cores or None])
+        node = cluster.add_node(**NODE, **more, env_vars={"TRANSDUCER_CHECKOUT": str(ROOT), **variables})
+        os.sched_setaffinity(0, everywhere)
         raylet = node.all_processes["raylet"][0].process.pid
         answer(id=node.node_id, raylet=raylet)
     cluster.shutdown()

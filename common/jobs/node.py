@@ -26,7 +26,7 @@ from common.jobs.executor import Interrupted
 from common.jobs.local import Local
 from common.jobs.spec import Job, Runnable, Task
 from common.records.schema import Record
-from common.setup import interpreters
+from common.setup import environments, interpreters
 from common.setup.checkout import suite
 from common.setup.interpreters import Choice
 from common.system import machine, nvml
@@ -49,7 +49,11 @@ class Node:
         self.worker: Any = None
 
     def describe(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """What this device is, and which of the implementations `names` have a Python here."""
+        """What this device is, and which of the implementations `names` have a Python here; the reason alone where the
+        environment of the tasks is not there."""
+        lacking = request["environment"] and environments.reason(request["environment"])
+        if lacking:
+            return {"reason": lacking}
         _know(request["files"])
         names = request["names"]
         choices = self.executor.choose(names, False, ())
