@@ -4,8 +4,8 @@
 `table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
 FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
-`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused of FOLDER`, `fused-short of FOLDER`,
-`fused-parts of FOLDER`: the tables of benchmarks/fused_table.py; and the matrix of docs/conformance.json.
+`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused`, `fused-short` and `fused-parts of
+FOLDER`: the tables of benchmarks/fused_table.py; and the matrix of docs/conformance.json.
 tests/test_docs.py asks that pages have what the records say.
 """
 
