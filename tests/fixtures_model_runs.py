@@ -84,3 +84,28 @@ def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:
             lines.append({"record": "operations", **about, **counts})
         lines.append(status(example))
     return write_lines(log / f"pipeline-{name}", schema.PIPELINE_FILE_NAME, lines)
+
+
+def write_profile(log):
+    """Of two sizes; the second did not run."""
+    spans = [
+        {"chain": chain, "phase": phase, "calls": 4, "host_ns": [time, 1.1 * time]}
+        for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["loss"], 1e6))
+        for phase in ("forward", "backward")
+    ]
+    names = ["", *(one["chain"][-1] + ".backward" * (one["phase"] == "backward") for one in spans)]
+    document = {
+        **{"size": "batch-size 2", "reason": "", "implementation": "torchaudio", "model": "", "compiled": None},
+        **{"device": "cpu", "device_name": "made up", "threads": 2, "torch": "2.11.0", "limits": None},
+        "steps": {"host_ns": [2e7, 2.1e7], "bare_ns": [1.9e7, 2e7]},
+        "spans": spans,
+        "memory": [{"name": name, "peak_bytes": 2**22, "rise_bytes": 2**21, "left_bytes": 2**20} for name in names],
+        "flops": [{"chain": one["chain"], "phase": one["phase"], "macs": 1000, "flops": 2000} for one in spans],
+        "parameters": {"model": 1000},
+        "batches": [{"N": 2, "frames": 300, "frames_max": 200, "tokens": 40}],
+        "options": {"dropout": True},
+        "not_counted": ["aten::sort"],
+    }
+    failed = {"size": "batch-size 4", "reason": "out of memory in encoder"}
+    (log / "profile-2").mkdir(parents=True, exist_ok=True)
+    (log / "profile-2" / "profile.json").write_text(json.dumps([document, failed]), encoding="utf-8")

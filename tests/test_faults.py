@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from faults import files, running
-from faults.__main__ import happen
+from faults.__main__ import KINDS, happen
 from faults.invariants import Broken, Ended, check
 
 pytest.importorskip("torch")
@@ -28,6 +28,13 @@ def test_nothing_breaks(kind):
 def test_a_broken_invariant_is_found(done):
     with pytest.raises(Broken):
         check(done, (0, 1, 2))
+
+
+def test_the_documentation_counts_each_kind():
+    page = (running.ROOT / "docs" / "reliability.md").read_text().partition("| --- |")[2].partition("\n\n")[0]
+    rows = [[cell.strip().split(", ") for cell in line.split("|")[1:3]] for line in page.splitlines()[1:]]
+    told = {kind: int(count) for kinds, counts in rows for kind, count in zip(kinds, counts)}
+    assert told == {kind: count for kind, (_, count) in KINDS.items()}
 
 
 def test_a_process_that_is_left_is_found(tmp_path):

@@ -1,6 +1,7 @@
 """``make faults``: break things by seed, and ask after each what must hold; docs/reliability.md tells what.
 
-  make faults                                        all of them, with the seeds 0, 1, 2, ... of each kind
+  make faults                                        all of them, with the seeds 0, 1, 2, ... of each kind; those of
+                                                     "ray" where Ray is installed
   make faults ARGS="--from 5000"                     other seeds
   make faults ARGS="--only records,signals --part 10%"
   make faults ARGS="--only records --from 17 --count 1"   one again, as its line says
@@ -18,13 +19,18 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from benchmarks import local_cluster
+from common.jobs.cluster import PYTHON
+from common.setup import environments
 from faults import files, running
 from faults.invariants import Broken
 
 KINDS = {**running.KINDS, **files.KINDS}  # the slow ones first
+PYTHON_OF_RAY = os.environ.get(PYTHON) or environments.interpreter("ray")
 
 
 def one(kind: str, seed: int) -> Optional[str]:
@@ -46,10 +52,22 @@ def scratch_in(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
+@contextmanager
+def cluster(wanted: bool) -> Iterator[None]:
+    """Two nodes of Ray on this machine, if wanted, whose address is in the environment."""
+    if not wanted:
+        yield
+        return
+    with local_cluster.started(Path(str(PYTHON_OF_RAY)), 2) as there:
+        os.environ[running.RAY] = there.address
+        yield
+
+
 def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str, int], str]:
     """Let all of these faults happen; what is broken after which, printed at once."""
     broken = {}
-    with tempfile.TemporaryDirectory(prefix="faults-") as scratch:
+    kinds = {kind for kind, _ in wanted}
+    with cluster("ray" in kinds), tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         with ProcessPoolExecutor(processes, initializer=scratch_in, initargs=(scratch,)) as pool:
             waiting = {pool.submit(one, *fault): fault for fault in wanted}
             for done in as_completed(waiting):
@@ -65,7 +83,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(KINDS), metavar="A,B", help=f"of {', '.join(KINDS)}. Default: all")
+    there = [kind for kind in KINDS if kind != "ray" or PYTHON_OF_RAY]
+    parser.add_argument("--only", default=",".join(there), metavar="A,B", help=f"of {', '.join(there)}. Default: all")
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="the first seed. Default: 0")
     parser.add_argument("--count", type=int, metavar="N", help="of each kind. Default: as many as the kind has")
     parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")

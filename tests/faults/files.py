@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 
 from fixtures_conformance import made
-from fixtures_model_runs import write_inference, write_pipeline
+from fixtures_model_runs import write_inference, write_pipeline, write_profile
 from fixtures_runs import correctness, memory, timing, traced_run, write_run
 from fixtures_sweeps import write_sweep
 from fixtures_traces import MIB, kineto, span, steps
@@ -91,6 +91,7 @@ def base(log: Path) -> Path:
     write_sweep(log / "sweep-vocab-size", {"vocab_size": [500, 1000, 2000]}, ["torchaudio", "k2"])
     write_inference(log)
     write_pipeline(log, "pipeline-made", ["ASR", "TTS"], {"a": {"ASR": ([0.1], 9, 8), "TTS": ([0.2], 9, 8)}})
+    write_profile(log)
     outcomes = {
         "ragged": Outcome("pass", loss_error=1e-7),
         "no-target": Outcome("differs", "loss 1", 0.5, 0.5, "print()"),
@@ -185,8 +186,8 @@ def traces(seed: int, folder: Path) -> None:
 
 
 def model_runs(seed: int, folder: Path) -> None:
-    """A damaged inference.jsonl or pipeline.jsonl beside records that are whole."""
-    log, file, _, chance = _damaged(seed, folder, "*/[ip]*.jsonl")
+    """A damaged inference.jsonl, pipeline.jsonl or profile.json beside records that are whole."""
+    log, file, _, chance = _damaged(seed, folder, "*/[ip][nir]*.json*")
     _others_are_read(log, file)
     _read_by((READERS[0], READERS[3], chance.choice(READERS)), log, folder)
 
@@ -302,7 +303,7 @@ KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
     "sweeps": (sweeps, 150),
     "traces": (traces, 150),
     "matrices": (matrices, 80),
-    "models": (model_runs, 60),
+    "models": (model_runs, 90),
     "killed": (killed, 150),
     "resumed": (resumed, 100),
     "shapes": (shape_files, 60),

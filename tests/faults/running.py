@@ -24,19 +24,13 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Tuple
 from faults.invariants import CODES, Ended, check, require
 
 ROOT = Path(__file__).resolve().parents[2]
-#: A run of two jobs, which takes some seconds.
-FLAGS = [
-    "--in-place",
-    "--preset",
-    "quick",
-    "--limits",
-    "false",
-    "--max-seconds",
-    "0.05",
-    "--passes",
-    "correctness,memory",
-]
-BENCHMARK = ["benchmark_all.py", "--only", "reference", *FLAGS]
+BENCHMARK = "benchmark_all.py --only reference --in-place --preset quick --limits false --max-seconds 0.05".split()
+#: What is asked of it, some jobs that take some seconds: a sweep and a search write files and end in ways of their own.
+CHOICES = {
+    "run": ["--passes", "correctness,memory"],
+    "sweep": ["--passes", "correctness", "--sweep", "vocab-size=8,9"],
+    "search": ["--find-largest", "batch-size", "--largest-cap", "2"],
+}
 #: What torch itself leaves in TMPDIR, for its next process.
 CACHE = "torchinductor_"
 #: Of a command that a signal ended.
@@ -44,10 +38,11 @@ STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.S
 
 
 class Place:
-    """Where one command runs: its log and scratch folder, and a mark by which its processes are found."""
+    """Where one command runs: its log and scratch folder, and a mark by which its processes are found.  choice: of
+    CHOICES, for `benchmark`."""
 
-    def __init__(self, folder: Path):
-        self.folder, self.log, self.scratch = folder, folder / "log", folder / "scratch"
+    def __init__(self, folder: Path, choice: str = "run"):
+        self.folder, self.log, self.scratch, self.choice = folder, folder / "log", folder / "scratch", choice
         self.scratch.mkdir(exist_ok=True)
         self.mark = f"MARK_OF_FAULT={uuid.uuid4().hex}"
         self.shapes = folder / "shapes.pt"
@@ -68,7 +63,8 @@ class Place:
         return ended(self.start(words, **options))
 
     def benchmark(self, *more: str) -> List[str]:
-        return [*BENCHMARK, "--shape-file", str(self.shapes), "--log-dir", str(self.log), *more]
+        where = ["--shape-file", str(self.shapes), "--log-dir", str(self.log)]
+        return [*BENCHMARK, *CHOICES[self.choice], *where, *more]
 
     def left(self) -> List[str]:
         found = []
@@ -92,20 +88,25 @@ class Place:
         done = self.run(["summarize.py", str(self.log), "--format", "json"])
         check(done, CODES)
         keys = ("status", "loss_error", "grad_error", "batches", "device", "dtype")
-        return {row["name"]: tuple(map(repr, map(row.get, keys))) for row in json.loads(done.out or "[]")}
+        found: Dict[str, Tuple[Any, ...]] = {}
+        for row in json.loads(done.out or "[]"):
+            size = [row["largest"].get(key) for key in ("size", "limited_by")]
+            name = f"{row['name']} {row['sweep'].get('vocab_size', '')}".strip()
+            found[name] = tuple(map(repr, [*map(row.get, keys), *size]))
+        return found
 
     def resumed(self) -> None:
         """--resume ends in the table of a run that was not disturbed; what was there is there still."""
-        before = {path: path.read_bytes() for path in self.log.glob("*/results.jsonl")}
+        before = {path: path.read_bytes() for path in self.log.glob("*/*.jsonl")}
         again = any(before.values())
         done = self.run(self.benchmark(*(["--resume"] if again else [])))
-        if again and done.code == 2 and "no run with these settings" in done.err:  # its first line was not written yet
+        if again and done.code == 2 and "leave the flag out" in done.err:  # its first line was not written yet
             done = self.run(self.benchmark())
         check(done, (0,))
         for path, content in before.items():
             whole = content[: content.rfind(b'"record":"status"')] if b'"record":"status"' in content else b""
             require(path.read_bytes().startswith(whole), f"{path.parent.name}: what was complete is gone")
-        rows, wanted = self.rows(), undisturbed()[0]
+        rows, wanted = self.rows(), undisturbed(self.choice)[0]
         require(rows == wanted, f"another table than undisturbed: {rows}, not {wanted}")
         self.nothing_is_left(scratch=False)
 
@@ -120,11 +121,10 @@ def ended(process: subprocess.Popen[str]) -> Ended:
     return Ended(process.returncode, out or "", err or "")
 
 
-@functools.lru_cache(maxsize=1)
-def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
+@functools.lru_cache(maxsize=len(CHOICES))
+def undisturbed(choice: str = "run") -> Tuple[Dict[str, Tuple[Any, ...]], float]:
     """(the rows of a run that no fault met, its seconds)"""
-    folder = Path(tempfile.mkdtemp(prefix="undisturbed-"))
-    place, since = Place(folder), time.monotonic()
+    place, since = Place(Path(tempfile.mkdtemp(prefix="undisturbed-")), choice), time.monotonic()
     check(place.run(place.benchmark()), (0,))
     seconds = time.monotonic() - since
     place.nothing_is_left()
@@ -133,9 +133,9 @@ def undisturbed() -> Tuple[Dict[str, Tuple[Any, ...]], float]:
 
 def signals(seed: int, folder: Path) -> None:
     """A signal at a random moment, sometimes two."""
-    chance, place = random.Random(f"signals {seed}"), Place(folder)
-    number = chance.choice(list(STOPPED))
-    wait, twice = chance.uniform(0.0, undisturbed()[1]), chance.random() < 0.3
+    chance = random.Random(f"signals {seed}")
+    place, number = Place(folder, chance.choice(list(CHOICES))), chance.choice(list(STOPPED))
+    wait, twice = chance.uniform(0.0, undisturbed(place.choice)[1]), chance.random() < 0.3
     process = place.start(place.benchmark())
     time.sleep(wait)
     for _ in range(2 if twice else 1):
@@ -165,8 +165,8 @@ def small_disk(folder: Path, size: int) -> Iterator[bool]:
 
 def disks(seed: int, folder: Path) -> None:
     """No room for the n-th byte of the log folder; then there is room again."""
-    chance, place = random.Random(f"disks {seed}"), Place(folder)
-    size = 4096 * chance.randrange(1, 14)
+    chance = random.Random(f"disks {seed}")
+    place, size = Place(folder, chance.choice(list(CHOICES))), 4096 * chance.randrange(1, 14)
     with small_disk(place.log, size) as mounted:
 
         def limit() -> None:
@@ -181,7 +181,8 @@ def disks(seed: int, folder: Path) -> None:
         place.resumed()
 
 
-#: What the loss of a stranger does, at import and when it is called: (there, here, the statuses that its row may have).
+#: What the loss of a stranger does, at import and at one of its calls: (there, here, the statuses that its row may
+#: have).  SIZE: a number of the seed's.
 ADAPTERS: Tuple[Tuple[str, str, Collection[str]], ...] = (
     ("import os; os._exit(0)", "", ["error"]),
     ("import sys; sys.exit(3)", "", ["error"]),
@@ -195,10 +196,10 @@ ADAPTERS: Tuple[Tuple[str, str, Collection[str]], ...] = (
     ("", "return None", ["error"]),
     ("", "return logits.sum() * float('nan')", ["error"]),
     ("", "raise MemoryError", ["oom"]),
-    ("", "raise RuntimeError('x' * 10**7)", ["error"]),
+    ("", "raise RuntimeError('x' * SIZE)", ["error"]),
     ("", "raise RuntimeError('\\x1b[2J\\udcff')", ["error"]),
-    ("", "print('\\x1b]0;x\\x07' * 10**6)", ["ok"]),
-    ("print('x' * 10**8)", "", ["ok"]),
+    ("", "print('\\x1b]0;x\\x07' * SIZE)", ["ok"]),
+    ("print('x' * 10 * SIZE)", "", ["ok"]),
     ("", "import ctypes; ctypes.string_at(0)", ["error"]),
     ("", "import os; os.kill(0, 15)", ["error"]),
     ("", "import os; os.abort()", ["error"]),
@@ -213,12 +214,16 @@ ADAPTERS: Tuple[Tuple[str, str, Collection[str]], ...] = (
 
 def adapters(seed: int, folder: Path) -> None:
     """A loss of a stranger's costs its own row alone."""
-    at_import, in_loss, statuses = ADAPTERS[seed % len(ADAPTERS)]
+    chance = random.Random(f"adapters {seed}")
+    amount, call = str(10 ** chance.randrange(3, 8)), chance.randrange(2)
+    at_import, in_loss = (words.replace("SIZE", amount) for words in ADAPTERS[seed % len(ADAPTERS)][:2])
+    statuses = ADAPTERS[seed % len(ADAPTERS)][2]
     place, text = Place(folder), (ROOT / "benchmark_mine.py").read_text()
     script = folder / "benchmark_stranger.py"
+    text = text.replace("from types", f"{at_import}\nimport itertools\nCALLS = itertools.count()\nfrom types", 1)
     imports = "    import torch\n"
-    text = text.replace("from types", f"{at_import}\nfrom types", 1)
-    script.write_text(text.replace(imports, f"    import time\n{imports}    {in_loss}\n", 1))
+    now = f"    import time\n    if next(CALLS) == {call}:\n        {in_loss or 'pass'}\n"
+    script.write_text(text.replace(imports, imports + now, 1))
     beside = [] if "timeout" in statuses else ["reference"]
     words = place.benchmark("--timeout", "60" if beside else "3")
     words[words.index("--only") + 1] = ",".join([str(script), *beside])
@@ -272,25 +277,26 @@ def streams(seed: int, folder: Path) -> None:
     place.nothing_is_left()
 
 
-#: Limits of a command that measures: a resource, or a variable of its environment.
-LIMITS: Tuple[Tuple[Any, int], ...] = (
-    (resource.RLIMIT_AS, 400 * 2**20),
-    (resource.RLIMIT_AS, 1500 * 2**20),
-    (resource.RLIMIT_AS, 3000 * 2**20),
-    (resource.RLIMIT_NOFILE, 16),
-    (resource.RLIMIT_NOFILE, 40),
-    (resource.RLIMIT_STACK, 2**18),
-    (resource.RLIMIT_CPU, 2),
-    (resource.RLIMIT_FSIZE, 2000),
-    ("TMPDIR", 0),
-    ("TMPDIR", 8192),
+#: Limits of a command that measures, of (a resource, or a variable of its environment, the least, the most).
+LIMITS: Tuple[Tuple[Any, int, int], ...] = (
+    (resource.RLIMIT_AS, 300 * 2**20, 600 * 2**20),
+    (resource.RLIMIT_AS, 1000 * 2**20, 2000 * 2**20),
+    (resource.RLIMIT_AS, 2000 * 2**20, 4000 * 2**20),
+    (resource.RLIMIT_NOFILE, 12, 20),
+    (resource.RLIMIT_NOFILE, 20, 60),
+    (resource.RLIMIT_STACK, 2**18, 2**20),
+    (resource.RLIMIT_CPU, 1, 4),
+    (resource.RLIMIT_FSIZE, 0, 20000),
+    ("TMPDIR", 0, 0),
+    ("TMPDIR", 4096, 2**18),
 )
 
 
 def limits(seed: int, folder: Path) -> None:
     """Too little of something; then enough of it."""
-    kind, size = LIMITS[seed % len(LIMITS)]
-    place = Place(folder)
+    chance, (kind, least, most) = random.Random(f"limits {seed}"), LIMITS[seed % len(LIMITS)]
+    size = chance.randint(least, most)
+    place = Place(folder, chance.choice(["run", "sweep"]))  # what a search has no memory for is an answer, and stays
     with contextlib.ExitStack() as stack:
         options: Dict[str, Any] = {}
         if kind == "TMPDIR":
@@ -306,9 +312,10 @@ def limits(seed: int, folder: Path) -> None:
 
 
 SMALL = ["layers=1", "encoder_dim=16", "heads=2", "feed_forward=16", "decoder_dim=16", "joiner_dim=16", "vocab_size=9"]
-#: Other commands that measure, and what they leave: a new one is a line.  {log}: their log folder; {shapes}: a shape
-#: file.  The last words are of a second call, which goes on after the fault.
-MEASURERS: Tuple[Tuple[List[str], str, List[str]], ...] = (
+#: A command that measures, what it leaves, and the further words of a second call, which goes on after the fault.
+Measurer = Tuple[List[str], str, List[str]]
+#: Others than the benchmarks: a new one is a line.  {log}: its log folder; {shapes}: a shape file.
+MEASURERS: Tuple[Measurer, ...] = (
     (
         ["profile_inference.py", "--audio_mockup_secs=[0.1]", "--batch_sizes=[1]", "--arguments={layers: 1, dim: 16}"]
         + ["--max-seconds", "0.05", "--log-dir", "{log}"],
@@ -335,26 +342,48 @@ MEASURERS: Tuple[Tuple[List[str], str, List[str]], ...] = (
 )
 
 
-@functools.lru_cache(maxsize=len(MEASURERS))
-def _seconds_of(which: int) -> float:
-    """How long a command of MEASURERS takes where no fault meets it."""
-    place, since = Place(Path(tempfile.mkdtemp(prefix="measured-"))), time.monotonic()
-    check(place.run(_measurer(place, which)), (0,))
-    return time.monotonic() - since
+#: The variable that has the address of a cluster, where {ray} stands.
+RAY = "RAY_OF_FAULTS"
+THROUGH_RAY: Measurer = (
+    [*BENCHMARK, *CHOICES["run"], "--shape-file", "{shapes}", "--log-dir", "{log}"]
+    + ["--executor", "ray", "--ray-address", "{ray}"],
+    "*/results.jsonl",
+    ["--resume"],
+)
+
+_seconds: Dict[str, float] = {}
 
 
-def _measurer(place: Place, which: int) -> List[str]:
-    return [
-        word.replace("{log}", str(place.log)).replace("{shapes}", str(place.shapes)) for word in MEASURERS[which][0]
-    ]
+def _seconds_of(measurer: Measurer) -> float:
+    """How long it takes where no fault meets it."""
+    if str(measurer) not in _seconds:
+        place, since = Place(Path(tempfile.mkdtemp(prefix="measured-"))), time.monotonic()
+        check(place.run(_words(place, measurer)), (0,))
+        _seconds[str(measurer)] = time.monotonic() - since
+    return _seconds[str(measurer)]
+
+
+def _words(place: Place, measurer: Measurer) -> List[str]:
+    known = {"{log}": str(place.log), "{shapes}": str(place.shapes), "{ray}": os.environ.get(RAY, "")}
+    return [known.get(word, word) for word in measurer[0]]
 
 
 def measurers(seed: int, folder: Path) -> None:
     """Another command that measures is stopped, has no room, or nobody listens; called again it comes to its end."""
-    which, fault = seed % len(MEASURERS), ("signal", "room", "streams")[seed // len(MEASURERS) % 3]
-    chance, place = random.Random(f"measurers {seed}"), Place(folder)
-    words, (_, result, again) = _measurer(place, which), MEASURERS[which]
+    _goes_on(MEASURERS[seed % len(MEASURERS)], seed // len(MEASURERS), random.Random(f"measurers {seed}"), folder)
+
+
+def ray(seed: int, folder: Path) -> None:
+    """Likewise a benchmark on the nodes of Ray."""
+    _goes_on(THROUGH_RAY, seed, random.Random(f"ray {seed}"), folder)
+
+
+def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path) -> None:
+    """which: of the faults."""
+    fault, place = ("signal", "room", "streams")[which % 3], Place(folder)
+    words, (_, result, again) = _words(place, measurer), measurer
     number, size = chance.choice(list(STOPPED)), 4096 * chance.randrange(1, 8)
+    wait = chance.uniform(0.0, _seconds_of(measurer)) if fault == "signal" else 0.0
     options: Dict[str, Any] = {}
     if fault == "room":
 
@@ -367,7 +396,7 @@ def measurers(seed: int, folder: Path) -> None:
         options["preexec_fn"] = lambda: [os.close(number) for number in (1, 2)]
     process = place.start(words, **options)
     if fault == "signal":
-        time.sleep(chance.uniform(0.0, _seconds_of(which)))
+        time.sleep(wait)
         if process.poll() is None:
             process.send_signal(number)
     done = ended(process)
@@ -389,9 +418,10 @@ def measurers(seed: int, folder: Path) -> None:
 
 #: By name: the faults, and how many of a thousand and some.
 KINDS: Dict[str, Tuple[Callable[[int, Path], None], int]] = {
-    "signals": (signals, 12),
+    "signals": (signals, 16),
     "measurers": (measurers, 3 * len(MEASURERS)),
-    "disks": (disks, 6),
+    "ray": (ray, 6),
+    "disks": (disks, 9),
     "adapters": (adapters, len(ADAPTERS)),
     "streams": (streams, 28),
     "limits": (limits, len(LIMITS)),
