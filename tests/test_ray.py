@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy
@@ -19,6 +20,7 @@ from commands import ROOT, assert_user_error, run, start, wait_for
 from benchmarks import local_cluster
 from benchmarks.cluster_speed import sleeping
 from common.analysis import logs
+from common.analysis.groups import groups
 from common.core import settings
 from common.core.errors import EXIT_INTERRUPTED, UserError
 from common.jobs import carried, cluster, spread
@@ -149,31 +151,97 @@ def test_ctrl_c_ends_the_remote_workers_and_keeps_what_came(nodes, tmp_path):
     wait_for(lambda: not any(Path("/proc", pid.name).exists() for pid in pids.iterdir()), "end of the workers", 20)
 
 
+@contextmanager
+def added(there, **more):
+    """Another node, until the end of the block; its name in labels."""
+    node = there.add(**more)
+    try:
+        yield node["id"][:8]
+    finally:
+        there.kill(node["raylet"])
+
+
+def copied(checkout):
+    """What measures, in a checkout of its own."""
+    for part in ("common", "requirements", "fused_transducer"):
+        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("benchmark_*.py"):
+        shutil.copy(script, checkout)
+    return checkout
+
+
+def broken(there, folder):
+    """`added`: a node whose set-up fails."""
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
+    return added(there, TRANSDUCER_CHECKOUT=str(copied(folder / "checkout")), **nowhere)
+
+
 @needs_ray
 def test_a_node_whose_set_up_fails_is_left_out(nodes, tmp_path):
-    there, found = fresh(nodes)
-    broken = tmp_path / "checkout"
-    for part in ("common", "requirements", "fused_transducer"):
-        shutil.copytree(ROOT / part, broken / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for script in ROOT.glob("benchmark_*.py"):
-        shutil.copy(script, broken)
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
-    bad = there.add(TRANSDUCER_CHECKOUT=str(broken), **nowhere)
-    try:
+    there, _ = fresh(nodes)
+    with broken(there, tmp_path) as bad:
         process = session(there.address, 1, 0.1, tmp_path / "log")
         _, said = process.communicate(timeout=120)
-    finally:
-        there.kill(bad["raylet"])
     assert process.returncode == 0, said
-    assert f"{bad['id'][:8]} is left out" in said, said
-    assert not any(bad["id"][:8] in node for of in devices(tmp_path / "log").values() for node in of.values())
+    assert f"{bad} is left out" in said, said
+    assert not any(bad in node for of in devices(tmp_path / "log").values() for node in of.values())
     assert len(ended(tmp_path / "log")) == 4
 
 
 @needs_ray
+def test_a_node_of_another_revision_is_left_out(nodes, tmp_path):
+    there, found = fresh(nodes)
+    other = copied(tmp_path / "checkout")
+    for shared in (".venv", ".build"):
+        (other / shared).symlink_to((ROOT / shared).resolve())
+    with (other / "common" / "jobs" / "worker.py").open("a") as stream:
+        stream.write("# of another revision\n")
+    with added(there, TRANSDUCER_CHECKOUT=str(other)) as bad:
+        process = session(there.address, 1, 0.1, tmp_path / "log")
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert f"{bad} is left out" in said and "bring both to one revision" in said, said
+    used = {node.rpartition("/")[2] for of in devices(tmp_path / "log").values() for node in of.values()}
+    assert used <= {node["id"][:8] for node in found} and len(ended(tmp_path / "log")) == 4
+
+
+def may_mount():
+    """May we have mounts of our own?"""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@contextmanager
+def blind(folder):
+    """A cluster of one node, which sees nothing of `folder`."""
+    with local_cluster.started(Path(PYTHON), 0) as there:
+        start_node = (
+            "start",
+            f"--address={there.address}",
+            "--num-cpus=1",
+            "--object-store-memory=83886080",
+            "--block",
+        )
+        hide = ("unshare", "-rm", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh")
+        command = [*hide, str(PYTHON), "-m", "ray.scripts.scripts", *start_node, "--disable-usage-stats"]
+        environment = {**os.environ, "TRANSDUCER_CHECKOUT": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert any("Ray runtime started" in line for line in process.stdout)
+                yield there
+            finally:
+                process.terminate()
+
+
+@needs_ray
 def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
-    """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node."""
-    there, _ = fresh(nodes)
+    """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node, which
+    does not see their folder where that can be."""
+    with blind(tmp_path) if may_mount() else nullcontext(fresh(nodes)[0]) as there:
+        own_loss_comes_through(there, tmp_path, tiny_shapes)
+
+
+def own_loss_comes_through(there, tmp_path, tiny_shapes):
     own = tmp_path / "benchmark_flash.py"
     script = (ROOT / "benchmark_torchaudio.py").read_text()
     own.write_text(script.replace('"torchaudio"', '"flash"').replace("self.module", '__import__("torchaudio")'))
@@ -230,6 +298,7 @@ def unmeasured(value):
 
 
 LIMIT = ("--memory-limit", "500MB")
+QUICK = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--limits", "false", "--device", "cpu")
 
 
 @needs_ray
@@ -255,7 +324,7 @@ def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flag
     assert rows[0] == rows[1] and {row["status"] for row in rows[0]} == {"ok"}
 
 
-#: A model of the user's own, in a file of its own; `wait`: seconds for a call.
+#: Models of the user's own, in one file; `wait`: seconds for a call, of Whole with a batch of one utterance.
 OWN_MODEL = """
 import time
 import torch
@@ -270,10 +339,12 @@ class Net(nn.Module):
         return self.layer(waves[..., None])
 
 class Whole(nn.Module):
-    def __init__(self, vocab_size):
+    def __init__(self, vocab_size, wait=0.0):
         super().__init__()
+        self.wait = wait
         self.front, self.symbols = nn.Linear(80, vocab_size), nn.Embedding(vocab_size, vocab_size)
     def forward(self, features, lengths, symbols, symbol_lengths):
+        time.sleep(self.wait * (len(features) == 1))
         frames = self.front(features[:, ::4])
         return frames[:, :, None] + self.symbols(symbols)[:, None], (lengths + 3) // 4
 """
@@ -327,11 +398,10 @@ def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own
 def test_a_profile_of_a_model_is_that_of_the_local_command(nodes, tmp_path, own_model, tiny_shapes):
     there, _ = fresh(nodes)
     flags = (f"--model={own_model}:Whole", "--arg=vocab_size=9", "--size=vocab_size=9", "--loss=torchaudio")
-    quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--limits", "false", "--device", "cpu")
     sizes = ("--sweep", "batch-size=1,2", "--shape-file", tiny_shapes)
     folders = [
         log / "profile-sweep-batch-size"
-        for _, log in both("profile_model.py", *flags, *quick, *sizes, there=there, tmp_path=tmp_path)
+        for _, log in both("profile_model.py", *flags, *QUICK, *sizes, there=there, tmp_path=tmp_path)
     ]
     here, through = (json.loads((folder / "profile.json").read_text()) for folder in folders)
     nodes_of = [cell.pop("node") for cell in through]
@@ -343,6 +413,134 @@ def test_a_profile_of_a_model_is_that_of_the_local_command(nodes, tmp_path, own_
     assert {str(path.relative_to(folders[0])).split(".")[0] for path in folders[0].rglob("*")} == {
         str(path.relative_to(folders[1])).split(".")[0] for path in folders[1].rglob("*")
     }
+
+
+KINDS = ("inference", "profile", "conformance")
+
+
+def command(kind, folder, shapes, wait):
+    """(a command of the user's own model or loss, the jobs it has), the first of which takes `wait` longer than the
+    others; of "inference" all do."""
+    log = folder / "log"
+    if kind == "conformance":
+        script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "slow"')
+        (folder / "benchmark_slow.py").write_text(f"{script}\nimport time\n\ntime.sleep({10 * wait})\n")
+        only = f"{folder}/benchmark_slow.py,torchaudio,reference"
+        flags = ("--only", only, "--cases", "ragged,float64", "--device", "cpu", "--output", log)
+        return ("conformance.py", *flags), ["reference", "slow", "torchaudio"]
+    (folder / "mymodel.py").write_text(OWN_MODEL)
+    if kind == "profile":
+        flags = (f"--model={folder}/mymodel.py:Whole", "--arg=vocab_size=9", f"--arg=wait={wait}", "--loss=torchaudio")
+        sizes = ("--size=vocab_size=9", "--sweep", "batch-size=1,2,3", "--shape-file", shapes, "--log-dir", log)
+        return ("profile_model.py", *flags, *QUICK, *sizes), [f"batch-size {size}" for size in (1, 2, 3)]
+    (folder / "slow.yaml").write_text(
+        f"pretrained_model: {{source: mymodel.py:Net, sample_rate: 100, arguments: {{wait: {wait / 5}}}}}\n"
+        "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4], batch_sizes: [1]}\n"
+    )
+    flags = (folder / "slow.yaml", "--max-samples", 1, "--log-dir", log)
+    return ("profile_inference.py", *flags), [f"{seconds}s-x1" for seconds in (1, 2, 3, 4)]
+
+
+def kept(log):
+    """{job that ended well: its node} of the log of a `command`; each once."""
+    found = []
+    for path in log.glob("*/inference.jsonl"):
+        records = store.read(path)
+        of = {record.job: record.node for record in records if isinstance(record, Environment)}
+        found += [(one.job, of[one.job]) for one in records if isinstance(one, Status) and one.status == "ok"]
+    for path in log.glob("*/profile.json"):
+        found += [(cell["size"], cell["node"]) for cell in json.loads(path.read_text()) if cell.get("rows")]
+    for path in log.glob("conformance.json"):
+        found += [(row["name"], row["node"]) for row in json.loads(path.read_text())["implementations"]]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_a_node_that_dies_costs_no_size_and_no_row(nodes, tmp_path, tiny_shapes, kind):
+    there, found = fresh(nodes)
+    (script, *flags), jobs = command(kind, tmp_path, tiny_shapes, 1.0)
+    process = started(script, *flags, there=there)
+    wait_for(lambda: kept(tmp_path / "log"), "job that ended")
+    (node, *_) = kept(tmp_path / "log").values()
+    dying = next(one for one in found if one["id"][:8] not in node)  # has the slow job
+    there.kill(dying["raylet"])
+    code, _, said = finished(process)
+    assert code == 0 and f"{dying['id'][:8]} died" in said, said
+    assert sorted(kept(tmp_path / "log")) == jobs and set(kept(tmp_path / "log").values()) == {node}
+
+
+@needs_ray
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_command_resumes(nodes, tmp_path, tiny_shapes, kind):
+    there, _ = fresh(nodes)
+    (script, *flags), jobs = command(kind, tmp_path, tiny_shapes, 1.0)
+    process = started(script, *flags, there=there)
+    wait_for(lambda: kept(tmp_path / "log"), "job that ended")
+    process.kill()
+    process.communicate()
+    before = kept(tmp_path / "log")
+    assert len(before) < len(jobs)
+    code, _, said = finished(started(script, *flags, "--resume", there=there))
+    assert code == 0, said
+    after = kept(tmp_path / "log")
+    assert sorted(after) == jobs and before.items() <= after.items()
+    assert not any(f" {job}:" in said for job in before) and all(f" {job}:" in said for job in after.keys() - before)
+
+
+@needs_ray
+def test_a_node_whose_set_up_fails_has_no_part_in_any_command(nodes, tmp_path, tiny_shapes):
+    there, _ = fresh(nodes)
+    with broken(there, tmp_path) as bad:
+        for kind in KINDS:
+            (tmp_path / kind).mkdir()
+            (script, *flags), jobs = command(kind, tmp_path / kind, tiny_shapes, 0.0)
+            code, _, said = finished(started(script, *flags, there=there))
+            assert code == 0 and f"{bad} is left out" in said, said
+            of = kept(tmp_path / kind / "log")
+            assert sorted(of) == jobs and not any(bad in node for node in of.values())
+
+
+@needs_ray
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_devices_of_another_kind_have_a_table_of_their_own(nodes, tmp_path, tiny_shapes):
+    """Two nodes with all cores, and one with one of them."""
+    there, found = fresh(nodes)
+    log = tmp_path / "log"
+    small = ("--preset", "quick", "--device", "cpu", "--scope", "step", "--threads", 1, "--shape-file", tiny_shapes)
+    flags = ("--only", "torchaudio,reference", "--rounds", 1, "--passes", "correctness,timing", "--log-dir", log)
+    with added(there, cores=1) as single:
+        code, _, said = finished(started("benchmark_all.py", *flags, *small, there=there))
+    assert code == 0 and "on 2 devices: " in said and "on 1 device: " in said, said
+    rows = logs.read([log], all_runs=True).rows
+    apart = {
+        row.header.machine.cores: {row.environment.node.rpartition("/")[2] for row in of}
+        for of in groups(rows)
+        for row in of
+    }
+    assert apart.pop(1) == {single} and len(apart) == 1
+    assert next(iter(apart.values())) <= {node["id"][:8] for node in found}
+    assert "Machines side by side" in (log / "report.html").read_text()
+
+
+#: Holds the GPUs of a cluster until its input ends; first says which there are.
+HOLDER = "import sys; from common.jobs import gateway; gateway.BUSY_SECONDS = 5; gateway.main(sys.argv[1], 'cuda')"
+
+
+@needs_ray
+def test_each_gpu_of_a_node_is_a_device_that_one_run_holds(nodes):
+    there, _ = fresh(nodes)
+    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    with added(there, gpus=2) as node, ExitStack() as holders:
+        told = []
+        for _ in range(2):
+            process = subprocess.Popen([str(PYTHON), "-c", HOLDER, there.address], cwd=ROOT, **how)
+            holders.enter_context(process)
+            told.append(json.loads(process.stdout.readline())["devices"])
+    assert [[one["label"].partition(node)[2] for one in of] for of in told] == [["/gpu0", "/gpu1"]] * 2
+    assert [one["reason"] for one in told[0]] == ["", ""]
+    assert all("not free" in one["reason"] for one in told[1])
 
 
 @needs_ray
@@ -426,11 +624,14 @@ class Simulated(Executor):
     here = False
 
     def __init__(self, label, dies_with=None):
-        self.label, self.dies_with, self.done = label, dies_with, []
+        self.label, self.dies_with, self.dead, self.done = label, dies_with, False, []
 
     def execute(self, job, python, folder, settings, timeout, note):
         time.sleep(0.01)
+        if self.dead:
+            raise Lost(f"{self.label} died", began=False)
         if job == self.dies_with:
+            self.dead = True
             raise Lost(f"{self.label} died", began=True)
         self.done.append(job)
         return []
@@ -444,6 +645,33 @@ def test_work_of_a_lost_device_goes_to_another():
     one, other = Simulated("a", dies_with=0), Simulated("b")
     spread.spread([one, other], range(8), serve)
     assert one.done == [] and sorted(other.done) == list(range(8))
+
+
+def test_a_job_that_two_devices_died_with_is_an_error_and_the_others_run(capsys):
+    jobs = [Job("torchaudio", "timing", number) for number in range(1, 9)]
+    lanes, once_more, ends = [Simulated(label, dies_with=jobs[0]) for label in "abc"], spread.OnceMore(), {}
+
+    def ask(lane, job):
+        found = once_more.execute(job.name, lane, job, None, None, None, 0, None)
+        assert job.name not in ends
+        ends[job.name] = found[-1]["status"] if found else "ok"
+
+    spread.spread(lanes, jobs, ask)
+    assert ends == {**{job.name: "ok" for job in jobs}, jobs[0].name: "error"}
+    assert sum(lane.dead for lane in lanes) == 2  # the third never had it
+    assert capsys.readouterr().err.count("left out from here on") == 2
+
+
+def test_devices_of_all_kinds_are_one_where_times_do_not_matter():
+    def kind(device, count, **machine):
+        lanes = [Simulated(f"{device}-{place}") for place in range(count)]
+        return cluster.Kind(lanes, {"device": device, "machine": {"cpu": "made", "cores": 2, **machine}})
+
+    cpus, gpus = [kind("cpu", 2), kind("cpu", 1, cores=4)], [kind("cuda", 2, gpu="A"), kind("cuda:1", 1, gpu="B")]
+    assert [len(cluster.together(kinds).lanes()) for kinds in (cpus, gpus)] == [3, 3]
+    assert cluster.together(gpus).label == "A" and cpus[1].label == "made, 4 cores"
+    with pytest.raises(UserError, match="--device cpu or --device cuda"):
+        cluster.together([*cpus, *gpus])
 
 
 def test_without_a_device_the_run_ends():
@@ -478,6 +706,15 @@ def test_a_job_on_the_wire_is_the_same_job(job):
 
     kind = "job" if isinstance(job, Job) else "task"
     assert runnable(json.loads(json.dumps({"kind": kind, **asdict(job)}))) == job
+
+
+def test_a_node_without_the_environment_of_a_task_says_so(monkeypatch, tmp_path):
+    """Rather than run the task in another Python."""
+    from common.jobs.node import Node
+
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    request = {"names": [], "device": "cpu", "controls": False, "environment": "silero", "files": {}}
+    assert "make setup ENVIRONMENTS=silero" in Node().describe(request)["reason"]
 
 
 def test_rounds_of_two_devices_are_not_paired(tmp_path):
