@@ -34,15 +34,21 @@ def run(script, *arguments, **options):
     """Run a script to its end; stdout and stderr as text."""
     options = {"timeout": 600, "cwd": ROOT, **options}
     line = command(script, *arguments)
-    done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env"} else None
+    done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env", "limits"} else None
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return done or subprocess.run(line, **{**pipes, **options})
 
 
-def start(script, *arguments, **options):
-    return subprocess.Popen(
-        command(script, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, **options
-    )
+def start(script, *arguments, cwd=ROOT, env=None):
+    """Start a script; what it prints is read by `communicate`."""
+    line = command(script, *arguments)
+    return forked.start(line, cwd, env) or piped(line, cwd=cwd, env=env)
+
+
+def piped(line, **options):
+    """In a session of its own, so that it can be killed with what it started."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, **pipes, start_new_session=True, **options)
 
 
 def assert_user_error(done, *words):

@@ -1,26 +1,33 @@
 """Commands as forks of a process that has imported what they import: real processes, which start in no time.
 
-``run`` here is as subprocess.run of the script.  common.system.forkserver calls ``main`` in each fork, one server for
-each set of imports.  The servers that a command starts for its own jobs are forks of the command, with its imports.
+``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server for each set of imports forks
+a keeper for each command, which forks the command and says how it ends: nothing else of the suite is between a command
+and its end.  The servers of jobs that a command starts, and other benchmarks, are forks of the command, with its
+imports; a script beside another `common` imports that one.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import json
 import os
+import resource
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
 from contextlib import suppress
 from ctypes import CDLL
 from functools import partial
 from pathlib import Path
 
 from common.system import forkserver
-from common.system.processes import Server
+from common.system.processes import Server, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
 READERS = (
@@ -54,6 +61,7 @@ IMPORTS = {
     **dict.fromkeys(("summarize.py", "report.py", "compare.py"), READERS),
     **dict.fromkeys(("conformance.py", "profile_model.py", "profile_inference.py", "pipeline_metrics.py"), MEASURES),
     **dict.fromkeys(("train_tiny.py", "count_flops.py", "generate_shape_info.py"), MEASURES),
+    **dict.fromkeys(("fused_table.py", "compare_counters.py", "load.py"), MEASURES),
 }
 #: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
 MALLOPT = {
@@ -64,72 +72,192 @@ MALLOPT = {
 }
 LIBRARY = CDLL(None)
 #: sys.path without what a process is started with.
-INSTALLED = [path for path in sys.path if path not in (str(ROOT), str(ROOT / "tests"))]
+INSTALLED = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT / "tests"))]
 #: The variable with which a script elsewhere finds the suite.
 WHERE = ("PYTHONPATH", str(ROOT))
+#: What servers are started with, whatever a test changes.
+ENVIRONMENT = dict(os.environ)
 SERVERS = {}
+
+
+def read_later(name):
+    """Is this environment variable read when it is used, by us or by what we start?"""
+    return name in ("PYTEST_CURRENT_TEST", "PATH", "TMPDIR", "CXX") or name.startswith(("PIP_", "GIT_", "TORCH_CUDA"))
 
 
 def variables(environment):
     """Of the environment of a command, those that a server has to be started with."""
-    free = {"PYTEST_CURRENT_TEST", "PATH", "TMPDIR"}
-    return {key: value for key, value in environment.items() if key not in free and (key, value) != WHERE}
+    return {key: value for key, value in environment.items() if (key, value) != WHERE and not read_later(key)}
 
 
 def server_of(modules, environment):
-    """Started with the variables of the tests; None where a command is to have others."""
+    """None where a command is to have other variables."""
+    if variables(environment) != variables(ENVIRONMENT):
+        return None
     if modules not in SERVERS:
-        command = [sys.executable, "-m", "common.system.forkserver", "forked", *modules]
-        path = os.pathsep.join([str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
-        errors = Path(os.devnull)
-        SERVERS[modules] = variables(os.environ), Server(command, ROOT, {**os.environ, "PYTHONPATH": path}, errors)
-    before, server = SERVERS[modules]
-    return server if before == variables(environment) else None
+        command = [sys.executable, "-c", "import forked; forked.serve()", *modules]
+        path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])])
+        SERVERS[modules] = Server(command, ROOT, {**ENVIRONMENT, "PYTHONPATH": path}, Path(os.devnull))
+    return SERVERS[modules]
 
 
 @atexit.register
 def close():
     """They end with their input; waited for, so that what they used and ran is counted."""
-    for _, server in SERVERS.values():
+    for server in SERVERS.values():
         server.process.communicate()
 
 
-def run(command, cwd, timeout=600, env=None):
-    """As subprocess.run of [sys.executable, script, ...]; None where no server has what the script imports."""
-    path, environment = Path(command[1]), dict(os.environ) if env is None else env
-    modules = MEASURES if path.name.startswith("benchmark_") else IMPORTS.get(path.name)
-    if modules is None or not (path.is_relative_to(ROOT) or WHERE in environment.items()):
-        return None
-    server = server_of(modules, environment)
-    return run_in(server, command, cwd, timeout, environment) if server else None
+def imports_of(path, arguments):
+    if path.name.startswith("benchmark_") or "--rev" in arguments:
+        return MEASURES
+    return IMPORTS.get(path.name)
 
 
-def run_in(server, command, cwd, timeout, environment):
-    with tempfile.TemporaryDirectory() as scratch:
-        streams = [Path(scratch) / name for name in ("stdout", "stderr")]
-        for stream in streams:
-            stream.touch()
-        asked = {"command": command, "cwd": str(cwd), "stdout": str(streams[0]), "environment": environment}
-        server.ask(argument=json.dumps(asked), output=str(streams[1]))
-        number = server.answer(timeout)["pid"]
-        ended = server.answer(timeout)
-        if not ended:
-            os.killpg(number, signal.SIGKILL)
-            server.answer(timeout)
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, ended["returncode"], *(stream.read_text() for stream in streams))
+def start(command, cwd, env=None, limits=()):
+    """As subprocess.Popen of [sys.executable, script, ...]; None where no server has what the script imports.  limits:
+    pairs of setrlimit(2)."""
+    path, environment = Path(cwd, command[1]), dict(os.environ) if env is None else env
+    modules = imports_of(path, command)
+    found = ROOT in path.parents or path.parent.joinpath("common").is_dir() or WHERE in environment.items()
+    server = server_of(modules, environment) if modules is not None and found else None
+    return Command(server, command, cwd, environment, limits) if server else None
 
 
-# In a fork of a server.
+def run(command, cwd, timeout=600, **more):
+    """As subprocess.run; more: of `start`, and None where that is None."""
+    process = start(command, cwd, **more)
+    return process and process.completed(timeout)
 
 
-def main(argument):
-    asked = json.loads(argument)
-    os.dup2(os.open(asked["stdout"], os.O_WRONLY | os.O_APPEND), 1)
-    sys.argv = asked["command"][1:]
-    enter(asked["cwd"], asked["environment"], os.path.dirname(sys.argv[0]))
+class Command:
+    """What the tests need of subprocess.Popen."""
+
+    def __init__(self, server, command, cwd, environment, limits):
+        self.args, self.scratch = command, tempfile.TemporaryDirectory(prefix="forked-")
+        stdout, stderr, self.said = (Path(self.scratch.name) / name for name in ("stdout", "stderr", "said"))
+        for path in (stdout, stderr, self.said):
+            path.touch()
+        self.stdout, self.stderr = stdout.open(), stderr.open()
+        asked = {"command": command, "cwd": str(cwd), "environment": environment, "limits": limits}
+        asked.update(stdout=str(stdout), stderr=str(stderr), said=str(self.said))
+        server.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.pid, self.returncode = self.number(0, 600), None
+
+    def number(self, place, seconds=0.0):
+        """What its keeper said: first its process id, then its return code; None when it has not within `seconds`."""
+        deadline = time.monotonic() + seconds
+        while len(lines := self.said.read_text().split("\n")) < place + 2:
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.002)
+        return int(lines[place])
+
+    def poll(self):
+        if self.returncode is None:
+            self.returncode = self.number(1)
+        return self.returncode
+
+    def wait(self, timeout=600):
+        if self.returncode is None:
+            self.returncode = self.number(1, timeout)
+            if self.returncode is None:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+        return self.returncode
+
+    def communicate(self, timeout=600):
+        self.wait(timeout)
+        with self.stdout, self.stderr, self.scratch:
+            return self.stdout.read(), self.stderr.read()
+
+    def completed(self, timeout):
+        try:
+            stdout, stderr = self.communicate(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.pid, signal.SIGKILL)
+            self.communicate()
+            raise
+        return subprocess.CompletedProcess(self.args, self.returncode, stdout, stderr)
+
+    def send_signal(self, number):
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self):
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+
+# In a server, and in its forks.
+
+
+def fork(call, *arguments):
+    """Process id of a fork, which ends with what call(*arguments) returns."""
+    number = os.fork()
+    if number:
+        return number
+    code = 1
+    try:
+        code = call(*arguments) or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else bool(end.code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def serve():
+    forkserver.imported(sys.argv[1:])
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        fork(keep, os.getpid(), json.loads(line))
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+    with suppress(ChildProcessError):
+        while os.wait():
+            pass
+
+
+def keep(server, asked):
+    die_with_parent(server)
+    number = fork(main, os.getpid(), asked)
+    with open(asked["said"], "w") as said:
+        print(number, file=said, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), file=said, flush=True)
+
+
+def main(keeper, asked):
+    die_with_parent(keeper)
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for standard, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), standard)
+    for limit, value in asked["limits"]:
+        resource.setrlimit(limit, (value, value))
     subprocess.Popen = partial(popen, subprocess.Popen)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    script(asked["command"], asked["cwd"], asked["environment"])
+
+
+def script(command, cwd, environment):
+    sys.argv = command[1:]
+    folder = Path(cwd, sys.argv[0]).parent
+    enter(cwd, environment, str(folder))
+    if folder.joinpath("common").is_dir() and not folder.samefile(ROOT):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "common"]:
+            del sys.modules[name]
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:  # a fork runs nothing of atexit
+        if "common.system.processes" in sys.modules:
+            sys.modules["common.system.processes"].close_servers()
 
 
 def enter(cwd, environment, *path):
@@ -142,62 +270,50 @@ def enter(cwd, environment, *path):
 
 
 def popen(plain, command, *more, **options):
-    """As subprocess.Popen, `plain`; but a server of jobs in this Python and environment is a Fork."""
-    if command[:3] == [sys.executable, "-m", "common.system.forkserver"]:
-        changed = {key for key, _ in os.environ.items() ^ options["env"].items()}
-        if changed <= {"PYTHONPATH", *MALLOPT}:
-            return Fork(command[3:], **options)
+    """As subprocess.Popen, `plain`; but a module of ours and a benchmark in this Python and environment are forks."""
+    ours = command[:2] == [sys.executable, "-m"] and command[2].startswith("common.")
+    if ours or (command[0] == sys.executable and Path(command[1]).name.startswith("benchmark_")):
+        changed = {key for key, _ in os.environ.items() ^ (options.get("env") or os.environ).items()}
+        if all(read_later(key) or key in ("PYTHONPATH", *MALLOPT) for key in changed):
+            return Fork(command, *more, **options)
     return plain(command, *more, **options)
 
 
-class Fork:
-    """A server of jobs: what common.system.processes.Server needs of subprocess.Popen."""
+class Fork(subprocess.Popen):
+    """A process that a command starts, as a fork of it."""
 
-    def __init__(self, arguments, cwd, env, stderr, preexec_fn, **_):
-        (theirs, requests), (answers, said) = os.pipe(), os.pipe()
+    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, info, flags, shell, *more):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        self.pid, self.returncode = os.fork(), None
-        if not self.pid:
-            try:
-                preexec_fn()
-                os.setsid()
-                for one, standard in ((theirs, 0), (said, 1), (stderr.fileno(), 2)):
-                    os.dup2(one, standard)
-                for one in (theirs, requests, answers, said):
-                    os.close(one)
-                sys.stdin = open(0)
-                for number in (signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                enter(cwd, env, str(cwd))
-                for key in env.keys() & MALLOPT:
-                    LIBRARY.mallopt(MALLOPT[key], min(int(env[key]), 2**31 - 1))
-                forkserver.main(*arguments)
-            finally:
-                os._exit(0)
-        os.close(theirs)
-        os.close(said)
-        self.stdin, self.stdout = os.fdopen(requests, "wb", 0), os.fdopen(answers, "rb", 0)
+        pipes, new_session = more[:6], more[11]
+        self.pid = fork(forked, args, cwd or os.getcwd(), dict(env or os.environ), preexec_fn, pipes, new_session)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
 
-    def poll(self, how=os.WNOHANG):
-        if self.returncode is None:
-            number, status = os.waitpid(self.pid, how)
-            self.returncode = os.waitstatus_to_exitcode(status) if number else None
-        return self.returncode
 
-    def wait(self):
-        return self.poll(0)
-
-    def kill(self):
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.stdin.close()
-        self.stdout.close()
-        self.wait()
+def forked(command, cwd, environment, preexec, pipes, new_session):
+    """In such a fork.  pipes: its and our ends of stdin, our and its ends of stdout and of stderr; -1: none."""
+    if preexec:
+        preexec()
+    if new_session:
+        os.setsid()
+    stdin, _, _, stdout, _, stderr = pipes
+    for opened, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
+        if opened != -1:
+            os.dup2(opened, standard)
+    for opened in {*pipes} - {-1, 0, 1, 2}:
+        os.close(opened)
+    sys.stdin = open(0, closefd=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if command[1] != "-m":
+        return script(command, cwd, environment)
+    enter(cwd, environment, str(cwd))
+    for key in environment.keys() & MALLOPT:
+        LIBRARY.mallopt(MALLOPT[key], min(int(environment[key]), 2**31 - 1))
+    if command[2] == "common.system.forkserver":
+        return importlib.import_module(command[2]).main(*command[3:])
+    sys.argv = command[2:]
+    return runpy.run_module(command[2], run_name="__main__", alter_sys=True) and 0

@@ -10,7 +10,7 @@ import subprocess
 import time
 
 import pytest
-from commands import ROOT, assert_user_error, rows_of, run, start, wait_for, wait_for_worker
+from commands import ROOT, assert_user_error, command, piped, rows_of, run, start, wait_for, wait_for_worker
 from fixtures_runs import records_of
 
 pytest.importorskip("torchaudio", reason="these tests measure torchaudio for real")
@@ -216,7 +216,7 @@ def test_out_of_memory_is_a_row(flags, log, tmp_path):
         "500",
         "--passes",
         "timing",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        limits=[(resource.RLIMIT_AS, limit)],
     )
     assert done.returncode == 1, done.stderr
     assert rows_of(log)["torchaudio"]["status"] == "oom"
@@ -256,7 +256,7 @@ def test_a_full_disk_behind_stdout(flags, log, tmp_path):
 
 
 def test_a_closed_pipe_is_silent():
-    process = start("benchmark_all.py", "--list")
+    process = piped(command("benchmark_all.py", "--list"))
     process.stdout.close()
     assert (process.stderr.read(), process.wait(60)) == ("", 1)
     process.stderr.close()

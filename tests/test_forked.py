@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 import forked
 import pytest
-from commands import ROOT, command
+from commands import ROOT, command, wait_for
 
 
 @pytest.mark.parametrize(
@@ -20,14 +21,58 @@ def test_code_and_streams_are_those_of_a_process(arguments, tmp_path):
     assert (found.returncode, found.stdout, found.stderr) == (started.returncode, started.stdout, started.stderr)
 
 
-def test_a_command_that_takes_too_long_is_ended(tmp_path):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    server = forked.server_of((), os.environ)
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Write a script that is forked."""
+    (tmp_path / "common").mkdir()
+
+    def make(name, text):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setitem(forked.IMPORTS, name, ())
+        return command(tmp_path / name)
+
+    return make
+
+
+def test_a_command_that_takes_too_long_is_ended(script, tmp_path):
+    line = script("slow.py", "import time; time.sleep(60)")
     with pytest.raises(subprocess.TimeoutExpired):
-        forked.run_in(server, command(tmp_path / "slow.py"), tmp_path, 0.2, dict(os.environ))
+        forked.run(line, tmp_path, 0.2)
+
+
+@pytest.mark.parametrize(
+    "text, code", [("os.abort()", -signal.SIGABRT), ("sys.exit(3)", 3), ("1 / 0", 1), ("sys.exit()", 0)]
+)
+def test_its_end_is_told(text, code, script, tmp_path):
+    done = forked.run(script("ends.py", f"import os, sys\nprint(1, flush=True)\n{text}"), tmp_path)
+    assert (done.returncode, done.stdout) == (code, "1\n")
+
+
+def test_two_at_once_each_with_the_common_beside_it(script, tmp_path):
+    """What the first leaves behind lives on, as after a process."""
+    (tmp_path / "common" / "__init__.py").write_text("WORD = 'own'")
+    leaves = "import common, subprocess\nprint(common.WORD, subprocess.Popen(['sleep', '300']).pid, flush=True)\n"
+    first = forked.start(script("first.py", leaves + "import time; time.sleep(300)"), tmp_path)
+    assert forked.run(script("second.py", "import common; print(common.WORD)"), tmp_path).stdout == "own\n"
+    wait_for(lambda: "own" in first.stdout.read(), "its word")
+    first.kill()
+    first.stdout.seek(0)
+    output, _ = first.communicate()
+    assert first.returncode == -signal.SIGKILL and first.poll() == -signal.SIGKILL
+    os.kill(int(output.split()[1]), signal.SIGKILL)  # it is there
+
+
+def test_a_benchmark_that_a_script_starts_is_a_fork_of_it(script, tmp_path):
+    script("benchmark_one.py", "import os, sys\nprint(os.getppid(), sys.argv[1:], sys.stdin.read())\nsys.exit(4)")
+    starts = (
+        "import os, subprocess, sys\nline = [sys.executable, 'benchmark_one.py', '--flag']\n"
+        "done = subprocess.run(line, input='x', stdout=subprocess.PIPE, text=True)\n"
+        "print(done.returncode, done.stdout == f\"{os.getpid()} ['--flag'] x\\n\")"
+    )
+    assert forked.run(script("starts.py", starts), tmp_path).stdout == "4 True\n"
 
 
 def test_another_environment_is_no_fork(monkeypatch, tmp_path):
-    assert forked.run(command("summarize.py", "--help"), tmp_path)
+    assert forked.run(command("summarize.py", "--help"), tmp_path).returncode == 0
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert forked.run(command("summarize.py", "--help"), tmp_path) is None
