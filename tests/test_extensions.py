@@ -9,13 +9,12 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
 
 import pytest
+from commands import start
 
 from common.setup import toolchain
 from common.setup.source_packages import SOURCE_PACKAGES
@@ -69,7 +68,8 @@ class Checkout:
 
     def __init__(self, folder: Path, answer: str = "2"):
         self.folder = folder
-        shutil.copytree(ROOT / "common", folder / "common", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "common", folder / "common")
+        (folder / "load.py").write_text(LOAD)
         (folder / "index").mkdir()
         sdist = folder / "index" / "optimized_transducer-1.4.tar.gz"
         with tarfile.open(sdist, "w:gz") as archive:
@@ -83,19 +83,11 @@ class Checkout:
         (folder / "requirements" / "sources.txt").write_text(f"optimized_transducer==1.4 --hash=sha256:{digest}\n")
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PIP_") and k not in ("CXX", "MODERNGPU_HOME")}
         pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder / "index")}
-        self.environment = {**clean, **pip, "PYTHONPATH": str(folder)}
+        self.environment = {**clean, **pip}
         self.build = folder / ".build"
 
-    def start(self, device: str = "cpu", **variables: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-c", LOAD, device],
-            cwd=self.folder,
-            env={**self.environment, **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # so that it can be killed with the compiler it started
-        )
+    def start(self, device: str = "cpu", **variables: str):
+        return start(self.folder / "load.py", device, cwd=self.folder, env={**self.environment, **variables})
 
     def load(self, device: str = "cpu", **variables: str) -> tuple[str, str]:
         """(what LOAD printed, progress)"""
