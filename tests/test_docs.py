@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from common.analysis import logs, verdict
 from common.analysis.groups import groups
@@ -76,7 +77,7 @@ def diffs() -> dict[str, str]:
 def checkout(tmp_path) -> Path:
     """A copy of the scripts and of common/, with the environments of this checkout."""
     folder = tmp_path / "checkout"
-    shutil.copytree(ROOT / "common", folder / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "common", folder / "common")
     for path in [*ROOT.glob("*.py"), *ROOT.glob("shape_info.*")]:
         shutil.copy(path, folder)
     return folder
@@ -90,32 +91,18 @@ def apply(diff: str, folder: Path) -> None:
 def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_path):
     pytest.importorskip("torchaudio")
     apply(diffs["Add a loss"], checkout)
-    flags = [
-        "--preset",
-        "quick",
-        "--passes",
-        "correctness",
-        "--in-place",
-        "--log-dir",
-        str(tmp_path / "log"),
-        "--quiet",
-    ]
-    run = [sys.executable, "benchmark_rnntloss.py", *flags]
-    done = subprocess.run(run, cwd=checkout, capture_output=True, text=True)
+    flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--log-dir", tmp_path / "log", "--quiet"]
+    done = run(checkout / "benchmark_rnntloss.py", *flags, cwd=checkout)
     assert done.returncode == 0, done.stderr
-    summary = [sys.executable, "summarize.py", str(tmp_path / "log"), "--format", "json"]
-    (row,) = json.loads(subprocess.run(summary, cwd=checkout, check=True, stdout=subprocess.PIPE).stdout)
+    (row,) = json.loads(run(checkout / "summarize.py", tmp_path / "log", "--format", "json", cwd=checkout).stdout)
     assert row["name"] == "rnntloss" and row["status"] == "ok" and row["loss_error"] < 1e-5
 
 
 def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout):
     apply(diffs["Add a metric"], checkout)
-    run = min((ROOT / "results").rglob("torchaudio*/results.jsonl")).parent
+    measured = min((ROOT / "results").rglob("torchaudio*/results.jsonl")).parent
     tables = [
-        subprocess.run(
-            [sys.executable, "summarize.py", str(run), "--format", how], cwd=checkout, check=True, capture_output=True
-        ).stdout.decode()
-        for how in ("markdown", "json")
+        run(checkout / "summarize.py", measured, "--format", how, cwd=checkout).stdout for how in ("markdown", "json")
     ]
     (row,) = json.loads(tables[1])
     assert "steps /s" in tables[0] and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"]["median"])

@@ -70,7 +70,7 @@ class Checkout:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        shutil.copytree(ROOT / "common", folder / "common", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "common", folder / "common")
         (folder / "drive.py").write_text(DRIVER)
         self.wheels = folder / "wheels"
         self.lock("main", make_wheel(self.wheels, "1"))
