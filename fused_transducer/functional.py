@@ -37,7 +37,8 @@ def transducer_loss(
     autocast the four are cast to its dtype.  targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be
     on the CPU.  What is beyond an utterance's lengths is never read.
 
-    activation: "tanh", "relu" or "none"; reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances.
+    activation: "tanh", "relu" or "none"; reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances
+    (default, as of torch's own losses and of torchaudio's rnnt_loss: one number, from which backward can begin).
     fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021); the
     value of the loss stays.  negligible: cells that a path meets with less probability than this get no gradient; 0
     leaves out exact zeros only.  tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps
