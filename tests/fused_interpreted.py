@@ -98,5 +98,23 @@ with torch.no_grad():
     report("without gradients", errors={"loss": error(one.loss(one.leaves()), expected[0])})
 
 again = problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT)
-first, second = found(again), found(again)
-report("repeats", errors={}, same=all(torch.equal(first[1][name], second[1][name]) for name in NAMES))
+first, *others = (found(again) for _ in range(5))
+report("repeats", errors={}, same=all(torch.equal(first[1][name], one[1][name]) for one in others for name in NAMES))
+
+report("T < U, blank in the middle", errors=errors(problem([(2, 4), (1, 2)], dtype=torch.float32, blank=5, **EXACT)))
+
+expanded = problem([(4, 2), (3, 2)], dtype=torch.float32, **EXACT)
+expanded.tensors[0] = expanded.tensors[0][:, :1].expand(2, 4, -1)
+expanded.tensors[1] = expanded.tensors[1][:1].expand(2, -1, -1)
+report("expanded inputs", errors=errors(expanded))
+
+apart = problem([(4, 2), (3, 2)], dtype=torch.float32, **EXACT)
+apart.tensors[2] *= 1e4 / apart.tensors[2].abs().max()
+report("logits of 10,000", errors=errors(apart))
+
+long = problem([(1, 2**15)], H=1, V=2, dtype=torch.float32, **EXACT)
+try:
+    said = str(long.loss(long.tensors))
+except ValueError as refused:
+    said = str(refused)
+report("too many targets", errors={}, said=said)

@@ -184,33 +184,14 @@ def test_a_nan_shows():
 
 def test_fastemit_scales_the_label_arcs():
     """Its gradient is that of the loss with each label's log-probability counted 1 + lambda times."""
-    from common.losses import oracle
-
     one = problem(RAGGED, fastemit_lambda=0.3, **EXACT)
-    leaves = one.leaves()
-    from fused_helpers import logits_of
-
-    log_probs = logits_of(leaves).log_softmax(-1)
-    arcs = log_probs.detach().requires_grad_()
-    oracle.arc_losses(arcs, one.targets, one.lengths).sum().backward()
-    label = torch.zeros_like(arcs)
-    for n, (_, U) in enumerate(RAGGED):
-        for u in range(U):
-            label[n, :, u, one.targets[n, u]] = 1
-    both = one.targets.eq(0).any()
-    assert both  # a target that is the blank: that entry holds both arcs, and is left out below
-    keep = torch.ones_like(label)
-    clean = Problem(one.tensors, one.targets.clamp(min=1), one.T_lengths, one.U_lengths, one.options)
-    arcs = log_probs.detach().requires_grad_()
-    oracle.arc_losses(arcs, clean.targets, clean.lengths).sum().backward()
-    label.zero_()
-    for n, (_, U) in enumerate(RAGGED):
-        for u in range(U):
-            label[n, :, u, clean.targets[n, u]] = 1
-    log_probs.backward(arcs.grad * (keep + 0.3 * label))
-    losses, gradients = found(clean)
-    assert error(losses, right(clean)[0]) < 1e-12  # the value stays
-    assert max(error(gradients[name], leaf.grad) for name, leaf in zip(NAMES, leaves)) < 1e-12
+    one.targets.clamp_(min=1)  # else an entry of a cell's log-probabilities holds both arcs
+    losses, expected = right(one)
+    made, gradients = found(one)
+    assert error(made, losses) < 1e-12  # the value stays
+    assert max(error(gradients[name], expected[name]) for name in NAMES) < 1e-12
+    _, without = right(one.with_options(fastemit_lambda=0.0))
+    assert error(gradients["weight"], without["weight"]) > 1e-2
 
 
 # -- accuracy and what is left out ---------------------------------------------------------------------------------

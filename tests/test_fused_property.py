@@ -39,8 +39,17 @@ def problems(draw) -> Problem:
         tile_cells=draw(st.sampled_from([None, 1, 5, 64, 10_000])),
         backend=draw(st.sampled_from(["native", "torch"])),
     )
+    if V > 1 and draw(st.booleans()):
+        one.options["fastemit_lambda"] = 0.3
+        one.targets = torch.where(one.targets == one.options["blank"], (one.targets + 1) % V, one.targets)
+    if draw(st.booleans()):
+        one.tensors[0] = one.tensors[0][:, :1].expand(one.tensors[0].shape)
+    if draw(st.booleans()):
+        one.tensors[1] = one.tensors[1][:1].expand(one.tensors[1].shape)
     order, step = draw(st.integers(0, 2)), draw(st.integers(1, 3))
-    one.tensors = [None if tensor is None else spread(tensor, order, step) for tensor in one.tensors]
+    one.tensors = [
+        tensor if tensor is None or 0 in tensor.stride() else spread(tensor, order, step) for tensor in one.tensors
+    ]
     integers = draw(st.sampled_from([torch.int32, torch.int64]))
     one.targets, one.T_lengths, one.U_lengths = (
         tensor.to(integers) for tensor in (one.targets, one.T_lengths, one.U_lengths)
@@ -64,3 +73,17 @@ def test_it_is_the_oracles(one):
     assert loss < (1e-11 if one.tensors[0].dtype == torch.float64 else 1e-5) or expected_losses.abs().max() < 1e-5
     for name, value in made.items():
         assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)
+
+
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@hypothesis.given(problems(), st.sampled_from([1e-8, 1e-4, 1e-2]))
+def test_what_is_dropped_bounds_the_error(one, negligible):
+    """The gradient of the bias is the sum of those of the logits of all cells."""
+    one.tensors = [tensor.double() for tensor in one.tensors[:3]] + [torch.zeros(len(one.tensors[2])).double()]
+    losses, whole = right(one)
+    leaves = one.leaves()
+    made, dropped = one.loss(leaves, negligible=negligible, return_dropped=True)
+    made.sum().backward()
+    bound = 2 * (1 + one.options.get("fastemit_lambda", 0.0)) * (dropped * (one.T_lengths + one.U_lengths)).sum()
+    assert torch.allclose(made.detach(), losses, rtol=1e-10, atol=1e-10)
+    assert (leaves[3].grad - whole["bias"]).abs().sum() <= bound * 1.001 + 1e-10
