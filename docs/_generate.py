@@ -100,7 +100,8 @@ def _fields(fields: Iterable[Any]) -> str:
 
 
 def _metrics() -> Iterator[str]:
-    from common.analysis import metrics
+    from common.analysis import flops, inference, metrics, pipeline, profile
+    from common.tables.flops import BUCKETS
 
     yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
     yield "| key | title | unit | better | tables | scalar of TensorBoard |\n| --- | --- | --- | --- | --- | --- |"
@@ -108,6 +109,16 @@ def _metrics() -> Iterator[str]:
         tables = ", ".join(name for name, keys in metrics.COLUMNS.items() if metric.key in keys)
         cells = (metric.title, metric.unit, metric.better, tables, metric.tag)
         yield f"| `{metric.key}` | {' | '.join(map(_cell, cells))} |"
+    for script, numbers in {
+        "profile_inference.py": inference.NUMBERS,
+        "pipeline_metrics.py": pipeline.NUMBERS,
+        "profile_model.py": profile.NUMBERS,
+        "count_flops.py": flops.NUMBERS,
+        "count_flops.py, by length": BUCKETS,
+    }.items():
+        yield f"\n## {script}\n\n| key | title | unit | better |\n| --- | --- | --- | --- |"
+        for metric in numbers:
+            yield f"| `{metric.key}` | {' | '.join(map(_cell, (metric.title, metric.unit, metric.better)))} |"
 
 
 def _paragraphs(text: Optional[str]) -> str:

@@ -148,7 +148,7 @@ def test_jobs_are_named_by_their_values():
 
 def test_the_classic_real_time_factor():
     """172,400 us of self time over the last two batches of 4 x 5 s."""
-    assert tables.factor(analysis.self_time_rtf(172_400, 2, 4, 5)) == "4.31E-03"
+    assert analysis.factor(analysis.self_time_rtf(172_400, 2, 4, 5)) == "4.31E-03"
 
 
 def test_streams_are_batches_that_end_in_time():
@@ -158,9 +158,9 @@ def test_streams_are_batches_that_end_in_time():
 
 
 def test_memory_reads_as_before():
-    cell = analysis.Cell({}, cpu_peak_bytes=0, cuda_peak_bytes=round(1.47 * 2**30))
+    cell = analysis.GridCell({}, cpu_peak_bytes=0, cuda_peak_bytes=round(1.47 * 2**30))
     assert tables.memory(cell) == "0.00 + 1.47 Gb"
-    assert tables.memory(analysis.Cell({}, cpu_peak_bytes=round(1.47 * 2**30))) == "1.47 Gb"
+    assert tables.memory(analysis.GridCell({}, cpu_peak_bytes=round(1.47 * 2**30))) == "1.47 Gb"
 
 
 def test_a_gpu_has_peaks_and_self_time_of_its_own(tmp_path):

@@ -6,7 +6,13 @@ A document is what common.measure.flops.counter.FlopCounter.document returns, or
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from common.analysis import metrics
+from common.analysis.metrics import Metric, metric
+from common.core.text import percent
+from common.core.units import quantity
 
 Document = Mapping[str, Any]
 
@@ -57,6 +63,33 @@ class Part:
         self.frozen += module["frozen"]
 
 
+def amount(key: str, title: str = "", unit: str = "", **more: Any) -> Metric:
+    """Of a row as CSV and JSON have it."""
+    return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit, **more)
+
+
+def _shared(key: str, title: str = "", unit: str = "") -> Tuple[Metric, Metric]:
+    """With its share of the total."""
+    share = f"{key}_share"
+    return amount(key, title, unit), metric(share, "share", percent, value=itemgetter(share))
+
+
+#: Of a row: its keys in CSV and JSON, and the columns of the table, those with a title, in this order.
+NUMBERS = (
+    amount("calls", "calls"),
+    amount("trainable", "trainable"),
+    amount("frozen", "frozen"),
+    *_shared("macs", "MACs", "MACs"),
+    *_shared("flops", "FLOPs", "FLOPs"),
+    amount("backward_macs", "backward MACs", "MACs"),
+    amount("backward_flops", "backward FLOPs", "FLOPs"),
+    amount("own_macs", unit="MACs"),
+    amount("own_flops", unit="FLOPs"),
+    metric("ns", "ms", value=itemgetter("ns"), unit="ns", scale=1e-6),
+    metric("ns_share", "share", percent, value=itemgetter("ns_share")),
+)
+
+
 @dataclass
 class Breakdown:
     """total: of everything; parts: its rows; convention: the counter's; not_counted: ("aten::x in encoder", reason),
@@ -69,11 +102,16 @@ class Breakdown:
 
     def rows(self) -> List[Dict[str, Any]]:
         """Each part as CSV and JSON have it, with its shares of the total."""
-        return [{**asdict(part), **self.shares(part)} for part in self.parts]
+        return list(map(self.row, self.parts))
 
-    def shares(self, part: Part) -> Dict[str, Optional[float]]:
-        """Fractions of the total; None where that is nothing."""
-        return {f"{key}_share": _share(getattr(part, key), getattr(self.total, key)) for key in ("macs", "flops", "ns")}
+    def row(self, part: Part) -> Dict[str, Any]:
+        """Shares are None where the total is nothing."""
+        known = {**asdict(part), **{f"{key}_share": self._share(part, key) for key in ("macs", "flops", "ns")}}
+        return {**known, **metrics.values(NUMBERS, known)}
+
+    def _share(self, part: Part, key: str) -> Optional[float]:
+        of, whole = getattr(part, key), getattr(self.total, key)
+        return of / whole if whole and of is not None else None
 
 
 def breakdown(document: Document, by: str = "module", depth: Optional[int] = None) -> Breakdown:
@@ -162,7 +200,3 @@ def _above(path: str, known: Mapping[str, Part]) -> List[str]:
     names = path.split(".") if path else []
     prefixes = (".".join(names[:count]) for count in range(len(names) + 1))
     return [one for one in prefixes if one in known and (one or not path.startswith("("))]
-
-
-def _share(part: Optional[int], whole: Optional[int]) -> Optional[float]:
-    return part / whole if whole and part is not None else None

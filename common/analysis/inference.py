@@ -10,10 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from common.analysis import metrics
+from common.analysis.metrics import metric
 from common.analysis.model_run import ModelRun, environment_of
 from common.core import inference as grid
 from common.core.errors import UserError
 from common.core.statistics import median, quantile
+from common.core.text import error
+from common.core.units import MB
 from common.records import model_run, schema, store
 from common.records.schema import (
     Call,
@@ -28,7 +32,7 @@ SKIPPED, NOT_RUN = "skipped", "not run"
 
 
 @dataclass
-class Cell:
+class GridCell:
     """values: of the axes of the grid; status: as of a job, "skipped", or "not run".
 
     rtf: seconds of a call over the seconds of audio in its batch, the median; p50_s, p90_s, p99_s: of a call; n: calls;
@@ -72,22 +76,57 @@ class Cell:
 
     def row(self) -> Dict[str, Any]:
         """As CSV and JSON have it."""
-        return {**self.values, **{key: value for key, value in vars(self).items() if key != "values"}}
+        return {**self.values, "status": self.status, "reason": self.reason, **metrics.values(NUMBERS, self)}
+
+
+def factor(value: Optional[float]) -> str:
+    """ "4.31E-03" """
+    return "-" if value is None else f"{value:.2E}"
+
+
+def _spread(cell: GridCell) -> str:
+    return f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
+
+
+_MS: Dict[str, Any] = {"scale": 1e3, "unit": "s", "better": "lower"}
+_MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
+#: Of a cell: its keys in CSV and JSON, and the columns of its table, those with a title, in this order.
+NUMBERS = (
+    metric("n"),
+    metric("rtf", "RTF", factor, better="lower"),
+    metric("rtf_p20", "p20 to p80")._replace(words=_spread, numeric=False),
+    metric("rtf_p80"),
+    metric("profiled_cpu_rtf", better="lower", profiled=True),
+    metric("profiled_cuda_rtf", better="lower", profiled=True),
+    *(metric(f"p{part}_s", f"p{part} ms", **_MS) for part in (50, 90, 99)),
+    metric("first_token_s", "first token ms", **_MS),
+    metric("utterances_per_second", "utterances /s", better="higher"),
+    metric("streams", "streams", better="higher"),
+    metric("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
+    metric("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
+    metric("process_bytes", "process MB", **_MB),
+    metric("process_peak_bytes", "whole process MB", **_MB),
+    metric("device_allocated_bytes", "device MB", **_MB),
+    metric("device_reserved_bytes", unit="bytes", better="lower"),
+    metric("device_used_bytes", "device used MB", **_MB),
+    metric("output_error", "output error", error, better="lower"),
+    metric("busy"),
+)
 
 
 @dataclass
 class Inference(ModelRun[InferenceHeader]):
     """cells: all of the grid."""
 
-    cells: List[Cell] = field(default_factory=list)
+    cells: List[GridCell] = field(default_factory=list)
 
     @property
     def axes(self) -> Dict[str, List[Any]]:
         return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
 
-    def variants(self) -> List[Tuple[grid.Values, List[Cell]]]:
+    def variants(self) -> List[Tuple[grid.Values, List[GridCell]]]:
         """The cells of each way to run the model, in the order of the grid."""
-        found: List[Tuple[grid.Values, List[Cell]]] = []
+        found: List[Tuple[grid.Values, List[GridCell]]] = []
         for cell in self.cells:
             of = grid.variant(cell.values)
             if not found or found[-1][0] != of:
@@ -121,15 +160,13 @@ def read(path: Path) -> Inference:
         header, records = model_run.read(path, InferenceHeader)
         jobs = store.latest_jobs(records)
         every = [_cell(values, header, jobs) for values in grid.cells(header.grid)]
-    except UserError as error:
-        return Inference(path, reason=str(error))
-    except (LookupError, TypeError, ValueError) as error:
-        return Inference(path, reason=f"{path}: its grid cannot be read ({type(error).__name__}); {store.ANEW}")
+    except UserError as mistake:
+        return Inference(path, reason=str(mistake))
     return Inference(path, header, environment_of(records), cells=every)
 
 
-def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> Cell:
-    found = Cell(values)
+def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
+    found = GridCell(values)
     if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(values, header.grid):
         found.status = SKIPPED
         return found
@@ -154,12 +191,12 @@ def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[Job
     return found
 
 
-def _take(found: Cell, line: Any, *names: str) -> None:
+def _take(found: GridCell, line: Any, *names: str) -> None:
     for name in names:
         setattr(found, name, getattr(line, name))
 
 
-def _times(found: Cell, calls: Iterable[Call]) -> None:
+def _times(found: GridCell, calls: Iterable[Call]) -> None:
     calls = list(calls)
     seconds = [call.total_wall_ns / 1e9 for call in calls]
     audio = found.size * found.seconds
@@ -172,7 +209,7 @@ def _times(found: Cell, calls: Iterable[Call]) -> None:
     found.first_token_s = median(first) if first else None
 
 
-def most_streams(cells: Sequence[Cell]) -> Optional[Cell]:
+def most_streams(cells: Sequence[GridCell]) -> Optional[GridCell]:
     """The cell with the largest number of real-time streams."""
     known = [cell for cell in cells if cell.streams is not None]
     return max(known, key=lambda cell: cell.streams or 0, default=None)

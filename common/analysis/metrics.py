@@ -1,45 +1,72 @@
-"""The one list of what is known of a row: numbers, and the words for them.
+"""What a number is, and the one list of those of a row, with the words for them.
 
 Tables, the report, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the lists below
-names stands at the end of every table where a row knows it, in CSV and JSON under its key, in TensorBoard as
+names is at the end of every table where a row knows it, in CSV and JSON under its key, in TensorBoard as
 metrics/KEY, and has a plot in every sweep.
 """
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.row import COUNTERS, SCOPES, Row, marked
 from common.core import statistics
+from common.core.table import Cell
 from common.core.text import error, number
 from common.core.units import GIB, MB
 
 
-def _unknown(row: Row) -> Optional[float]:
+def _unknown(row: Any) -> Optional[float]:
     return None
 
 
 class Metric(NamedTuple):
     """title: of its column, "" where it has none; on_page: of its column in the report where that is another; value:
     what it is sorted by, None where it is not known; words: None for the value as a number; unit; better: "lower" or
-    "higher"; numeric: aligned to the right; profiled: from the trace; tag: of TensorBoard's scalar."""
+    "higher"; numeric: aligned to the right; profiled: from the trace; tag: of TensorBoard's scalar; scale: of the
+    column's number to the value: 1e3 for milliseconds of seconds."""
 
     key: str
     title: str
-    value: Callable[[Row], Optional[float]] = _unknown
-    words: Optional[Callable[[Row], str]] = None
+    value: Callable[[Any], Optional[float]] = _unknown
+    words: Optional[Callable[[Any], str]] = None
     unit: str = ""
     better: str = ""
     on_page: str = ""
     numeric: bool = True
     profiled: bool = False
     tag: str = ""
+    scale: float = 1
 
-    def shown(self, row: Row) -> str:
+    def scaled(self, row: Any) -> Optional[float]:
+        value = self.value(row)
+        return None if value is None else value * self.scale
+
+    def shown(self, row: Any) -> str:
         if self.words:
             return self.words(row)
-        value = self.value(row)
+        value = self.scaled(row)
         return str(value) if isinstance(value, int) else number(value)
+
+    def cell(self, row: Any) -> Cell:
+        return Cell(self.shown(row), self.scaled(row) if self.numeric else None)
+
+
+def metric(key: str, title: str = "", said: Optional[Callable[[Any], str]] = None, **more: Any) -> Metric:
+    """Of the field `key`, or of `value`; said: the words of its value."""
+    value = more.pop("value", attrgetter(key))
+    return Metric(key, title, value, (lambda row: said(value(row))) if said else None, **more)
+
+
+def values(metrics: Sequence[Metric], row: Any) -> Dict[str, Any]:
+    """By their keys, as CSV and JSON have them."""
+    return {one.key: one.value(row) for one in metrics}
+
+
+def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
+    """By their titles, as a table has those that have one."""
+    return {one.title: one.cell(row) for one in metrics if one.title}
 
 
 def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
@@ -176,7 +203,7 @@ def _useful(row: Row) -> Optional[float]:
     return None if row.useful_fraction is None else 100 * row.useful_fraction
 
 
-_ALL = (
+ALL = (
     Metric("implementation", "implementation", words=lambda row: marked(row.name, row.kind), numeric=False),
     Metric("label", "implementation", words=lambda row: row.marked, numeric=False),
     Metric("version", "version", words=lambda row: _version(row.implementation_version), numeric=False),
@@ -216,15 +243,7 @@ _ALL = (
         Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")
         for scope in SCOPES
     ),
-    Metric(
-        "peak_mb",
-        "peak memory MB",
-        lambda row: row.peak_mb,
-        unit="MB",
-        better="lower",
-        on_page="peak MB",
-        tag="2_memory/peak_mb",
-    ),
+    metric("peak_mb", "peak memory MB", unit="MB", better="lower", on_page="peak MB", tag="2_memory/peak_mb"),
     Metric("process_mb", "process MB", _process, unit="MB", better="lower"),
     *(
         Metric(f"{scope}_{counter}_mb", "", _counter(scope, counter), unit="MB", tag=f"2_memory/{scope}_{counter}_mb")
@@ -234,19 +253,11 @@ _ALL = (
     Metric("profiled_us", "profiled step us", lambda row: row.average_step_time_us, unit="us", profiled=True),
     Metric("profiled_mb", "profiled peak MB", lambda row: row.peak_memory_mb, unit="MB", profiled=True),
     Metric("inflation", "", lambda row: row.profiler_inflation, tag="4_profiled/inflation"),
-    Metric(
-        "loss_error",
-        "loss error",
-        lambda row: row.loss_error,
-        lambda row: error(row.loss_error),
-        better="lower",
-        tag="3_correctness/loss_error",
-    ),
-    Metric(
+    metric("loss_error", "loss error", error, better="lower", tag="3_correctness/loss_error"),
+    metric(
         "grad_error",
         "grad error",
-        lambda row: row.grad_error,
-        lambda row: error(row.grad_error),
+        error,
         better="lower",
         on_page="gradient error",
         tag="3_correctness/grad_error",
@@ -274,7 +285,7 @@ _ALL = (
     ),
 )
 
-METRICS: Dict[str, Metric] = {metric.key: metric for metric in _ALL}
+METRICS: Dict[str, Metric] = {one.key: one for one in ALL}
 
 _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
@@ -322,23 +333,23 @@ _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 def others() -> List[Metric]:
     """Those with a title that no list names."""
-    return [metric for key, metric in METRICS.items() if metric.title and key not in _LISTED]
+    return [one for key, one in METRICS.items() if one.title and key not in _LISTED]
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     """The columns of a table of COLUMNS."""
-    more = [metric for metric in others() if any(metric.value(row) is not None for row in rows)]
+    more = [one for one in others() if any(one.value(row) is not None for row in rows)]
     return [*(METRICS[key] for key in COLUMNS[table]), *more]
 
 
 def exported(row: Row) -> Dict[str, Any]:
     """What CSV and JSON have of a row."""
-    return {**row.as_json(), **{metric.key: metric.value(row) for metric in others()}}
+    return {**row.as_json(), **values(others(), row)}
 
 
 def scalars(row: Row) -> Dict[str, float]:
     """What TensorBoard has of a row, by tag."""
-    tagged = {metric.tag: metric for metric in METRICS.values() if metric.tag}
-    tagged.update({f"metrics/{metric.key}": metric for metric in others() if not metric.tag})
-    found = {tag: metric.value(row) for tag, metric in tagged.items()}
+    tagged = {one.tag: one for one in METRICS.values() if one.tag}
+    tagged.update({f"metrics/{one.key}": one for one in others() if not one.tag})
+    found = {tag: one.value(row) for tag, one in tagged.items()}
     return {tag: value for tag, value in found.items() if value is not None}

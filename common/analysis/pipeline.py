@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from common.analysis import metrics
+from common.analysis.metrics import metric
 from common.analysis.model_run import ModelRun, environment_of
 from common.core.errors import UserError
 from common.core.statistics import mean, median
+from common.core.units import MB, quantity
 from common.records import model_run, schema, store
 from common.records.schema import Call, CallMemory, JobLine, Operations, PipelineHeader
 
@@ -37,6 +40,18 @@ class Costs:
     not_counted: List[str] = field(default_factory=list)
 
 
+_MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
+#: Of a stage or the whole: its keys in CSV and JSON, and the columns of the table, in this order.
+NUMBERS = (
+    metric("run_time_s", "run time s", unit="s", better="lower"),
+    metric("memory_bytes", "memory MB", **_MB),
+    metric("most_memory_bytes", "at most MB", **_MB),
+    metric("process_bytes", "whole process MB", **_MB),
+    metric("most_process_bytes", "process at most MB", **_MB),
+    metric("macs", "MACs", quantity, better="lower"),
+    metric("flops", "FLOPs", quantity, better="lower"),
+    metric("instructions", "instructions (perf)", quantity, better="lower"),
+)
 #: How the stages make the whole: one after the other, so that time and operations add up and memory does not.
 ADDED = ("run_time_s", "macs", "flops", "instructions")
 HIGHEST = ("memory_bytes", "most_memory_bytes", "process_bytes", "most_process_bytes")
@@ -60,6 +75,11 @@ class Pipeline(ModelRun[PipelineHeader]):
         return cascade(self.stages)
 
     @property
+    def parts(self) -> List[Costs]:
+        """Each stage, and the whole where there are several."""
+        return [*self.stages, *([self.whole] if len(self.stages) > 1 else [])]
+
+    @property
     def statuses(self) -> List[str]:
         return [example.status for example in self.examples]
 
@@ -71,8 +91,10 @@ class Pipeline(ModelRun[PipelineHeader]):
     def rows(self) -> List[Dict[str, Any]]:
         """Each stage, and the whole where there are several, as CSV and JSON have them."""
         about = {"pipeline": self.name, "examples": self.measured}
-        parts = [*self.stages, *([self.whole] if len(self.stages) > 1 else [])]
-        return [{**about, "stage": one.name, **{k: v for k, v in vars(one).items() if k != "name"}} for one in parts]
+        return [
+            {**about, "stage": one.name, **metrics.values(NUMBERS, one), "not_counted": one.not_counted}
+            for one in self.parts
+        ]
 
 
 def cascade(stages: Sequence[Costs]) -> Costs:

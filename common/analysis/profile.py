@@ -6,11 +6,14 @@ labels and `other` to the step.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from common.analysis import roofline
+from common.analysis import metrics, roofline
+from common.analysis.metrics import metric
 from common.core.statistics import mean, median
+from common.core.text import percent
+from common.core.units import quantity
 from common.records import schema
 
 Document = Mapping[str, Any]
@@ -69,6 +72,27 @@ class Part:
         return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
 
 
+_MS: Dict[str, Any] = {"unit": "ms", "better": "lower"}
+_MB: Dict[str, Any] = {"unit": "MB", "better": "lower", "profiled": True}
+#: Of a row: its keys in CSV and JSON, in this order.
+NUMBERS = (
+    metric("calls", "calls"),
+    metric("ms", "ms", **_MS),
+    metric("ms_per_call", "ms /call", **_MS),
+    metric("own_ms", "own ms", **_MS),
+    metric("share", "share", percent),
+    metric("host_ms", "host ms", **_MS),
+    metric("device_ms", **_MS),
+    metric("peak_mb", "peak MB", **_MB),
+    metric("rise_mb", "rise MB", **_MB),
+    metric("left_mb", "leaves MB", **_MB),
+    metric("macs", "MACs", quantity),
+    metric("flops", "FLOPs", quantity),
+    metric("flops_per_second", "FLOPs /s", quantity, better="higher"),
+    metric("of_limit", "of limit", percent, better="higher"),
+)
+
+
 @dataclass
 class Profile:
     """One document.  roots: of the tree of places, those of the forward first; hooks_ms: what the labels cost a step,
@@ -83,7 +107,8 @@ class Profile:
 
     def rows(self) -> List[Dict[str, Any]]:
         """As CSV and JSON have them."""
-        return [{"name": part.name, **asdict(part)} for part in self.parts]
+        about = ("name", "label", "phase", "depth")
+        return [{**{key: getattr(part, key) for key in about}, **metrics.values(NUMBERS, part)} for part in self.parts]
 
 
 def profile(document: Document) -> Profile:

@@ -35,7 +35,7 @@ from common.setup import interpreters
 from common.setup.interpreters import Choice as Python
 from common.system.locks import Claim
 from common.tables import profile as tables
-from common.tables.profile import Cell_
+from common.tables.profile import Size
 from common.tables.text import aligned
 
 DESCRIPTION = """Where a training step goes: time, memory and operations of each part of a model and its loss.
@@ -231,7 +231,7 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
 
 def _opened(
     choice: Any, every: Sequence[Settings], arguments: argparse.Namespace, executor: Executor
-) -> Tuple[Claim, Dict[int, Cell_]]:
+) -> Tuple[Claim, Dict[int, Size]]:
     """The lock of a new folder, or of the one to go on in, and the cells that are profiled there."""
     machine = executor.machine and {key: executor.machine.get(key) for key in ("cpu", "cores", "gpu")}
     settings_of = [one.to_json() for one in every]
@@ -256,7 +256,7 @@ def _measure(
     folder: Path,
     arguments: argparse.Namespace,
     executor: Executor,
-    cells: Dict[int, Cell_],
+    cells: Dict[int, Size],
 ) -> None:
     """Put a cell for each of the settings that has none into `cells`: its words, and its profile or why there is none.
     All that there are go to disk with each."""
@@ -287,7 +287,7 @@ def _measure(
     spread(executor.lanes(), [place for place in range(len(every)) if place not in cells], serve)
 
 
-def _sorted(cells: Mapping[int, Cell_]) -> List[Cell_]:
+def _sorted(cells: Mapping[int, Size]) -> List[Size]:
     return [cells[place] for place in sorted(cells)]
 
 
@@ -338,7 +338,7 @@ def _settings(arguments: argparse.Namespace, device: str, sizes: Any, more: Mapp
     return settings.resolve({**given, **own, "rounds": 1, **more}, device)
 
 
-def _write(cells: List[Cell_], folder: Path, pngs: bool) -> None:
+def _write(cells: List[Size], folder: Path, pngs: bool) -> None:
     """Print the tables, and write them, the rows, the documents and the page to the folder."""
     shown = [tables.text(found, words) for words, found, _ in cells if found]
     if len(cells) > 1:

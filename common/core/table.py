@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """name: of the CSV file, without its ending; title: stands above the table, or is read out by a screen reader."""
+    """name: of the CSV file, without its ending; title: printed above the table, or read out by a screen reader."""
 
     name: str
     title: str
@@ -67,6 +67,12 @@ def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
         head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
     }
     return Table(name, title, [Column(*each) for each in numeric.items()], [list(row.values()) for row in rows])
+
+
+def filled(rows: Sequence[Dict[str, Cell]]) -> List[Dict[str, Cell]]:
+    """Without the columns that are empty in every row."""
+    known = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
+    return [{title: cell for title, cell in row.items() if title in known} for row in rows]
 
 
 def words(parts: Sentence) -> str:

@@ -17,6 +17,8 @@ LONGEST_SAID = 1000  # characters, of what a package says
 #: What a terminal takes for a command, such as a colour or the title of its window.
 _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
+#: JSON has no infinity: what is not finite is written as this.
+UNBOUNDED = 1e300
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
@@ -35,9 +37,18 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def percent(share: Optional[float]) -> str:
+    return "-" if share is None else f"{100 * share:.1f}%"
+
+
 def error(value: Optional[float]) -> str:
-    """A relative error; what is not finite is stored as 1e300."""
-    return "-" if value is None else "inf" if value >= 1e300 else f"{value:.1e}"
+    """A relative error."""
+    return "-" if value is None else "inf" if value >= UNBOUNDED else f"{value:.1e}"
+
+
+def finite(value: float) -> float:
+    """An error as it is written."""
+    return value if value < UNBOUNDED else UNBOUNDED
 
 
 def first_line(error: BaseException) -> str:

@@ -1,9 +1,10 @@
-"""Units of memory, sizes as text, and how a number that is not finite is stored."""
+"""Units, sizes and amounts as text."""
 
 from __future__ import annotations
 
 import math
 import string
+from typing import Optional
 
 from common.core.errors import UserError
 
@@ -47,20 +48,13 @@ def bytes_of(text: str, device_bytes: int) -> int:
     return size
 
 
-#: JSON has no infinity: what is not finite is written as this.
-UNBOUNDED = 1e300
-
-
-def finite(value: float) -> float:
-    """An error as it is written."""
-    return value if value < UNBOUNDED else UNBOUNDED
-
-
-def quantity(value: int, unit: str = "") -> str:
-    """ "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, in steps of a thousand."""
-    scaled: float = value
+def quantity(value: Optional[float], unit: str = "") -> str:
+    """ "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, in steps of 1000; "-" for None."""
+    if value is None:
+        return "-"
+    scaled: float = round(value)
     for prefix in ("", "K", "M", "G", "T", "P"):
-        shown = str(round(scaled, 2) if prefix else value)
+        shown = str(round(scaled, 2) if prefix else scaled)
         if abs(float(shown)) < 1000:
             break
         scaled /= 1000

@@ -20,6 +20,7 @@ from common.core import inference as grid
 from common.core.errors import NotRunnable, WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
+from common.core.text import finite
 from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
@@ -152,7 +153,7 @@ def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
         for part in calls.model.parts():
             part.forward = torch.compile(part.forward)
     error, tolerance = difference(plain, calls.outputs()), max(wanted)
-    yield {"record": "output_check", "error": min(error, 1e300), "tolerance": tolerance, "ok": error <= tolerance}
+    yield {"record": "output_check", "error": finite(error), "tolerance": tolerance, "ok": error <= tolerance}
     if not error <= tolerance:
         raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
 

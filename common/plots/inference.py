@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis.inference import Cell, Inference
+from common.analysis.inference import GridCell, Inference
 from common.core import inference as grid
-from common.core.table import Cell as Shown
-from common.core.table import measured, tabulated
+from common.core.table import Cell, measured, tabulated
 from common.core.text import number
 from common.core.units import MB
 from common.plots.style import Figure, Trace, axis, bars, layout, shown
@@ -47,7 +46,7 @@ class Quantity(NamedTuple):
     caption: str
     unit: str
     ranges: Sequence[Range]
-    of: Callable[[Cell], Optional[float]]
+    of: Callable[[GridCell], Optional[float]]
     words: Callable[[float], str]
 
 
@@ -90,7 +89,7 @@ def figures(found: Inference) -> List[Figure]:
     return result
 
 
-def _map(quantity: Quantity, cells: Sequence[Cell], about: grid.Grid, variant: str, suffix: str) -> Figure:
+def _map(quantity: Quantity, cells: Sequence[GridCell], about: grid.Grid, variant: str, suffix: str) -> Figure:
     durations, sizes = list(about[grid.SECONDS]), list(about[grid.BATCH])
     data: List[Trace] = []
     for name, colour, some in _by_range(quantity, cells):
@@ -134,9 +133,9 @@ def _map(quantity: Quantity, cells: Sequence[Cell], about: grid.Grid, variant: s
     )
 
 
-def _by_range(quantity: Quantity, cells: Sequence[Cell]) -> List[Tuple[str, str, List[Cell]]]:
+def _by_range(quantity: Quantity, cells: Sequence[GridCell]) -> List[Tuple[str, str, List[GridCell]]]:
     """(name, colour, cells) of each range that has some, and of what was not measured."""
-    found: Dict[str, List[Cell]] = {}
+    found: Dict[str, List[GridCell]] = {}
     for cell in cells:
         value = quantity.of(cell)
         name = "" if value is None else next(name for end, name, _ in quantity.ranges if value < end)
@@ -145,19 +144,19 @@ def _by_range(quantity: Quantity, cells: Sequence[Cell]) -> List[Tuple[str, str,
     return [(name or "not measured", colour, found[name]) for name, colour in every if name in found]
 
 
-def _words(quantity: Quantity, cell: Cell) -> str:
+def _words(quantity: Quantity, cell: GridCell) -> str:
     value = quantity.of(cell)
     return cell.status if value is None else quantity.words(value)
 
 
-def _place(cell: Cell) -> str:
+def _place(cell: GridCell) -> str:
     return f"{cell.seconds:g} s x {cell.size}"
 
 
-def _row(quantity: Quantity, cell: Cell) -> Dict[str, Shown]:
+def _row(quantity: Quantity, cell: GridCell) -> Dict[str, Cell]:
     return {
         "audio s": measured(cell.seconds),
         "batch": measured(cell.size),
         quantity.unit: measured(quantity.of(cell)),
-        "status": Shown(cell.status),
+        "status": Cell(cell.status),
     }

@@ -12,7 +12,7 @@ from common.plots.profile import figures
 from common.records.profile import FILE_NAME
 from common.report.section import Failure, Section
 from common.tables import profile as tables
-from common.tables.profile import Cell_
+from common.tables.profile import Size
 
 PAGE_NAME = "profile.html"
 TITLE = "Where the training step goes"
@@ -39,7 +39,7 @@ def sections(paths: Sequence[Path]) -> List[Section]:
     return found
 
 
-def of_cells(cells: Sequence[Cell_], place: str, file: Path) -> List[Section]:
+def of_cells(cells: Sequence[Size], place: str, file: Path) -> List[Section]:
     """place: what their ids end with; file: where the cells are from."""
     result = []
     for number, (size, found, reason) in enumerate(cells):

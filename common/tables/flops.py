@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from operator import itemgetter
+from typing import Any, Dict, List, Sequence
 
-from common.analysis.flops import Breakdown, Part
-from common.core.table import Cell, Column, Table, measured, tabulated
+from common.analysis import flops, metrics
+from common.analysis.flops import Breakdown, amount
+from common.analysis.metrics import Metric, metric
+from common.core.table import Cell, Column, Table, tabulated
 from common.core.text import plain
 from common.core.units import quantity
 from common.tables.export import csv_text, json_text
@@ -14,46 +17,23 @@ from common.tables.text import aligned, listed, markdown
 
 #: Characters of a cell in the terminal: a module's path is cut rather late.
 LONGEST = 60
+PARAMETERS = ("trainable", "frozen")
+#: Numbers that have a column only where the total has some.
+OPTIONAL = ("frozen", "backward_macs", "backward_flops", "ns", "ns_share")
 
 
 def parts(found: Breakdown, by: str) -> Table:
     """One row for each part, and the total; a column for what is there: the backward, time, frozen parameters."""
-    columns = _columns(found, by)
-    rows = [[cell(part) for _, cell in columns] for part in [*found.parts, found.total]]
+    total = found.row(found.total)
+    absent = {key for key in OPTIONAL if not total[key]} | (set(PARAMETERS) if by == "operator" else set())
+    shown = [one for one in flops.NUMBERS if one.title and one.key not in absent]
+    names = {by: "name", **({"class": "kind"} if by == "module" else {})}
+    rows = []
+    for row in [*found.rows(), total]:
+        texts = [Cell(row[key] or ("(model)" if key == "name" else ""), row[key]) for key in names.values()]
+        rows.append([*texts, *(one.cell(row) for one in shown)])
     title = f"by {by}" + (", each with all below it" if by == "module" else "")
-    return Table(by, title, [column for column, _ in columns], rows)
-
-
-def _columns(found: Breakdown, by: str) -> List[Tuple[Column, Callable[[Part], Cell]]]:
-    """Each column with the cell of a part."""
-
-    def amount(title: str, key: str, unit: str = "") -> Tuple[Column, Callable[[Part], Cell]]:
-        return Column(title), lambda part: _amount(getattr(part, key), unit)
-
-    def share(key: str) -> Tuple[Column, Callable[[Part], Cell]]:
-        return Column("share"), lambda part: _percent(found.shares(part)[f"{key}_share"])
-
-    total = found.total
-    columns = [(Column(by, False), lambda part: Cell(part.name or "(model)", part.name))]
-    if by == "module":
-        columns.append((Column("class", False), lambda part: Cell(str(part.kind), part.kind)))
-    columns.append(amount("calls", "calls"))
-    if by != "operator":
-        columns += [amount("trainable", "trainable"), *([amount("frozen", "frozen")] if total.frozen else [])]
-    columns += [amount("MACs", "macs", "MACs"), share("macs"), amount("FLOPs", "flops", "FLOPs"), share("flops")]
-    columns += [amount("backward MACs", "backward_macs", "MACs")] if total.backward_macs else []
-    columns += [amount("backward FLOPs", "backward_flops", "FLOPs")] if total.backward_flops else []
-    if total.ns:
-        columns += [(Column("ms"), lambda part: measured(None if part.ns is None else part.ns / 1e6)), share("ns")]
-    return columns
-
-
-def _amount(value: int, unit: str = "") -> Cell:
-    return Cell(quantity(value, unit), value)
-
-
-def _percent(share: Optional[float]) -> Cell:
-    return Cell("-" if share is None else f"{100 * share:.1f}%", share)
+    return Table(by, title, [*(Column(one, False) for one in names), *(Column(one.title) for one in shown)], rows)
 
 
 # -- utterances ------------------------------------------------------------------------------------------------------
@@ -86,20 +66,25 @@ class Bucket:
         }
 
 
+def _seconds(key: str, title: str) -> Metric:
+    return metric(key, title, "{:.2f}".format, value=itemgetter(key), unit="s")
+
+
+#: Of a bucket, as NUMBERS of analysis/flops.
+BUCKETS = (
+    metric("utterances", "utterances", value=itemgetter("utterances")),
+    _seconds("shortest_s", "shortest s"),
+    _seconds("longest_s", "longest s"),
+    amount("macs", "MACs", "MACs"),
+    amount("flops", "FLOPs", "FLOPs"),
+    amount("macs_per_s", "MACs per s of audio", "MACs"),
+    amount("macs_per_s_min", "least", "MACs"),
+    amount("macs_per_s_max", "most", "MACs"),
+)
+
+
 def buckets(found: Sequence[Bucket]) -> Table:
-    rows = []
-    for row in (bucket.row() for bucket in found):
-        cells = {
-            "bucket": Cell(row["bucket"]),
-            "utterances": measured(row["utterances"]),
-            "shortest s": Cell(f"{row['shortest_s']:.2f}", row["shortest_s"]),
-            "longest s": Cell(f"{row['longest_s']:.2f}", row["longest_s"]),
-            "MACs": _amount(row["macs"], "MACs"),
-            "FLOPs": _amount(row["flops"], "FLOPs"),
-        }
-        rates = {"MACs per s of audio": "macs_per_s", "least": "macs_per_s_min", "most": "macs_per_s_max"}
-        cells.update({title: Cell(quantity(round(row[key]), "MACs"), row[key]) for title, key in rates.items()})
-        rows.append(cells)
+    rows = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in (one.row() for one in found)]
     return tabulated("buckets", "utterances by length", rows)
 
 

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
-from common.analysis.inference import SKIPPED, Cell, Inference, most_streams
+from common.analysis import inference, metrics
+from common.analysis.inference import SKIPPED, GridCell, Inference, factor, most_streams
 from common.core import inference as grid
-from common.core.table import Cell as Shown
-from common.core.table import Column, Table, measured, tabulated
-from common.core.text import count, error
-from common.core.units import GIB, MB
+from common.core.table import Cell, Column, Table, filled, measured, tabulated
+from common.core.text import count
+from common.core.units import GIB
 from common.tables.export import csv_text, json_text
 from common.tables.text import aligned, block, listed
 
-Words = Callable[[Cell], str]
+Words = Callable[[GridCell], str]
 LONGEST = 40
 
 
-def factor(value: Optional[float]) -> str:
-    """ "4.31E-03" """
-    return "-" if value is None else f"{value:.2E}"
-
-
-def real_time(cell: Cell) -> str:
+def real_time(cell: GridCell) -> str:
     return factor(cell.rtf)
 
 
-def profiled(cell: Cell) -> str:
+def profiled(cell: GridCell) -> str:
     """ "5.15E-02 + 3.62E-02": CPU and CUDA."""
     parts = [cell.profiled_cpu_rtf, *([cell.profiled_cuda_rtf] if cell.profiled_cuda_rtf else [])]
     return " + ".join(map(factor, parts))
 
 
-def memory(cell: Cell) -> str:
+def memory(cell: GridCell) -> str:
     """ "1.47 Gb" or, with a GPU, "0.00 + 1.47 Gb", in 2^30 bytes."""
     if cell.cpu_peak_bytes is None and cell.cuda_peak_bytes is None:
         return "-"
@@ -48,7 +43,7 @@ GRIDS: Dict[str, Any] = {
 }
 
 
-def of_grid(name: str, cells: Sequence[Cell], about: grid.Grid, variant: str = "") -> Table:
+def of_grid(name: str, cells: Sequence[GridCell], about: grid.Grid, variant: str = "") -> Table:
     """Durations below each other, batch sizes side by side; a cell that is not ok reads its status."""
     title, words = GRIDS[name]
     at = {(cell.values[grid.SECONDS], cell.values[grid.BATCH]): cell for cell in cells}
@@ -57,7 +52,7 @@ def of_grid(name: str, cells: Sequence[Cell], about: grid.Grid, variant: str = "
     for seconds in about[grid.SECONDS]:
         shown = [at[seconds, size] for size in about[grid.BATCH]]
         texts = [words(cell) if cell.status == "ok" else cell.status for cell in shown]
-        rows.append([Shown(f"{seconds:g}s"), *map(Shown, texts)])
+        rows.append([Cell(f"{seconds:g}s"), *map(Cell, texts)])
     return Table(name, f"{title}{', ' if variant else ''}{variant}; columns: batch sizes", columns, rows)
 
 
@@ -72,43 +67,20 @@ def grids(found: Inference) -> List[Table]:
 
 
 def cells(found: Inference) -> Table:
-    """Every cell that was not skipped, with its numbers; columns that nobody fills are left out."""
+    """Every cell that was not skipped, with its numbers, without empty columns."""
     rows = [_row(cell) for cell in found.cells if cell.status != SKIPPED]
-    filled = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
-    kept = [{title: cell for title, cell in row.items() if title in filled} for row in rows]
-    return tabulated("cells", "Each cell", kept)
+    return tabulated("cells", "Each cell", filled(rows))
 
 
-def _row(cell: Cell) -> Dict[str, Shown]:
-    spread = f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
+def _row(cell: GridCell) -> Dict[str, Cell]:
     return {
-        "audio": Shown(f"{cell.seconds:g}s", cell.seconds),
+        "audio": Cell(f"{cell.seconds:g}s", cell.seconds),
         "batch": measured(cell.size),
-        "how": Shown(grid.said(cell.values)),
-        "RTF": Shown(factor(cell.rtf), cell.rtf),
-        "p20 to p80": Shown(spread, spread),
-        "p50 ms": _milliseconds(cell.p50_s),
-        "p90 ms": _milliseconds(cell.p90_s),
-        "p99 ms": _milliseconds(cell.p99_s),
-        "first token ms": _milliseconds(cell.first_token_s),
-        "utterances /s": measured(cell.utterances_per_second),
-        "streams": measured(cell.streams),
-        "process MB": _megabytes(cell.process_bytes),
-        "whole process MB": _megabytes(cell.process_peak_bytes),
-        "device MB": _megabytes(cell.device_allocated_bytes),
-        "device used MB": _megabytes(cell.device_used_bytes),
-        "output error": Shown(error(cell.output_error), cell.output_error),
+        "how": Cell(grid.said(cell.values)),
+        **metrics.cells(inference.NUMBERS, cell),
         "calls": measured(cell.n or None),
-        "status": Shown(cell.status),
+        "status": Cell(cell.status),
     }
-
-
-def _milliseconds(seconds: Optional[float]) -> Shown:
-    return measured(None if seconds is None else 1e3 * seconds)
-
-
-def _megabytes(value: Optional[int]) -> Shown:
-    return measured(None if value is None else value / MB)
 
 
 def lines(found: Inference) -> List[str]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+from common.analysis import metrics, profile
 from common.analysis.profile import OTHER, Part, Profile, limit_of
 from common.core.table import Cell, Table, measured, tabulated
-from common.core.text import number
+from common.core.text import number, percent
 from common.core.units import quantity
 from common.tables.export import csv_text, json_text
 from common.tables.text import aligned, listed
@@ -15,8 +16,8 @@ LONGEST = 60
 #: Of what lies in the row above; spaces would be taken away.
 INDENT = "· "
 
-#: A cell of a sweep: its words ("batch-size 4"), and its profile or why there is none.
-Cell_ = Tuple[str, Optional[Profile], str]
+#: A size of a sweep: its words ("batch-size 4"), and its profile or why there is none.
+Size = Tuple[str, Optional[Profile], str]
 
 
 def labels(found: Profile) -> Table:
@@ -30,27 +31,12 @@ def labels(found: Profile) -> Table:
 
 
 def _row(part: Part, cuda: bool) -> Dict[str, Cell]:
-    host = {"host ms": measured(part.host_ms)} if cuda else {}
-    return {
-        "label": Cell(INDENT * part.depth + part.name, part.name),
-        "calls": measured(part.calls),
-        "ms": measured(part.ms),
-        "ms /call": measured(part.ms_per_call),
-        "own ms": measured(part.own_ms),
-        **host,
-        "share": Cell(f"{100 * part.share:.1f}%", part.share),
-        "peak MB": measured(part.peak_mb),
-        "rise MB": measured(part.rise_mb),
-        "leaves MB": measured(part.left_mb),
-        "MACs": _amount(part.macs),
-        "FLOPs": _amount(part.flops),
-        "FLOPs /s": _amount(part.flops_per_second),
-        "of limit": Cell("-" if part.of_limit is None else f"{100 * part.of_limit:.1f}%", part.of_limit),
-    }
-
-
-def _amount(value: Optional[float]) -> Cell:
-    return Cell("-" if value is None else quantity(round(value)), value)
+    """On a CPU the host's milliseconds are all; on CUDA they come before the share."""
+    numbers = metrics.cells(profile.NUMBERS, part)
+    host, share = ({title: numbers.pop(title)} for title in ("host ms", "share"))
+    first = {title: numbers.pop(title) for title in ("calls", "ms", "ms /call", "own ms")}
+    label = {"label": Cell(INDENT * part.depth + part.name, part.name)}
+    return {**label, **first, **(host if cuda else {}), **share, **numbers}
 
 
 def lines(found: Profile) -> List[str]:
@@ -73,10 +59,10 @@ def lines(found: Profile) -> List[str]:
         f"{document['implementation']}, {document['model'] or 'Conformer transducer'}, {parts['model']} parameters",
         f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
         f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {number(found.hooks_ms)} ms "
-        f"({100 * share:.1f}%)",
+        f"({percent(share)})",
         f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
         f"{document['threads']} threads, torch {document['torch']}; "
-        + (f"best matrix product {quantity(round(limit), 'FLOPs')} /s" if limit else "no measured limit"),
+        + (f"best matrix product {quantity(limit, 'FLOPs')} /s" if limit else "no measured limit"),
     ]
     compiled = document.get("compiled")
     if compiled:
@@ -96,7 +82,7 @@ def text(found: Profile, title: str = "") -> str:
     return f"{heading}{aligned(labels(found), LONGEST)}\n\n{listed(lines(found), 'table')}\n"
 
 
-def sweep(cells: Sequence[Cell_]) -> Table:
+def sweep(cells: Sequence[Size]) -> Table:
     """Milliseconds of each outermost label, forward and backward together, at each size."""
     names = list(
         dict.fromkeys(
@@ -120,11 +106,11 @@ def sweep(cells: Sequence[Cell_]) -> Table:
     return tabulated("sizes", "milliseconds of a step, forward and backward", rows)
 
 
-def csv(cells: Sequence[Cell_]) -> str:
+def csv(cells: Sequence[Size]) -> str:
     return csv_text([{"size": words, **row} for words, found, _ in cells if found for row in found.rows()])
 
 
-def json(cells: Sequence[Cell_]) -> str:
+def json(cells: Sequence[Size]) -> str:
     """Rows and the whole document of each cell."""
     documents: List[Dict[str, Any]] = [
         {"size": words, "reason": reason, **({"rows": found.rows(), **found.document} if found else {})}

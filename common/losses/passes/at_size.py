@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
-from common.core.units import UNBOUNDED, finite
+from common.core.text import UNBOUNDED, finite
 from common.data.batching import heaviest, lightest
 from common.losses import oracle
 from common.losses.layouts import table

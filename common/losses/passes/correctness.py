@@ -19,7 +19,7 @@ import torch
 from common.core import statistics
 from common.core.errors import UserError
 from common.core.settings import LOGITS
-from common.core.units import UNBOUNDED, finite
+from common.core.text import UNBOUNDED, finite
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.inputs import Batch
