@@ -6,7 +6,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from msgspec import inspect
 
-from common.records import schema
+from common.records import documents, schema
 
 
 class Field(NamedTuple):
@@ -28,9 +28,9 @@ class Description(NamedTuple):
 
 
 def describe() -> List[Description]:
-    """Every kind of record by the name it has in ``record``, then the parts that records are made of."""
+    """Every kind of record by the name it has in ``record``, then the parts of records, and of whole documents."""
     found = []
-    for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in schema.PARTS)]:
+    for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in (*schema.PARTS, *documents.PARTS))]:
         info: Any = inspect.type_info(kind)
         found.append(
             Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
@@ -58,6 +58,8 @@ def _in_words(type_: Any) -> Tuple[str, str, str]:
     if isinstance(type_, inspect.DictType):
         words, text, unit = _in_words(type_.value_type)
         return f"{{name: {words}}}", text, unit
+    if isinstance(type_, inspect.DataclassType):
+        return f"{{{', '.join(field.name for field in type_.fields)}}}", "", ""
     if isinstance(type_, inspect.StructType):
         return type_.cls.__name__, "", ""
     return _WORDS.get(type(type_), "any"), "", ""

@@ -137,8 +137,9 @@ def test_caveats_are_those_of_the_matrix(tmp_path):
 def matrix(name):
     cases = [{"name": word, "title": word, "asks": word, "wrong": f"it is {word}"} for word in ("wrong", "right")]
     cells = {"wrong": {"result": "differs"}, "right": {"result": "pass"}}
-    entry = {"name": name, "kind": "exact", "status": "judged", "cells": cells}
-    return json.dumps({"cases": cases, "implementations": [entry]})
+    entry = {"name": name, "kind": "exact", "status": "judged", "reason": "", "cells": cells}
+    about = {"made": "", "git_revision": None, "git_dirty": None, "machine": {}, "device": "cpu", "command": []}
+    return json.dumps({**about, "cases": cases, "implementations": [entry]})
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():

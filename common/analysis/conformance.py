@@ -13,12 +13,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core.errors import UserError
 from common.core.implementations import with_variants
 from common.core.paths import ROOT
-from common.core.text import without_folders
+from common.core.text import UNBOUNDED, without_folders
+from common.records import documents
 from common.records.conformance import (
     CRASHES,
     DIFFERS,
     ERROR,
-    INFINITE,
     NAN_GRADIENT,
     NOT_APPLICABLE,
     PASS,
@@ -28,6 +28,7 @@ from common.records.conformance import (
     Judged,
     Outcome,
 )
+from common.records.documents import Matrix
 from common.setup import obtaining
 
 WRONG, FATAL, REFUSAL = "Wrong without an error", "Ends or hangs the process", "Refuses what one could expect to work"
@@ -84,8 +85,6 @@ def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding
 
 
 FILE_NAME = "conformance.json"
-#: What a file that anyone may have written can raise.
-MALFORMED = (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
@@ -93,12 +92,12 @@ def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
     it, else from the one of docs/; None where none did."""
     for folder in [*folders, ROOT / "docs"]:
         try:
-            found = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-            entry = next((one for one in judged_of(found) if one["name"] == name), None)
-            if entry is not None:
-                return _caveats(entry, list(map(Asked.from_json, found["cases"])))
-        except MALFORMED:  # the page says what is wrong with it
+            found = documents.read(folder / FILE_NAME, Matrix)
+        except (FileNotFoundError, UserError):  # the page says what is wrong with it
             continue
+        entry = next((one for one in judged_of(found) if one["name"] == name), None)
+        if entry is not None:
+            return _caveats(entry, list(map(Asked.from_json, found["cases"])))
     return None
 
 
@@ -190,7 +189,7 @@ def cell(outcome: Outcome) -> str:
     if outcome.result not in (PASS, DIFFERS) or not errors:
         return outcome.result
     worst = max(errors)
-    return f"{outcome.result} {'nan' if worst >= INFINITE else f'{worst:.0e}' if worst else '0'}"
+    return f"{outcome.result} {'nan' if worst >= UNBOUNDED else f'{worst:.0e}' if worst else '0'}"
 
 
 def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
@@ -235,17 +234,14 @@ def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str,
     """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's.  flag: that
     reads it."""
     try:
-        found: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        there = (found["device"], found["machine"]["cpu"])
-        rows = {entry["name"]: entry["status"] for entry in found["implementations"]}
-        for entry in found["implementations"]:
-            list(map(Outcome.from_json, entry["cells"].values()))
+        found: Dict[str, Any] = documents.read(path, Matrix)
         json.dumps(found, indent=1)  # it will be written again
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise UserError(f"{flag}: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
-    if there != (device, cpu) and rows:
+    except (UserError, RecursionError) as error:
+        raise UserError(f"{flag}: {path} cannot be read ({error}); leave the flag out") from error
+    there = (found["device"], found["machine"].get("cpu"))
+    if there != (device, cpu) and found["implementations"]:
         raise UserError(
             f"{flag}: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
         )

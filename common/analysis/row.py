@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
+from common.core import settings
 from common.core.ratios import Padding
 from common.core.text import plain
 from common.records import schema
@@ -17,13 +18,13 @@ from common.traces import memory_curve
 from common.traces.memory_curve import Curve
 from common.traces.reader import TraceError
 
-SCOPES = ("step", "loss")
+#: The step first, in tables and keys.
+SCOPES = settings.SCOPES[::-1]
 #: Of memory, in MB, as the records have them in bytes.
 COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocated", "process")
 #: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
 T = TypeVar("T", bound=JobLine)
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Sample(NamedTuple):
@@ -157,7 +158,7 @@ class Row(Exported):
         """Memory within a step of that trace; None where it tells none."""
         try:
             return memory_curve.read(self.trace) if self.trace else None
-        except (TraceError, *MALFORMED):
+        except TraceError:
             return None
 
     @property
@@ -198,7 +199,7 @@ class Row(Exported):
 
     @property
     def scope(self) -> str:
-        """The scope that its time is told of: the step where it was measured."""
+        """The scope whose time is shown: the step where it was measured."""
         return "step" if self.step_ms or not self.loss_ms else "loss"
 
     @property

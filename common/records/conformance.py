@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Mapping, Optional
 
+from common.core.text import finite
+
 RESULTS = ("pass", "differs", "refuses", "crashes", "timeout", "n/a", "error")
 PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS
-#: JSON has no infinity: an error that is not finite is written as this.
-INFINITE = 1e300
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
 
     def to_json(self) -> Dict[str, Any]:
         errors = {"loss_error": self.loss_error, "grad_error": self.grad_error}
-        bounded = {key: None if error is None else min(error, INFINITE) for key, error in errors.items()}
+        bounded = {key: None if error is None else finite(error) for key, error in errors.items()}
         return {**asdict(self), **bounded}
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from common.core.errors import UserError
 from common.core.files import another, write_whole
-from common.records import run
+from common.records import documents, run
 from common.records.schema import Record
 from common.system.locks import Claim
 
@@ -45,7 +45,9 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
         raise run.NothingToResume(f"--resume: no profile of the same under {log_dir}; leave the flag out to start one")
     claim, path = run.claim_held(newest[1].parent), newest[1].with_name(FILE_NAME)
     try:
-        return claim, list(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else []
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        return claim, documents.read(path, List[documents.Profile])
+    except FileNotFoundError:
+        return claim, []
+    except UserError as error:
         claim.release()
-        raise UserError(f"--resume: {path} cannot be read ({type(error).__name__}); leave the flag out") from error
+        raise UserError(f"--resume: {path} cannot be read ({error}); leave the flag out") from error

@@ -72,6 +72,18 @@ _Settings = msgspec.defstruct(
 )
 
 
+#: What readers use of a profile of inference: its grid, and of its configuration.
+_Grid = msgspec.defstruct(
+    "_Grid",
+    [
+        *(("threads", List[Optional[Positive]]), ("compile", List[bool]), ("dtype", List[str])),
+        *(("quantize", List[str]), ("audio_mockup_secs", List[Length]), ("batch_sizes", List[Positive])),
+    ],
+)
+_Dimensions = msgspec.defstruct("_Dimensions", [("triangle_only", bool), ("example_audio", Optional[str])])
+_Config = msgspec.defstruct("_Config", [("profiling_dimensions", _Dimensions)])
+
+
 # What records are made of.
 
 
@@ -323,14 +335,14 @@ class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
     cuda: Annotated[Optional[str], of("version")] = None
     threads: Annotated[Optional[Positive], of("of torch on the CPU")] = None
     tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
-    gpu: Annotated[Optional[Gpu], of("before the job; null on a CPU, or where it is not told")] = None
+    gpu: Annotated[Optional[Gpu], of("before the job; null on a CPU, or where it is not known")] = None
     l2: Annotated[Optional[str], of('"cold": written over before each sample; "warm"; null on a CPU')] = None
     denormals: Annotated[Optional[str], of('"flush" (subnormal numbers are zero on the CPU) or "keep"')] = None
     allocator: Annotated[Optional[str], of('"reuse" or "system"; older runs: "system"')] = None
     variables: Annotated[Dict[str, str], of("of the process, those that tune threads, allocator and TF32")] = {}
     transparent_huge_pages: Annotated[Optional[str], of("of the kernel")] = None
     affinity: Annotated[Optional[str], of('CPUs that the process may use: "0-3,8"')] = None
-    governor: Annotated[Optional[str], of('of the clocks of these CPUs: "performance"; null where it is not told')] = (
+    governor: Annotated[Optional[str], of('of the clocks of these CPUs: "performance"; null where it is not known')] = (
         None
     )
     numa_nodes: Annotated[Optional[Positive], of("nodes of memory on which these CPUs are")] = None
@@ -421,9 +433,7 @@ class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
     device_reserved_bytes: Annotated[Optional[Bytes], of("of torch's CUDA allocator")] = None
     device_used_bytes: Annotated[
         Optional[Bytes],
-        of(
-            "of the whole device by cudaMemGetInfo, asked every millisecond: allocators beside torch's, and others, too"
-        ),
+        of("of the whole device by cudaMemGetInfo, once a millisecond: allocators beside torch's, and others, too"),
     ] = None
     torch_allocated_bytes: Annotated[
         Optional[Bytes], of("torch's own allocations on a CPU; null too for losses that loop in Python")
@@ -535,6 +545,10 @@ class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
         Dict[str, List[Union[int, float, bool, str, None]]],
         of("{axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes"),
     ]
+
+    def __post_init__(self) -> None:
+        msgspec.convert(self.grid, _Grid)
+        msgspec.convert(self.config, _Config)
 
 
 class PipelineHeader(FirstLine, kw_only=True, frozen=True, tag="pipeline"):

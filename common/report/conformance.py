@@ -6,15 +6,17 @@ committed with the suite, and the page says so.  A file that cannot be read cost
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
 from common.analysis.conformance import called, cell, heading, judged_of
+from common.core.errors import UserError
 from common.core.paths import ROOT
 from common.core.table import Link, Sentence
+from common.records import documents
 from common.records.conformance import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
+from common.records.documents import Matrix
 from common.report.section import Failure, Section
 from common.tables.conformance import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
 
@@ -23,7 +25,6 @@ COMMITTED = ROOT / "docs" / FILE_NAME
 #: Where conformance.py writes without --output.
 LOG = ROOT / "log" / FILE_NAME
 ID, TITLE = "conformance", "Conformance: which loss is right in which corner"
-MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 
 
 def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
@@ -33,12 +34,12 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
     for file in files.values():
         try:
-            document = json.loads(file.read_text(encoding="utf-8"))
-            found.append((file != COMMITTED, str(document["made"]), _matrix(file, document)))
+            document = documents.read(file, Matrix)
+            found.append((file != COMMITTED, document["made"], _matrix(file, document)))
         except FileNotFoundError:
             continue
-        except (OSError, *MALFORMED) as error:
-            reason = f" cannot be read ({type(error).__name__}): make it again with conformance.py, or delete it."
+        except UserError as error:
+            reason = f" cannot be read ({error}): make it again with conformance.py, or delete it."
             unreadable.append([Link(file.name, file), reason])
     if not found and not unreadable:
         return []
@@ -47,7 +48,7 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
 
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
-    """What templates/conformance.html.jinja shows of a document.  Raises one of MALFORMED for what is no document."""
+    """What templates/conformance.html.jinja shows of a document."""
     absent = [entry for entry in document["implementations"] if entry["status"] != "judged"]
     found: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
     found["findings"] = findings_by_kind(document)

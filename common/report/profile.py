@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import List, Sequence
 
 from common.analysis.profile import profile
+from common.core.errors import UserError
 from common.core.table import Link, Sentence
 from common.plots.profile import figures
+from common.records import documents
+from common.records.documents import Profile
 from common.records.profile import FILE_NAME
 from common.report.section import Failure, Section
 from common.tables import profile as tables
@@ -16,7 +18,6 @@ from common.tables.profile import Size
 
 PAGE_NAME = "profile.html"
 TITLE = "Where the training step goes"
-MALFORMED = (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 
 
 def sections(paths: Sequence[Path]) -> List[Section]:
@@ -24,18 +25,17 @@ def sections(paths: Sequence[Path]) -> List[Section]:
     found: List[Section] = []
     for file in sorted({file for path in paths for file in path.rglob(FILE_NAME)}):
         try:
-            documents = json.loads(file.read_text(encoding="utf-8"))
-            cells = [
-                (str(one["size"]), profile(one) if one.get("spans") else None, str(one["reason"])) for one in documents
-            ]
-            found += of_cells(cells, f"{file.parent.name}-{len(found)}", file)
-        except MALFORMED as error:
+            sizes = documents.read(file, List[Profile])
+        except (FileNotFoundError, UserError) as error:
             reason: Sentence = [
                 Link(file.name, file),
-                f" cannot be read ({type(error).__name__}): profile again, or delete it.",
+                f" cannot be read ({error}): profile again, or delete it.",
             ]
             place = f"profile-{len(found)}"
             found.append(Section("profile", place, TITLE, failures=[Failure("error", "", reason)]))
+        else:
+            cells = [(one["size"], profile(one) if one.get("spans") else None, one["reason"]) for one in sizes]
+            found += of_cells(cells, f"{file.parent.name}-{len(found)}", file)
     return found
 
 
