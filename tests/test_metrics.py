@@ -7,15 +7,20 @@ import io
 import json
 
 import pytest
+from commands import ROOT
 from fixtures_runs import write_run
 from fixtures_sweeps import measured, write_sweep
 
-from common.analysis import comparison, logs, metrics
+from common.analysis import comparison, flops, inference, logs, metrics, pipeline, profile
 from common.analysis.metrics import Metric
 from common.analysis.pairs import two_sides
+from common.core import inference as grid
 from common.plots import sweep as plots
 from common.report.page import page
 from common.tables import comparison as comparison_table
+from common.tables import flops as flops_tables
+from common.tables import inference as inference_tables
+from common.tables import pipeline as pipeline_tables
 from common.tables import results, sweep
 
 
@@ -64,6 +69,34 @@ def test_one_that_no_row_knows_has_no_column(made, tmp_path):
 
 def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():
     assert all(key in metrics.METRICS for keys in metrics.COLUMNS.values() for key in keys)
-    assert len(metrics._ALL) == len(metrics.METRICS)
+    assert len(metrics.ALL) == len(metrics.METRICS)
     assert {metric.key for metric in metrics.others()} <= {"step_events", "loss_wall"}  # of CUDA alone
     assert {metric.better for metric in metrics.METRICS.values()} == {"", "lower", "higher"}
+
+
+@pytest.mark.parametrize("format", ["json", "csv"])
+def test_every_key_of_the_first_suite_is_still_there(format):
+    """tests/data/keys-0660d73.json: those that commit 0660d73 printed of these records."""
+    text = results.render(logs.rows([ROOT / "results" / "2026-11-21-amd-epyc-2-cores-before"]), format)
+    rows = json.loads(text) if format == "json" else csv.DictReader(io.StringIO(text))
+    before = json.loads((ROOT / "tests" / "data" / "keys-0660d73.json").read_text())[format]
+    assert set(before) - {key for row in rows for key in row} == {"copy_bytes_per_second"}  # bytes_per_second today
+
+
+MADE = Metric("made", "made", lambda row: 2.5)
+
+
+def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
+    """A key of CSV and JSON, and a column."""
+    for kind in (inference, pipeline, profile, flops):
+        assert len({one.key for one in kind.NUMBERS}) == len(kind.NUMBERS)
+        monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
+    values = {**grid.VARIANTS, grid.SECONDS: 1, grid.BATCH: 2}
+    cell = inference.GridCell(values, "ok")
+    stages = pipeline.Pipeline(tmp_path, stages=[pipeline.Costs("a")])
+    part = flops.Part("encoder")
+    counted = flops.Breakdown(part, [part], "exact")
+    assert [row["made"] for row in (cell.row(), *stages.rows(), *counted.rows())] == [2.5] * 3
+    found = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
+    for table in (found, pipeline_tables.stages([stages]), flops_tables.parts(counted, "module")):
+        assert table.values()[0]["made"] == 2.5
