@@ -26,7 +26,8 @@ from common.core.files import another, make_folder, write_whole
 from common.core.guard import guarded
 from common.core.implementations import find, with_variants
 from common.core.paths import ROOT
-from common.core.text import count
+from common.core.table import Cell, tabulated
+from common.core.text import LONGEST_SAID, count
 from common.jobs.executor import Executor
 from common.jobs.progress import Progress
 from common.jobs.spec import Job
@@ -35,6 +36,7 @@ from common.records.conformance import ERROR, Judged
 from common.setup import interpreters
 from common.system import machine
 from common.tables.conformance import block, markdown, screen, table
+from common.tables.text import aligned
 
 JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
@@ -108,8 +110,8 @@ def parser() -> Parser:
 
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
-        width = max(len(case.name) for case in CASES)
-        print("\n".join(f"{case.name:{width}s}  {case.title}: {case.asks}" for case in CASES))
+        rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
+        print(aligned(tabulated("cases", "Cases", rows), LONGEST_SAID))
         return EXIT_OK
     suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
     folder, advice = arguments.output or ROOT / "log", another("--output", "folder")
