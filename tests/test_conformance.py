@@ -375,7 +375,7 @@ def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
 )
 def test_large_logits_are_asked_within_the_memory_that_there_is(monkeypatch, room, result, words):
     monkeypatch.setattr(large, "LARGE_V", 2**12)
-    monkeypatch.setattr(large, "_room", lambda: room)
+    monkeypatch.setattr(large.memory, "available_memory", lambda: room + large.LEFT_BYTES)
     outcome = judge(BY_NAME["large"].allowing(large=True), adapter_of(Reference), CPU)
     assert outcome.result == result and words in outcome.message, outcome
 

@@ -174,7 +174,7 @@ def test_an_optional_one_is_made_when_it_is_named_and_kept_current_then(checkout
     assert checkout.run("setup")[0] == 0
     assert checkout.installed("other") == "1" and not checkout.venv("heavy").exists()
     code, _, stderr = checkout.run("path", "heavy")
-    assert (code, stderr) == (1, "the heavy environment is not there; run `make setup ENVIRONMENTS=heavy`\n")
+    assert code == 1 and stderr.count("\n") == 1 and "make setup ENVIRONMENTS=heavy" in stderr
 
     assert checkout.run("setup", "heavy")[0] == 0
     assert checkout.installed("heavy") == "1"
@@ -303,13 +303,13 @@ def test_ctrl_c_is_one_line(checkout):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert stderr.strip() == "environments: interrupted; `make setup` starts the unfinished environment again"
+    assert stderr.count("\n") == 1 and "interrupted" in stderr and "`make setup`" in stderr
 
 
 def test_an_unknown_name_is_a_usage_error(checkout):
     code, _, stderr = checkout.run("setup", "nope")
-    assert code == 2
-    assert stderr == "environments: error: no environment is named 'nope'; there are main, other, old, heavy\n"
+    assert code == 2 and stderr.count("\n") == 1
+    assert all(name in stderr for name in ("'nope'", "main", "other", "old", "heavy"))
 
 
 @pytest.mark.parametrize("name", ["main", "k2", "nemo", "silero", "ray", "viewer", "sources"])

@@ -192,7 +192,7 @@ def test_no_compiler(checkout):
 
 def test_no_ninja(checkout, monkeypatch):
     tools = toolchain.find("cpu")
-    monkeypatch.setattr(toolchain, "_path", lambda: str(checkout.folder))
+    monkeypatch.setattr(toolchain, "search_path", lambda: str(checkout.folder))
     with pytest.raises(toolchain.NotRunnable, match="pip install ninja"):
         toolchain.check(OPTIMIZED_TRANSDUCER, tools)
 

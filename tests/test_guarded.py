@@ -53,7 +53,8 @@ def test_a_full_disk_behind_stdout_is_one_line(lines):
     )
     with open("/dev/full", "wb") as full:
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (2, "tool.py: error: cannot write the output: No space left on device\n")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("tool.py: error: ") and "No space left" in done.stderr
 
 
 def test_a_closed_pipe_is_silent():

@@ -127,8 +127,8 @@ def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp
     (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(DIFFERS, "")), allow_nan=False))
     answer, sure, said = cards(tmp_path)["Use"]
     assert (answer, sure) == ("a", True)
-    assert said["Speed"] == "11.00 ms a step; next is b, 2.00 times as long (95%: 2.00 to 2.00)."
-    assert said["Memory"] == "30.00 MB, 3.00 times as much as b (10.00 MB)."
+    assert re.findall(r"\d+\.\d+", said["Speed"]) == ["11.00", "2.00", "2.00", "2.00"] and " b," in said["Speed"]
+    assert re.findall(r"\d+\.\d+", said["Memory"]) == ["30.00", "3.00", "10.00"] and " b " in said["Memory"]
     wrong = json.loads((tmp_path / "conformance.json").read_text())["cases"][0]["wrong"]
     assert wrong and said["Beware"] == f"{wrong}."
     assert len(cards(tmp_path)) == 1
@@ -187,7 +187,7 @@ def test_curve_is_the_last_step_above_its_start(tmp_path):
 
 def test_curve_keeps_its_peak_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_curve, "MOST_BINS", 64)
-    timeline = memory_curve._Timeline()
+    timeline = memory_curve.Timeline()
     for at in range(10_000):
         timeline.add(at, 1000 if at == 7777 else at % 7)
     assert len(timeline.bins) <= 64

@@ -62,7 +62,7 @@ def _room() -> int:
     """Bytes that this process may take on a CPU."""
     available = memory.available_memory()
     if available is None:
-        raise NotAsked("this system does not tell how much memory is available")
+        raise NotAsked("how much memory is available is not known on this system")
     return max(available - LEFT_BYTES, 0)
 
 

@@ -53,7 +53,7 @@ class Toolchain:
 
     def environment(self) -> Dict[str, str]:
         """Environment variables under which torch.utils.cpp_extension uses these tools."""
-        variables = {"CXX": self.compiler, "PATH": _path()}
+        variables = {"CXX": self.compiler, "PATH": search_path()}
         if self.cuda_home:
             variables["CUDA_HOME"] = str(self.cuda_home)
         if self.architectures:
@@ -91,7 +91,7 @@ def _lacking(tools: Toolchain) -> str:
     headers = Path(sysconfig.get_path("include"))
     if not tools.compiler_version:
         return f"a C++ compiler; `{tools.compiler}` is none: install gcc and g++ (or set CXX)"
-    if shutil.which("ninja", path=_path()) is None:
+    if shutil.which("ninja", path=search_path()) is None:
         return "ninja: pip install ninja"
     if not (headers / "Python.h").exists():
         return "Python's headers, not in {}: install python{}.{}-dev".format(headers, *sys.version_info)
@@ -154,6 +154,6 @@ def _architectures() -> str:
     return ";".join(sorted({line for line in found if re.fullmatch(r"\d+\.\d+", line)}))
 
 
-def _path() -> str:
+def search_path() -> str:
     """PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

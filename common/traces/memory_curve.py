@@ -47,7 +47,7 @@ def read(path: Path) -> Optional[Curve]:
     return collector.curve(path.name)
 
 
-class _Timeline:
+class Timeline:
     """The highest and the last value in bins of equal width, which doubles when there are too many of them."""
 
     def __init__(self) -> None:
@@ -84,11 +84,11 @@ class _Collector(StepCollector):
     def __init__(self) -> None:
         self._steps: List[Step] = []
         self._spans: List[Span] = []
-        self._timelines: Dict[Device, _Timeline] = {}
+        self._timelines: Dict[Device, Timeline] = {}
 
     def memory(self, device: Device, ts: Any, total: int) -> None:
         if reader.is_number(ts) and (device in self._timelines or len(self._timelines) < MOST_DEVICES):
-            self._timelines.setdefault(device, _Timeline()).add(ts, total)
+            self._timelines.setdefault(device, Timeline()).add(ts, total)
 
     def step(self, ts: float, dur: float, number: int) -> None:
         if len(self._steps) < MOST_SPANS:
@@ -127,7 +127,7 @@ class _Collector(StepCollector):
             return steps[-2]
         return steps[-1] if steps else None
 
-    def _timeline(self) -> Optional[_Timeline]:
+    def _timeline(self) -> Optional[Timeline]:
         """Of the fullest GPU, or of the CPU where no GPU allocated."""
         if not self._timelines:
             return None
