@@ -1,7 +1,7 @@
 """The backend that needs PyTorch alone: any device, slower than the others, the same numbers.
 
 Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals over all utterances at
-once.  How posteriors follow from alpha without beta is told in csrc/lattice.h.
+once.  How posteriors follow from alpha without beta is explained in csrc/lattice.h.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def test_the_list_says_what_each_row_lacks():
     assert "missing" not in rows["reference"]
 
 
-def test_the_shell_is_answered_and_nobody_else_pays(tmp_path):
+def test_completions_answer_the_shell_and_import_nothing_without_it(tmp_path):
     """A stub stands in for argcomplete."""
     (tmp_path / "argcomplete.py").write_text("def autocomplete(parser): print('asked'); raise SystemExit(0)")
     where = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -162,7 +162,7 @@ def test_a_script_that_hangs_at_import_times_out(flags, tmp_path):
     assert done.returncode == 1 and rows_of(tmp_path / "log")["own0"]["status"] == "timeout", done.stderr
 
 
-def test_a_loss_that_returns_nothing_is_told_so(flags, tmp_path):
+def test_a_loss_that_returns_nothing_is_named_in_the_error(flags, tmp_path):
     script = own_loss(tmp_path, in_loss="return None")
     run("benchmark_all.py", "--only", script, *flags, *SHORT)
     row = rows_of(tmp_path / "log")["own0"]

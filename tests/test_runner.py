@@ -81,7 +81,7 @@ def test_folders_are_claimed_once(tmp_path):
     assert third.path.parent.name == "k2-30.3" and claim().path.parent.name == "k2-30.4"
 
 
-def test_a_folder_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
+def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_path, capsys):
     wanted = chosen()
     with run.open_runs(["torchaudio"], wanted, tmp_path, resume=False) as run_of:
         folder = run_of["torchaudio"].folder

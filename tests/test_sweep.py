@@ -146,7 +146,7 @@ def test_resume_takes_the_sweep_with_the_same_settings(tmp_path):
         resume([grid.Axis("vocab_size", (9, 8))], shared, tmp_path)
 
 
-def test_a_sweep_that_cannot_be_read_does_not_stand_in_the_way_of_another_s_resume(tmp_path, capsys):
+def test_a_sweep_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_path, capsys):
     axes, _, shared, sweep = started(tmp_path)
     sweep.close()
     for name, text in (("cut", '{"record":'), ("other", '{"record":"sweep","schema":1,"grid":[],"settings":{}}')):

@@ -14,7 +14,7 @@ from common.core.ratios import Ratio
 from common.records.schema import Correctness
 
 MINIMUM_ROUNDS = 3
-#: Share of samples beside other load from which on two separate runs cannot be told apart.
+#: Share of samples beside other load from which on two separate runs cannot be compared.
 BUSY_LIMIT = 0.1
 #: The process's peak (VmHWM) differs by some percent between two runs of the same code.
 PROCESS_TOLERANCE = 0.1

@@ -77,7 +77,7 @@ def short_label(label: str) -> str:
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
-    """Indices of the points that no other beats in both (lower is better), by the first coordinate."""
+    """Indices of the points for which no other is lower in both, by the first coordinate."""
     order = sorted(range(len(points)), key=lambda place: points[place])
     front: List[int] = []
     for place in order:

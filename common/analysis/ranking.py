@@ -27,7 +27,7 @@ FAR = 3.0
 class Standing(NamedTuple):
     """One row against the fastest.  ratio: how many times the fastest's time it takes; None where they have no batch or
     round in common, and for the fastest itself.  paired: their rounds ran beside each other.  Where the row ran under
-    another torch (other_torch), control: the row of that torch by which the torches are told apart, None where none
+    another torch (other_torch), control: the row of that torch that separates the torches, None where none
     was measured; through: the ratio without what that torch does to the control."""
 
     row: Row

@@ -6,9 +6,9 @@ of every cell.  Only cells whose posterior the gradient's sums can tell from zer
 are written for all: itemsize V (cells + needed + cells) bytes.  From encoder and decoder outputs (scope "step") a
 perfect kernel never stores logits, so only inputs, weights and their gradients must move; but it must multiply, 2 H V
 operations for each cell and product: forward for all cells, gradients of input and weight for the needed ones.  So the
-bound is the same for a loss that is given logits and for one with the joiner inside, which holds none: what the first
-pays for storing logits and the second for making them twice is their own choice.  Each logit has one exponential.
-Traffic, products and exponentials may overlap, so the floor is the longest of the three (the roofline model, Williams
+bound is the same for a loss that is given logits and for one with the joiner inside, which holds none: storing logits
+and making them twice are choices of the loss.  Each logit has one exponential.
+Traffic, products and exponentials may overlap, so the bound is the longest of the three (the roofline model, Williams
 et al., 2009).
 
 Rates of traffic are those of the largest measured buffer that is no larger than the logits of a mean utterance: no loss
@@ -20,7 +20,7 @@ have the same share.  Where no record tells, they are those of one path, which a
 cells of the utterances, padded those of the padded tensor.  Losses of one symbol per frame cannot meet every cell: they
 need not read the others, but write their zeros.  Pruned losses have S symbols a frame and two projections (6 rows H V);
 the simple loss of these and of additive ones multiplies am and lm for every cell (2 cells V), and for the needed ones
-twice more.  Left out, so that the floor could only be higher: tanh, the lattice, targets, the gradient of the simple
+twice more.  Left out, so that the bound could only be higher: tanh, the lattice, targets, the gradient of the simple
 loss of a pruned one.  Pure arithmetic; no torch.
 """
 
@@ -41,7 +41,7 @@ LAYOUTS = ("packed", "padded")
 NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
 
 
-class Work(NamedTuple):
+class Least(NamedTuple):
     """What one sample must do at least: bytes through memory, floating point operations in matrix products,
     exponentials; held: the fewest bytes that it works on at a time."""
 
@@ -113,7 +113,7 @@ def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
 
 def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
     """share: of the cells, those with a gradient; None: those of one path.  None for the batches of older records,
-    which tell too little."""
+    which say too little."""
     if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
     if layout == "packed":
@@ -126,7 +126,7 @@ def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = 
     return Sizes(cells, met, pruned, rows, min(cells, rows - batch.N) if share is None else share * cells, batch.N)
 
 
-def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Work:
+def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Least:
     """Of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
     itemsize, V, H = ITEMSIZE[settings["dtype"]], settings["vocab_size"], settings["encoder_dim"]
     read = {"topology": size.met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
@@ -137,7 +137,7 @@ def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Wor
     if scope == "loss":
         again = size.rows if kind == "additive" else needed
         moved = itemsize * V * (read + again + written)
-        return Work(moved, inner if kind == "additive" else 0, V * read, itemsize * V * written / size.N)
+        return Least(moved, inner if kind == "additive" else 0, V * read, itemsize * V * written / size.N)
     layers, product = 1, 2 * H * V  # of one row
     if kind == "additive":
         layers, flops = 2, PRODUCTS * product * size.rows + inner
@@ -146,10 +146,10 @@ def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Wor
         if kind == "pruned" and settings["pruned_recipe"] == "icefall":  # else no projections
             layers, flops = 3, flops + PRODUCTS * product * size.rows
     moved = 2 * itemsize * (size.rows * H + layers * H * V)
-    return Work(moved, flops, V * read, moved / 2)
+    return Least(moved, flops, V * read, moved / 2)
 
 
-def seconds(least: Work, best: Peaks) -> Optional[float]:
+def seconds(least: Least, best: Peaks) -> Optional[float]:
     """The longest of moving, multiplying and exponentials (left out where runs did not measure them); None where a rate
     that it needs was not measured."""
     moving = best.moving(least.held)
@@ -159,13 +159,13 @@ def seconds(least: Work, best: Peaks) -> Optional[float]:
     return max(amount / (rate or math.inf) for amount, rate in zip(least, rates))
 
 
-def limit_percent(floors: Mapping[Any, float], measured: Mapping[Any, Sequence[float]]) -> Optional[float]:
-    """How much of the time is the floor, in percent: the geometric mean over batches of floor / median of the samples,
-    both in seconds, so that a batch with more samples counts no more.  None unless every batch has a floor."""
-    if not measured or not all(batch in floors for batch in measured):
+def limit_percent(bounds: Mapping[Any, float], measured: Mapping[Any, Sequence[float]]) -> Optional[float]:
+    """How much of the time is the bound, in percent: the geometric mean over batches of bound / median of the samples,
+    both in seconds, so that a batch with more samples counts no more.  None unless every batch has a bound."""
+    if not measured or not all(batch in bounds for batch in measured):
         return None
     return 100 * statistics.geometric_mean(
-        [floors[batch] / statistics.median(samples) for batch, samples in measured.items()]
+        [bounds[batch] / statistics.median(samples) for batch, samples in measured.items()]
     )
 
 
@@ -180,9 +180,9 @@ def of_layout(
     share: Optional[float],
 ) -> Optional[Dict[str, Optional[float]]]:
     """{bytes, flops, exps, ms, percent}, of the measured batches: bytes, operations and exponentials are their means,
-    ms the geometric mean of their floors.  measured: batch -> seconds; share: as of `sizes`.  None where the records
-    tell too little."""
-    least: Dict[Any, Work] = {}
+    ms the geometric mean of their bounds.  measured: batch -> seconds; share: as of `sizes`.  None where the records
+    say too little."""
+    least: Dict[Any, Least] = {}
     for batch in batches:
         size = sizes(batch, layout, settings["prune_range"], share)
         if size is not None and batch.index in measured:
@@ -190,16 +190,16 @@ def of_layout(
     if not least:
         return None
     times = {index: seconds(one, best) for index, one in least.items()}
-    floors = {index: time for index, time in times.items() if time is not None}
+    bounds = {index: time for index, time in times.items() if time is not None}
     return {
         **{key: statistics.mean([getattr(one, key) for one in least.values()]) for key in ("bytes", "flops", "exps")},
-        "ms": 1e3 * statistics.geometric_mean(list(floors.values())) if floors else None,
-        "percent": limit_percent(floors, measured),
+        "ms": 1e3 * statistics.geometric_mean(list(bounds.values())) if bounds else None,
+        "percent": limit_percent(bounds, measured),
     }
 
 
-class Least(NamedTuple):
-    """What a row tells of it: fields of the row, and lines for the reader."""
+class Found(NamedTuple):
+    """What a row has of it: fields of the row, and lines for the reader."""
 
     numbers: Dict[str, Any]
     notes: List[str]
@@ -212,11 +212,11 @@ def of_run(
     settings: Mapping[str, Any],
     samples: Sequence[Sample],
     at_size: Optional[AtSize] = None,
-) -> Least:
+) -> Found:
     """By the ``limits`` records of a run; nothing where there are none.  samples: those of the medians; at_size: of the
     correctness pass."""
     if not limits:
-        return Least({}, [])
+        return Found({}, [])
     best = peaks(limits)
     share = (
         at_size.needed_cells / at_size.useful_cells
@@ -241,4 +241,4 @@ def of_run(
         notes = ["the device's limits were measured beside other load: % of limit may be too high"]
     elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
         notes = ["over 100% of the limit: the limit is wrong there, please report it"]
-    return Least(found, notes)
+    return Found(found, notes)

@@ -80,8 +80,8 @@ def row(records: Sequence[Line], folder: Path) -> Row:
 
 
 def _totals(jobs: Jobs) -> Optional[Totals]:
-    told = (line.shape_file_totals for lines in jobs.values() for line in lines if isinstance(line, Environment))
-    return next(filter(None, told), None)
+    totals = (line.shape_file_totals for lines in jobs.values() for line in lines if isinstance(line, Environment))
+    return next(filter(None, totals), None)
 
 
 def _at(jobs: Jobs, size: Optional[int], pass_name: str) -> List[Sequence[JobLine]]:

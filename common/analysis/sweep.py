@@ -229,7 +229,7 @@ def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
 
 
 def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
-    """Where no power is told, since memory is taken in another way on the other side."""
+    """Where no power is given, since memory is taken in another way on the other side."""
     found = []
     for key in (key for key, values in sweep.grid.items() if is_numeric(values) and of_key in (None, key)):
         for (name, scope), points in _points(sweep, key).items():

@@ -26,10 +26,10 @@ EXACT = ("exact", None)
 
 @dataclass(frozen=True)
 class Pick:
-    """row: the best; rivals: those that cannot be told from it, the nearest first; next: the first rival, or else the
-    first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).  Of an
-    approximation, over and memory: its time, and its peak, over those of the fastest exact row; None where they have
-    nothing in common.  caveats: what to beware of in it, None where no conformance matrix judged it."""
+    """row: the best; rivals: those whose difference from it is not certain, the nearest first; next: the first rival,
+    or else the first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).
+    Of an approximation, over and memory: its time and its peak over those of the fastest exact row; None where they
+    have nothing in common.  caveats: what to beware of in it, None where no conformance matrix judged it."""
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
@@ -67,7 +67,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
 
 
 def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
-    """Of rows of these kinds that are ok, as they stand against the fastest; None where nothing was timed."""
+    """Of rows of these kinds that are ok, as compared with the fastest; None where nothing was timed."""
     rows = _ok(rows, kinds)
     firsts = [row for row in rows if row.against_fastest.get("is_fastest")]
     if not firsts:

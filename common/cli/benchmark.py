@@ -77,9 +77,9 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     joiner = (
         f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
     )
-    told = given.get("file_vocab_size")
-    if told not in (None, resolved.vocab_size):
-        print(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {told} symbols", file=sys.stderr)
+    own = given.get("file_vocab_size")
+    if own not in (None, resolved.vocab_size):
+        print(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {own} symbols", file=sys.stderr)
     if resolved.find_largest:
         size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
         what = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"

@@ -129,7 +129,7 @@ def truth(value: Any, where: str) -> bool:
 
 
 def mapping(value: Any, where: str) -> Mapped:
-    """null is none."""
+    """Keys and values; null is an empty mapping."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):

@@ -19,7 +19,7 @@ from common.report import writing
 #: The status of each row of a table; None where stdout did not take the table.
 Shown = Optional[Sequence[str]]
 
-#: In --log-dir: the last tables with all that stands below them.
+#: In --log-dir: the last tables with the lines below them.
 DETAILS = "details.txt"
 
 

@@ -64,7 +64,7 @@ batches
     whose throughput is over the utterances of so many of the largest batches: {settings.LARGEST_NUM_BATCHES}
   --seed: of inputs, weights, choice of batches and order of processes. Default: {DEFAULTS["seed"]}
 other lengths, from the same utterances (in this order)
-  --min-duration S: leave out utterances of the shape file that are shorter, as recipes do (icefall: 1), told from their
+  --min-duration S: leave out utterances of the shape file that are shorter, as recipes do (icefall: 1), from their
     frames to 0.03 s. Default: none
   --max-duration S: leave out those that are longer (icefall: 20). Default: none
   --concatenate K: K utterances in a row become one, their T and U added up: long form; --batch-size counts the long

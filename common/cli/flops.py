@@ -83,7 +83,7 @@ def _input(result: Parser) -> None:
         default=[],
         metavar="SHAPE",
         help="one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with audio "
-        "S stands for its samples and F for its frames. Default with audio: 1xS",
+        "S is its number of samples, F that of its frames. Default with audio: 1xS",
     )
     group.add_argument(
         "--audio",

@@ -221,7 +221,7 @@ def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]
     if dimensions["example_audio"] is not None:
         audio = configuration.located(configuration.text(dimensions["example_audio"], f"{where}.example_audio"), path)
         if not audio.is_file():
-            raise UserError(f"{where}.example_audio: {audio}: no such file; null stands for random data")
+            raise UserError(f"{where}.example_audio: {audio}: no such file; null means random data")
         dimensions["example_audio"] = str(audio)
     return config
 

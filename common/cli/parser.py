@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
         super().exit(finished(status), message)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        with suppress(OSError):  # as Python 3.12 does: a help that nobody can read is no error
+        with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
             super()._print_message(message, file)
 
 

@@ -29,14 +29,14 @@ def judge(
     heard: List[Question] = []
     fatal = ""
 
-    def told(question: Question) -> None:
+    def noted(question: Question) -> None:
         nonlocal fatal
         heard.append(question)
         fatal = reproductions.of(case, question, crashes=True)
         asked(fatal)
 
     try:
-        outcome = getattr(checks, case.check)(Examination(adapter, device, told), **case.values)
+        outcome = getattr(checks, case.check)(Examination(adapter, device, noted), **case.values)
     except Refused as refusal:
         return Outcome(REFUSES, str(refusal))
     except (NotAsked, NotRunnable) as reason:

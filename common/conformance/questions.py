@@ -135,16 +135,16 @@ def formula(count: int, scale: float = SCALE) -> torch.Tensor:
 
 @dataclass
 class Examination:
-    """One case of one adapter on one device.  told: is called with each question before the loss is."""
+    """One case of one adapter on one device.  noted: is called with each question before the loss is."""
 
     adapter: Adapter
     device: torch.device
-    told: Callable[[Question], None] = lambda question: None
+    noted: Callable[[Question], None] = lambda question: None
 
     def ask(self, shapes: Shapes, **how: Any) -> Question:
         """See `question_of`."""
         question = question_of(self.adapter, self.device, shapes, **how)
-        self.told(question)
+        self.noted(question)
         return question
 
 

@@ -1,7 +1,7 @@
 """Benchmark scripts as files: the adapter that one holds, and the row of one that the table does not know.
 
 A copy of benchmark_mine.py, wherever it lies, is an implementation of its own: its workers load that very file, and its
-row stands under the copy's name beside those of the table.  What a command needs of a file is read from its text;
+row has the copy's name, beside those of the table.  What a command needs of a file is read from its text;
 nothing in it is run but in a worker, so that a file that ends, hangs or changes its process costs its own row alone.
 No torch here.
 """

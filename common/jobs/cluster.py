@@ -173,7 +173,7 @@ class Device(Executor):
 
 
 class Kind(Executor):
-    """The devices of one kind: what is measured on them stands in one table."""
+    """The devices of one kind: what is measured on them is in one table."""
 
     here = False
 

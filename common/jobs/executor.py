@@ -70,7 +70,7 @@ class Executor(ABC):
         return interpreters.resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
 
     def memory(self) -> Tuple[Optional[int], Optional[int]]:
-        """Bytes of the machine's memory, and of what is free of it; None where that is not told."""
+        """Bytes of the machine's memory, and of what is free of it; None where it is not known."""
         return memory.total_memory(), memory.available_memory()
 
     def controls(self, python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:

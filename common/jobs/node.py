@@ -103,8 +103,8 @@ class Node:
             if record["record"] in PLACED:
                 record["node"] = request["node"]
                 if record.get("device") == "cuda" and not record.get("gpu"):
-                    told = nvml.from_smi() or {}
-                    record["gpu"] = {key: value for key, value in told.items() if key != "name"} or None
+                    known = nvml.from_smi() or {}
+                    record["gpu"] = {key: value for key, value in known.items() if key != "name"} or None
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         left = [[str(path.relative_to(folder)), path.stat().st_size] for path in files]
         return {"records": records, "interrupted": interrupted, "left": left, "at": str(folder)}

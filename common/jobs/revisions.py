@@ -80,7 +80,7 @@ def _git(*arguments: str, check: bool = True) -> str:
 
 
 def _commit(name: str) -> str:
-    """The full hash that `name` stands for; WORKTREE for itself."""
+    """The full hash of `name`; WORKTREE for itself."""
     if name == WORKTREE:
         return name
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", check=False).strip()

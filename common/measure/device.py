@@ -52,7 +52,7 @@ def current(device: Any) -> Any:
 
 
 def cache_bytes(device: Any) -> Optional[int]:
-    """All of the device's last-level cache; None where it is not told (CUDA before torch 2.5)."""
+    """All of the device's last-level cache; None where it is not known (CUDA before torch 2.5)."""
     import torch
 
     if device.type == "cpu":

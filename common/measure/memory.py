@@ -88,7 +88,7 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
 @contextmanager
 def watched(device: torch.device) -> Iterator[List[int]]:
     """The free bytes of the device (cudaMemGetInfo) before, every LOOK_SECONDS inside, and after: allocators beside
-    torch's (numba's, a package's own cudaMalloc) tell nobody else what they take."""
+    torch's (numba's, a package's own cudaMalloc) are seen by no other counter."""
     free, ended = [torch.cuda.mem_get_info(device)[0]], threading.Event()
 
     def look() -> None:

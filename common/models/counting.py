@@ -25,7 +25,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
     flags = job["given"]["flags"]
     os.chdir(job["given"]["current"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is not counted stands below the table
+        warnings.simplefilter("ignore")  # what is not counted is named below the table
         counting, lengths = _counting(flags), _lengths(flags)
         if not lengths:
             yield {"record": "count", "bucket": "", "samples": [], "macs": [], "document": counting.once()}

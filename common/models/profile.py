@@ -63,7 +63,7 @@ Given = Tuple[Any, ...]
 
 
 def unseen(place: Place, again: bool) -> ContextManager[None]:
-    """A span that nobody looks at."""
+    """A span that records nothing."""
     return nullcontext()
 
 
@@ -272,7 +272,7 @@ class Profiling:
 
     def document(self, folder: Path, limits: Callable[[], Mapping[str, Any]]) -> Dict[str, Any]:
         """Everything; traces go to `folder`.  limits: a ``limits`` record."""
-        for inputs in self.inputs:  # with labels, so that a lack of memory is told with its place
+        for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.labelled(inputs.given(), unseen)
             self.forget()
         counted = self.flops()
@@ -417,7 +417,7 @@ def graphs() -> int:
 
 @contextmanager
 def _told(labels: Collection[str], place: Place, again: bool) -> Iterator[None]:
-    """A span of a module that is compiled in it, told on stderr where that took long."""
+    """A span of a module that is compiled in it, reported on stderr where that took long."""
     begin = time.monotonic()
     yield
     seconds = time.monotonic() - begin

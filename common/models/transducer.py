@@ -130,7 +130,7 @@ class Decoder(nn.Module):
 
 
 class Part(nn.Module):
-    """A function as a module, so that it has a name and its backward can be told from others."""
+    """A function as a module, so that it has a name, and its backward a label."""
 
     def forward(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
         return function(*tensors)

@@ -92,7 +92,7 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
 
 
 def _lane(row: Row, value: Optional[float], unit: str) -> str:
-    """What stands above a row's lane."""
+    """The words above a row's lane."""
     return f"{shown(row.marked)}  <b>{number(value)} {unit}</b>"
 
 

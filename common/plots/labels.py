@@ -1,4 +1,4 @@
-"""Where the names of points stand: beside their own point, off each other, off other points and off lines; where it is
+"""Where the names of points go: beside their own point, off each other, off other points and off lines; where it is
 crowded farther away, with a line to the point.  page.js does the same with the sizes that the browser measures.
 
 Pixels from the lower left corner of the plot.

@@ -56,7 +56,7 @@ Point = Tuple[float, float]
 
 
 class Names(NamedTuple):
-    """What stands beside points, off other names, points and lines.  page.js places it for the width of the page, png
+    """The words beside points, off other names, points and lines.  page.js places it for the width of the page, png
     for that of its picture.  at: (x, y, name); lines: points of each line."""
 
     at: Sequence[Tuple[float, float, str]]

@@ -1,4 +1,5 @@
-"""Step time against peak memory, and the losses that no other loss beats in both (the Pareto front).
+"""Step time against peak memory, and the losses for which no other is both faster and smaller (the
+Pareto front).
 
 Losses of other models (additive ones, other lattices) are shown as hollow symbols and are not ranked: with one of them,
 another model is trained.  The exact losses have a front of their own; a second one is of exact and pruned losses.
@@ -30,8 +31,8 @@ from common.plots.style import (
 
 
 class Front(NamedTuple):
-    """Those that no other of the same losses beats in both.  of: which losses; dash: of its line; among: places of
-    these losses among the points; places: of those on the front, by time."""
+    """Those for which no other of these losses is both faster and smaller.  of: which losses; dash: of its line;
+    among: places of these losses among the points; places: of those on the front, by time."""
 
     of: str
     dash: str
@@ -64,7 +65,7 @@ def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
 
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
-    """Time against peak memory; a line joins those of its losses that no other beats in both."""
+    """Time against peak memory; a line joins its losses for which no other is both faster and smaller."""
     both, found = known(rows)
     if len(both) < 2:
         return None

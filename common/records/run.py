@@ -175,7 +175,7 @@ def about(of: Optional[Record] = None) -> Dict[str, Any]:
 
 
 def is_of(head: FirstLine, of: Optional[Record]) -> bool:
-    """Was it measured on machines of this kind?  None: on this one, or not told."""
+    """Was it measured on machines of this kind?  None: on this one, or not known."""
     return of is None or all(getattr(head.machine, key, None) == of.get(key) for key in ("cpu", "cores", "gpu"))
 
 

@@ -180,7 +180,7 @@ def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
     for record in records:
         if isinstance(record, JobLine):
             attempt = open_attempts.setdefault(record.job, [])
-            if isinstance(record, Environment):  # what stands before has lost its status
+            if isinstance(record, Environment):  # the records before it have lost their status
                 attempt.clear()
             attempt.append(record)
         if isinstance(record, Status):

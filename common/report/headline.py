@@ -12,7 +12,7 @@ from common.core.table import Link, Sentence
 from common.core.text import count, number
 from common.report.section import Line, Verdict
 
-NAMED = 3  # of those that cannot be told apart
+NAMED = 3  # of those whose difference is not certain
 
 
 def headline(rows: Sequence[Row], folders: Sequence[Path]) -> List[Verdict]:

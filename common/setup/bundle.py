@@ -30,7 +30,7 @@ from common.setup.uv import Uv
 
 #: What a machine with a torch of its own has already.
 OF_TORCH = re.compile(r"(torch|torchaudio|triton|nvidia-\S+|cuda-\S+)==")
-#: glibc of the manylinux tags that pip is told of, up to that of PLATFORM.
+#: glibc of the manylinux tags that pip is given, up to that of PLATFORM.
 OLDEST_GLIBC = 5
 UV = ROOT / "requirements" / "uv.txt"
 

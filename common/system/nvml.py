@@ -1,6 +1,6 @@
 """What NVIDIA's driver says of a GPU (NVML): driver, clocks, power, what holds the clocks back, ECC.  No torch.
 
-Needs the package nvidia-ml-py, which no environment asks for.  Without it, or without a driver, nothing is told.
+Needs the package nvidia-ml-py, which no environment asks for.  Without it, or without a driver, nothing is known.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
     else:
         return None
 
-    def told(ask: Callable[[], Any]) -> Any:
+    def answered(ask: Callable[[], Any]) -> Any:
         """None where this driver or device does not answer; AttributeError: an older package."""
         try:
             return ask()
         except (nvml.NVMLError, AttributeError):
             return None
 
-    power = told(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    reasons = told(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    ecc = told(lambda: nvml.nvmlDeviceGetEccMode(handle)[0])
+    power = answered(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    reasons = answered(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+    ecc = answered(lambda: nvml.nvmlDeviceGetEccMode(handle)[0])
     return {
-        "uuid": told(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
-        "driver": told(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        "sm_mhz": told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "sm_most_mhz": told(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "memory_mhz": told(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        "uuid": answered(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
+        "driver": answered(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        "sm_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "sm_most_mhz": answered(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "memory_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
         "power_cap_watts": None if power is None else power / 1000,
-        "celsius": told(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        "celsius": answered(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
         "throttled_by": None if reasons is None else [word for bit, word in REASONS.items() if reasons & bit],
         "ecc": None if ecc is None else bool(ecc),
     }
@@ -85,12 +85,12 @@ def from_smi() -> Optional[Dict[str, Any]]:
     which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     keys = ("name", "uuid", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
     ask = ["nvidia-smi", f"--id={which}", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
-    told = [word.strip() for word in output(ask, timeout=30).strip().split(",")]
-    if len(told) != len(keys):
+    words = [word.strip() for word in output(ask, timeout=30).strip().split(",")]
+    if len(words) != len(keys):
         return None
-    clocks = [int(word) if word.isdigit() else None for word in told[3:]]
+    clocks = [int(word) if word.isdigit() else None for word in words[3:]]
     return {
-        **dict(zip(("name", "uuid", "driver"), told)),
+        **dict(zip(("name", "uuid", "driver"), words)),
         **dict(zip(("sm_mhz", "sm_most_mhz", "memory_mhz"), clocks)),
     }
 

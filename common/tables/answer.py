@@ -217,7 +217,7 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
 
 
 def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
-    """ "a, 577.8 ms; next is b, 1.67 times its time", or which cannot be told from it."""
+    """ "a, 577.8 ms; next is b, 1.67 times its time", or which differ from it by no sure amount."""
     best = f"{pick.row.name}, {size(pick.row)}"
     if pick.next is None:
         return f"{best} (the only one)"

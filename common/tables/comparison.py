@@ -34,7 +34,7 @@ class Line(NamedTuple):
 
 
 def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table") -> str:
-    """The comparison as text that ends with a newline.  remarks: lines to stand below it; not in the JSON."""
+    """The comparison as text that ends with a newline.  remarks: lines below it; not in the JSON."""
     if format == "json":
         return json_text([row.as_json() for row in rows])
     if format not in FORMATS:

@@ -1,6 +1,6 @@
 """Events in Kineto's (torch.profiler's) layout: many decoded at once with msgspec, one that is not JSON field by field.
 
-msgspec skips the fields that nobody asks for, by the category of the event.  Kineto writes names and stacks without
+msgspec skips the fields that no reader needs, by the category of the event.  Kineto writes names and stacks without
 escaping (1.13: always, later: in places), so an event may not be JSON: https://github.com/pytorch/kineto/pull/1459.
 """
 
@@ -119,7 +119,7 @@ def salvage(text: str) -> Optional[Event]:
         ts, dur = (None if found[key] is None else float(found[key]) for key in ("ts", "dur"))
     except ValueError:
         return None
-    # The counters stand after the stack in 1.13: the last match is theirs.
+    # The counters come after the stack in 1.13: the last match is theirs.
     last = [(pattern.findall(args) or [""])[-1] for pattern in _COUNTERS]
     counters = Counters(*(int(value) if 0 < len(value) < 20 else None for value in last))
     return Event(found["ph"], found["cat"], found["name"], ts, dur, counters)

@@ -91,7 +91,7 @@ class TraceSummary:
 
 
 def read(path: Path, fast: bool = True) -> TraceSummary:
-    """Read one trace (.json or .json.gz, told by its content).  fast: see ``read_events``; the answer is the same.
+    """Read one trace (.json or .json.gz, by its content).  fast: see ``read_events``; the answer is the same.
     Raises TraceError for a file that cannot be read, is cut short or broken, or has no step."""
     collector = _SummaryCollector()
     salvaged = collect(path, collector, fast)

@@ -33,7 +33,7 @@ from common.data.sources.wire import PACKAGES
 SCHEMA = 1
 #: Has the work of shards done in another place than the processes of this machine.
 Elsewhere = Callable[[Work, Iterator[Shard]], Parted]
-#: Utterances in the batches whose padding is told, and of the sample of a longer file of which all that is told.
+#: Utterances in the batches whose padding is printed, and in the sample from which a longer file is described.
 BATCH_SIZE, SAMPLE = 30, 1_000_000
 
 
@@ -118,14 +118,14 @@ def _write(options: Options, made: Generated) -> List[str]:
         *(f"wrote {path}" for path, _ in made.beside),
         f"wrote {options.output}: {len(rows):,} utterances, T {t_min} to {t_max}, U {u_min} to {u_max}",
     ]
-    told = summary(rows, options.output)
+    printed = summary(rows, options.output)
     del rows  # the next are as many
     for path in options.shape_files[1:]:
         features = made.features()
         of_features = {**provenance, "options": {**provenance["options"], "subsampling_factor": 1}}
         shapes.save(path, features, {"schema": SCHEMA, **of_features})
         lines.append(f"wrote {path}: feature frames {features[:, 0].min()} to {features[:, 0].max()}")
-    return [*lines, *told]
+    return [*lines, *printed]
 
 
 def summary(rows: np.ndarray, output: Path) -> List[str]:

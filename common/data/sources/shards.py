@@ -1,4 +1,4 @@
-"""A list of any length in shards: cut at the same places on every machine, done by processes, told in order.
+"""A list of any length in shards: cut at the same places on every machine, done by processes, given in order.
 
 Shards and results go through pipes, so that a gzipped file is read once, and what does the work needs no file.
 """
@@ -77,23 +77,23 @@ class Processes:
             return
         at_work: Dict[Connection, int] = {}
         results: Dict[int, Tuple[str, Any]] = {}
-        told = 0
+        given = 0
         try:
             for number, item in enumerate(items):
                 if not self._idle and len(self._processes) < self.jobs:
                     self._begin()
-                while not self._idle or number - told >= AHEAD * self.jobs:
+                while not self._idle or number - given >= AHEAD * self.jobs:
                     self._idle += _collect(at_work, results)
-                    while told in results:
-                        yield _result(results.pop(told))
-                        told += 1
+                    while given in results:
+                        yield _result(results.pop(given))
+                        given += 1
                 at_work[self._idle[-1]] = number
                 self._idle.pop().send(item)
             while at_work or results:
                 self._idle += _collect(at_work, results)
-                while told in results:
-                    yield _result(results.pop(told))
-                    told += 1
+                while given in results:
+                    yield _result(results.pop(given))
+                    given += 1
         except (EOFError, ConnectionError) as error:
             why = "a process ended before its work, perhaps for lack of memory"
             raise Ended(f"--jobs {self.jobs}: {why}; start again with fewer of them") from error
@@ -134,8 +134,8 @@ def _collect(at_work: Dict[Connection, int], results: Dict[int, Tuple[str, Any]]
     return done
 
 
-def _result(told: Tuple[str, Any]) -> Any:
-    kind, value = told
+def _result(given: Tuple[str, Any]) -> Any:
+    kind, value = given
     if kind == "mistake":
         raise UserError(value)
     if kind == "failure":

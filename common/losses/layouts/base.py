@@ -93,7 +93,7 @@ class Layout:
         return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.topology)
 
     def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The logits (N, T, U+1, V) that `given` stands for; differentiable."""
+        """The logits (N, T, U+1, V) that `given` is made from; differentiable."""
         return given
 
     def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:

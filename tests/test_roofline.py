@@ -20,7 +20,7 @@ from fixtures_runs import (
 )
 
 from common.analysis import logs, roofline
-from common.analysis.roofline import Peaks, Sizes, Work
+from common.analysis.roofline import Least, Peaks, Sizes
 from common.losses import oracle
 from common.records import schema
 from common.report import facts
@@ -71,11 +71,11 @@ def test_sizes_of_both_layouts():
 @pytest.mark.parametrize(
     "kind, size, expected",
     [
-        ("exact", PACKED, Work(4 * (17 + 8.5 + 17) * 10, 0, 170, 340)),
-        ("exact", PADDED, Work(4 * (36 + 18 + 36) * 10, 0, 360, 720)),
-        ("topology", PACKED, Work(4 * (16 + 8.5 + 17) * 10, 0, 160, 340)),
-        ("pruned", PACKED, Work(4 * (13 + 8.5 + 13) * 10, 0, 130, 260)),
-        ("additive", PACKED, Work(12 * 16 * 10, 2 * 10 * (17 + 2 * 8.5), 160, 320)),
+        ("exact", PACKED, Least(4 * (17 + 8.5 + 17) * 10, 0, 170, 340)),
+        ("exact", PADDED, Least(4 * (36 + 18 + 36) * 10, 0, 360, 720)),
+        ("topology", PACKED, Least(4 * (16 + 8.5 + 17) * 10, 0, 160, 340)),
+        ("pruned", PACKED, Least(4 * (13 + 8.5 + 13) * 10, 0, 130, 260)),
+        ("additive", PACKED, Least(12 * 16 * 10, 2 * 10 * (17 + 2 * 8.5), 160, 320)),
     ],
 )
 def test_given_logits_each_is_read_once_where_needed_twice_and_its_gradient_written(kind, size, expected):
@@ -106,7 +106,7 @@ def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():
 
 
 @pytest.mark.parametrize(
-    "flops, exps, flops_per_second, exps_per_second, floor",
+    "flops, exps, flops_per_second, exps_per_second, bound",
     [
         (4000, 0, 2000, None, 3),
         (8000, 0, 2000, None, 4),
@@ -116,12 +116,12 @@ def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():
         (8000, 0, None, 10, None),
     ],
 )
-def test_the_longest_of_moving_multiplying_and_exponentials_is_the_floor(
-    flops, exps, flops_per_second, exps_per_second, floor
+def test_the_longest_of_moving_multiplying_and_exponentials_is_the_bound(
+    flops, exps, flops_per_second, exps_per_second, bound
 ):
     best = Peaks(1000, flops_per_second, exps_per_second, ((500, 1000),))
-    assert roofline.seconds(Work(3000, flops, exps, 500), best) == floor
-    assert roofline.seconds(Work(3000, flops, exps, 500), best._replace(streams=())) is None
+    assert roofline.seconds(Least(3000, flops, exps, 500), best) == bound
+    assert roofline.seconds(Least(3000, flops, exps, 500), best._replace(streams=())) is None
 
 
 def test_what_fits_the_caches_is_held_against_their_rate():
@@ -165,7 +165,7 @@ def write_limited(folder, *lines, exact=True, batch=BATCH, node=None, **checked)
     return folder
 
 
-def test_a_row_has_its_floor_and_its_share_of_the_limit(tmp_path):
+def test_a_row_has_its_bound_and_its_share_of_the_limit(tmp_path):
     row = one_row(write_limited(tmp_path / "a", limits(flags=["busy"]), limits(2, 4)))
     assert (row["bytes_per_second"], row["flops_per_second"], row["exps_per_second"]) == (1000, 1000, None)
     assert row["floor"]["step"]["packed"] == pytest.approx({"bytes": 624, "flops": 2700, "exps": 170, "ms": 2700})
@@ -209,10 +209,10 @@ def test_no_exact_row_of_the_recorded_results_is_over_its_limit():
         for scope, share in row.limit_percent.items()
         if share["packed"] is not None
     ]
-    assert len(shares) >= 10 and [told for told in shares if not 0 < told[2] <= 100] == []
+    assert len(shares) >= 10 and [one for one in shares if not 0 < one[2] <= 100] == []
 
 
-def test_pruned_rows_have_a_floor_of_their_own(tmp_path):
+def test_pruned_rows_have_a_bound_of_their_own(tmp_path):
     row = one_row(write_limited(tmp_path / "a", limits(), exact=False))
     assert row["floor"]["loss"]["packed"]["bytes"] == 1560
     assert row["floor"]["step"]["padded"]["flops"] == 60 * (18 + 36) + 180 * 22 + 2 * 36 * 10
