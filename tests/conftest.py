@@ -8,6 +8,11 @@ from typing import Optional
 
 import pytest
 
+# torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
+# vector instructions that says whether it runs: the processor tells.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
     """`-m environment_contract` imports only the files with such tests: others need what those environments lack."""
