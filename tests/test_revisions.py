@@ -6,10 +6,9 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-from commands import ROOT, wait_for
+from commands import ROOT, run, start, wait_for
 from fixtures_runs import records_of
 
 from common.records import schema
@@ -66,13 +65,7 @@ def slow_copy(folder):
 
 
 def compare(folder, *arguments, code=0):
-    done = subprocess.run(
-        [sys.executable, str(folder / "compare.py"), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=600,
-    )
+    done = run(folder / "compare.py", *arguments, cwd=folder)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -149,15 +142,9 @@ def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, t
     """The running benchmark is told, and waited for: its own records are whole, and no scratch folder is left."""
     scratch, keep = tmp_path / "scratch", tmp_path / "keep"
     scratch.mkdir()
-    revisions = ["--rev", "fast", "--rev", "slow", "--log-dir", str(keep)]
-    process = subprocess.Popen(
-        [sys.executable, "compare.py", *revisions, "--", *FLAGS, "--shape-file", str(tiny_shapes)],
-        cwd=repository,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(scratch)},
-    )
+    flags = ["--rev", "fast", "--rev", "slow", "--log-dir", keep, "--", *FLAGS, "--shape-file", tiny_shapes]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    process = start(repository / "compare.py", *flags, cwd=repository, env=environment)
     wait_for(lambda: any(path.stat().st_size for path in scratch.glob("common.jobs.worker-*/records.jsonl")), "record")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()
