@@ -333,14 +333,21 @@ def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(
     assert dict(facts.machine(group.rows[1:]))["Device"] == "cpu"
 
 
-def test_garbled_records_never_crash_the_page(tmp_path):
+@pytest.fixture
+def without_matrix(tmp_path, monkeypatch):
+    """A page without the conformance matrix, which takes most of its time; test_report_conformance.py has it."""
+    for name in ("LOG", "COMMITTED"):
+        monkeypatch.setattr(conformance, name, tmp_path / "nothing.json")
+
+
+def test_garbled_records_never_crash_the_page(tmp_path, without_matrix):
     folder = traced_run(tmp_path / "a", kineto(steps([100, 200])), kineto(steps([100, 200])))
     write_run(tmp_path / "good", name="good")
     for _ in garbled(folder, 100):
         assert "good" in page_of(tmp_path)
 
 
-def test_garbled_traces_never_crash_the_page(tmp_path):
+def test_garbled_traces_never_crash_the_page(tmp_path, without_matrix):
     mib = 2**20
     text = kineto([*steps([100, 200]), memory_event(1020, 5 * mib), memory_event(1150, 9 * mib)])
     folder = traced_run(tmp_path / "a", text)
