@@ -427,7 +427,7 @@ def module_of(tmp_path, monkeypatch):
 def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
     names = ("ragged", "no-target", "V-2", "V-5000", "target-too-large", "target-negative")
     judged = examine(
-        module_of(FATAL_LOSS), Path(sys.executable), "cpu", [c for c in CASES if c.name in names], timeout=12
+        module_of(FATAL_LOSS), Path(sys.executable), "cpu", [c for c in CASES if c.name in names], timeout=6
     )
     assert judged.status == "judged", judged.reason
     results = {name: outcome.result for name, outcome in judged.cells.items()}
@@ -442,7 +442,7 @@ def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
     assert judged.cells["no-target"].message.startswith("killed by SIGABRT")
     assert judged.cells["target-too-large"].message == "killed by SIGSEGV"
     assert judged.cells["target-too-large"].reproduction.endswith(DIES)
-    assert "no answer within 12 s" in judged.cells["V-2"].message
+    assert "no answer within 6 s" in judged.cells["V-2"].message
 
 
 LOST_LOSS = """
