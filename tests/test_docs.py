@@ -222,7 +222,7 @@ def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end
                     job.terminate()
         assert job.returncode not in (0, -15)
         assert "make setup ENVIRONMENTS=ray BUNDLE=/scratch/a bundle" in lines and "told" in lines
-        head, others = (line for line in lines if line.startswith("srun"))
+        head, others = sorted(line for line in lines if line.startswith("srun"))
         assert head.startswith(f"srun --nodes=1 --ntasks=1 -w n1 {ray} start --head")
         assert others.startswith(f"srun --nodes=2 --ntasks=2 -x n1 {ray} start --address=n1:6379")
         assert f"{ran} --rounds 32 --log-dir log/losses{more}" in lines
