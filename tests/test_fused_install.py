@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
-import sysconfig
+from importlib import metadata
+from pathlib import Path
 
 import pytest
 from commands import ROOT
 
-pytest.importorskip("setuptools", reason="pip builds the package with setuptools")
+for needed in ("pip", "setuptools", "torch"):
+    if importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed", allow_module_level=True)
+
+
+def link(name: str, to: Path, linked: set) -> None:
+    """Links to a distribution of this environment, and to those that it requires."""
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:  # required elsewhere alone
+        return
+    if found.metadata["Name"] in linked:
+        return
+    linked.add(found.metadata["Name"])
+    for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+        if not (to / top).exists():
+            (to / top).symlink_to(found.locate_file(top))
+    for line in found.requires or ():
+        if "extra ==" not in line:
+            link(re.match(r"[\w.-]+", line)[0], to, linked)
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A fresh environment that sees this one's torch and setuptools (so that nothing is downloaded)."""
+    """A fresh environment that has this one's torch and setuptools, and no more; nothing is downloaded."""
     folder = tmp_path_factory.mktemp("installed")
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     packages = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
@@ -27,8 +48,12 @@ def environment(tmp_path_factory):
         capture_output=True,
         text=True,
     ).stdout.strip()
-    with open(os.path.join(packages, "torch.pth"), "w") as file:
-        file.write(sysconfig.get_path("purelib") + "\n")
+    linked = set()
+    for name in ("torch", "setuptools", "wheel"):  # wheel: of setuptools before 70.1
+        link(name, Path(packages), linked)
+    others = "import importlib.util as i; print(*filter(i.find_spec, ('numpy', 'torchaudio', 'msgspec', 'pytest')))"
+    alone = subprocess.run([python, "-c", f"import torch; {others}"], check=True, capture_output=True, text=True)
+    assert not alone.stdout.split()
     shutil.copytree(ROOT / "fused_transducer", folder / "source", ignore=shutil.ignore_patterns("__pycache__", "build"))
     return folder
 
@@ -36,9 +61,7 @@ def environment(tmp_path_factory):
 def install(environment, **variables):
     shutil.rmtree(environment / "source" / "build", ignore_errors=True)
     pip = [
-        environment / "venv" / "bin" / "python",
-        "-m",
-        "pip",
+        *(sys.executable, "-m", "pip", "--python", environment / "venv" / "bin" / "python"),
         "install",
         "--no-index",
         "--no-deps",
