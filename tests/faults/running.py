@@ -345,7 +345,8 @@ MEASURERS: Tuple[Measurer, ...] = (
 #: The variable that has the address of a cluster, where {ray} stands.
 RAY = "RAY_OF_FAULTS"
 THROUGH_RAY: Measurer = (
-    [*BENCHMARK, *CHOICES["run"], "--shape-file", "{shapes}", "--log-dir", "{log}"]
+    [word for word in BENCHMARK if word != "--in-place"]
+    + [*CHOICES["run"], "--shape-file", "{shapes}", "--log-dir", "{log}"]
     + ["--executor", "ray", "--ray-address", "{ray}"],
     "*/results.jsonl",
     ["--resume"],
