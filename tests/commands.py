@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import forked
@@ -35,7 +36,10 @@ def run(script, *arguments, **options):
     options = {"timeout": 600, "cwd": ROOT, **options}
     line = command(script, *arguments)
     done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env", "limits"} else None
+    limits = options.pop("limits", ())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if limits:
+        pipes["preexec_fn"] = partial(forked.limit, limits)
     return done or subprocess.run(line, **{**pipes, **options})
 
 

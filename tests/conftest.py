@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Optional
 
+import forked
 import pytest
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
@@ -19,6 +20,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
     if config.option.markexpr != "environment_contract" or collection_path.suffix != ".py":
         return None
     return None if "environment_contract" in collection_path.read_text(encoding="utf-8") else True
+
+
+def pytest_collection_finish() -> None:
+    """What the test files set as they are imported, commands have too."""
+    forked.ENVIRONMENT.update(os.environ)
 
 
 @pytest.fixture

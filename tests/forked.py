@@ -240,10 +240,14 @@ def main(keeper, asked):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for standard, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), standard)
-    for limit, value in asked["limits"]:
-        resource.setrlimit(limit, (value, value))
+    limit(asked["limits"])
     subprocess.Popen = partial(popen, subprocess.Popen)
     script(asked["command"], asked["cwd"], asked["environment"])
+
+
+def limit(limits):
+    for kind, value in limits:
+        resource.setrlimit(kind, (value, value))
 
 
 def script(command, cwd, environment):
