@@ -4,7 +4,7 @@
     .venv/main/bin/python benchmarks/fused_table.py --parts
 
 Three workloads, each with random and with peaky logits, which benchmark_all.py measures in three rounds with few
-samples; on two cores all of it takes some 20 minutes.  The best exact loss is the fastest for times and the smallest
+samples; on two cores all of it takes some 27 minutes.  The best exact loss is the fastest for times and the smallest
 for memory.  Memory is measured once for each workload, since it does not depend on the logits; of losses whose steps
 take several times as long it is all that is measured.  Ratios are geometric means over the batches.  --parts: then the
 parts of fused's steps are timed too (fused_parts.py).  Prints Markdown; the runs stay in --log-dir.
