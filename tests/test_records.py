@@ -45,7 +45,7 @@ def test_what_is_written_is_read(tmp_path):
 def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
     """What is read of a record, written again, has all of its fields but those that say what is said anyway."""
     said = 0
-    for path in ROOT.glob("results/**/*.jsonl"):
+    for path in set(ROOT.glob("results/**/*.jsonl")) - set(ROOT.glob("results/*-fused-table/parts.jsonl")):
         typed = store.read(path)
         raw = records_of(path)
         assert len(typed) == len(raw)
