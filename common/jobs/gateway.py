@@ -25,6 +25,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from common.core.guard import safe_streams
 from common.core.text import reason_of
 
 #: Where a node's checkout is, if it is not the one whose .venv holds Ray's Python.
@@ -183,6 +184,7 @@ class Gateway:
 
 def main(address: str, wanted: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends this process by closing stdin
+    safe_streams()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     gateway = Gateway(answers)
