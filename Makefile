@@ -39,7 +39,7 @@ help:
 	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
-	@echo 'make faults       break things by seed for seven minutes, see docs/reliability.md; ARGS="--only records"'
+	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
