@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from contextlib import suppress
 from ctypes import CDLL
 from functools import partial
@@ -195,21 +194,7 @@ class Command:
 
 def fork(call, *arguments):
     """Process id of a fork, which ends with what call(*arguments) returns."""
-    number = os.fork()
-    if number:
-        return number
-    code = 1
-    try:
-        code = call(*arguments) or 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else bool(end.code)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        os._exit(code)
+    return forkserver.in_fork(partial(call, *arguments))
 
 
 def serve():

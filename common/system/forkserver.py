@@ -24,21 +24,14 @@ from typing import Any, Callable, Dict, Sequence, TextIO
 from common.system.processes import adopting, die_with_parent
 
 
-def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
-    """Returns the process id of the fork: in a session of its own, so that it can be ended with all that it starts."""
-    parent = os.getpid()
+def in_fork(call: Callable[[], Any]) -> int:
+    """Returns the process id of a fork, which ends with what `call` returns."""
     number = os.fork()
     if number:
         return number
     code = 1
     try:
-        die_with_parent(parent)
-        os.setsid()
-        said, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-        for opened, standard in ((nothing, 0), (said, 1), (said, 2)):
-            os.dup2(opened, standard)
-        os.close(answers.fileno())
-        code = main(request["argument"]) or 0
+        code = call() or 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else bool(end.code)
     except BaseException:
@@ -50,6 +43,22 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
         # Python's own end would not come: torch 1.13 waits there for ever for the interpreter after an error within
         # backward, whose graph it still holds (seen when memory ran out).
         os._exit(code)
+
+
+def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
+    """Returns the process id of the fork: in a session of its own, so that it can be ended with all that it starts."""
+    parent = os.getpid()
+
+    def job() -> Any:
+        die_with_parent(parent)
+        os.setsid()
+        said, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+        for opened, standard in ((nothing, 0), (said, 1), (said, 2)):
+            os.dup2(opened, standard)
+        os.close(answers.fileno())
+        return main(request["argument"])
+
+    return in_fork(job)
 
 
 def imported(names: Sequence[str]) -> bool:
