@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Sequence
+from typing import List, Sequence
 
 from common.analysis import comparison, pairs
+from common.analysis.change_verdicts import percent
 from common.analysis.pairs import Sides
 from common.cli import flag_types
 from common.cli.flags import add_flags
@@ -22,8 +24,10 @@ from common.core.text import plain
 from common.jobs import revisions
 from common.tables.comparison import FORMATS, on_one_side, render, screen
 
-#: With --rev, where the flags do not say.
-REVISION_ROUNDS, REVISION_PASSES = 10, ("timing", "memory")
+#: With --rev, where the flags do not say.  Rounds: the fewest and the most.
+REVISION_ROUNDS, REVISION_PASSES = (10, 50), ("timing", "memory")
+#: The slowdown that they are to show.
+DETECT = 0.1
 
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
@@ -93,6 +97,13 @@ def parser() -> argparse.ArgumentParser:
         help="the change of time or memory that does not matter. Default: 2%%",
     )
     result.add_argument(
+        "--detect",
+        type=flag_types.percentage,
+        metavar="P%",
+        help="with --rev: measure until a slowdown of P%% would show in each step time, four times in five: 10 rounds "
+        "at least, 50 at most (-- --rounds N: N rounds). Default: 10%%",
+    )
+    result.add_argument(
         "--fail-on-slower",
         type=flag_types.percentage,
         metavar="P%",
@@ -111,8 +122,9 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
     if flags and not options.revisions:
         raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
-    if options.log_dir and not options.revisions:
-        raise UserError("--log-dir: only --rev writes results")
+    for flag in ("--log-dir", "--detect"):
+        if getattr(options, flag[2:].replace("-", "_")) is not None and not options.revisions:
+            raise UserError(f"{flag}: only --rev measures")
     if options.only and (options.revisions or options.log):
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
         raise UserError(f"--only is for BASELINE and NEW; {instead}")
@@ -120,7 +132,23 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         return Sides(pairs.within(options.log, *options.sides))
     if not options.revisions:
         return pairs.two_sides(*map(Path, options.sides), only=options.only)
-    return pairs.two_sides(*revisions.measure(*options.revisions, benchmark_flags(flags), options.log_dir))
+    measured = benchmark_flags(flags)
+    if options.detect is not None and measured.rounds == measured.most_rounds:
+        raise UserError("--detect: says how many rounds are measured, and so does --rounds; give one of them")
+    if options.detect is not None and options.detect <= options.tolerance:
+        raise UserError(f"--detect: has to be above the tolerance, {percent(options.tolerance)} (--tolerance)")
+    rounds = partial(rounds_to_measure, options)
+    return pairs.two_sides(*revisions.measure(*options.revisions, measured, rounds, options.log_dir))
+
+
+def rounds_to_measure(options: argparse.Namespace, baseline: Path, new: Path) -> int:
+    """By what the rounds show that are measured."""
+    change = options.detect or max(DETECT, 2 * options.tolerance)
+    return comparison.rounds_to_detect(compared(pairs.two_sides(baseline, new), options), change) or 0
+
+
+def compared(sides: Sides, options: argparse.Namespace) -> List[comparison.Change]:
+    return comparison.compare(sides.pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
 
 
 def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
@@ -143,7 +171,8 @@ def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
         given=tuple(given),
         others=tuple(others),
         names=tuple(chosen(all_flags, parsed)),
-        rounds=parsed.rounds or REVISION_ROUNDS,
+        rounds=parsed.rounds or REVISION_ROUNDS[0],
+        most_rounds=parsed.rounds or REVISION_ROUNDS[1],
         passes=tuple(passes),
         in_place=parsed.in_place,
     )
@@ -156,7 +185,7 @@ def main(arguments: Sequence[str]) -> int:
         mine, flags = mine[:place], mine[place + 1 :]
     options = parser().parse_args(mine)
     sides = sides_of(options, flags)
-    rows = comparison.compare(sides.pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
+    rows = compared(sides, options)
     failures = []
     if options.fail_on_slower is not None:
         failures = comparison.regressions(rows, options.fail_on_slower) + comparison.gone(sides)

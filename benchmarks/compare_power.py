@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compare
-from benchmarks.interval_coverage import WORLDS, World, in_words, noise_of, padding, sides, simulate
+from benchmarks.interval_coverage import WORLDS, Run, World, in_words, noise_of, padding, sides, simulate
 from common.analysis import change_verdicts
 from common.core import ratios, settings, statistics
 
@@ -30,25 +30,27 @@ WORLD = WORLDS["as measured"]
 
 
 class Design(NamedTuple):
-    """A comparison.  losses: how many implementations."""
+    """A comparison.  losses: how many implementations; most: of rounds, until DETECT would show."""
 
     title: str
     rounds: int
     batches: int
     losses: int
     paired: bool
+    most: int
 
 
 def designs() -> Sequence[Design]:
     cpu = settings.resolve({"preset": "cpu"}, "cpu")
     two = f"two runs, {cpu.rounds} rounds of {cpu.num_batches} batches (the CPU preset)"
-    revisions = f"`--rev`, {compare.REVISION_ROUNDS} rounds of {cpu.num_batches} batches (its default)"
+    fewest, most = compare.REVISION_ROUNDS
+    revisions = f"`--rev`, {fewest} to {most} rounds of {cpu.num_batches} batches (its default)"
     return [
-        Design(f"{title}, {losses} implementation{'s' * (losses > 1)}", rounds, cpu.num_batches, losses, paired)
-        for title, rounds, paired in (
-            (two, cpu.rounds, False),
-            ("two runs, `--rounds 20`", 20, False),
-            (revisions, compare.REVISION_ROUNDS, True),
+        Design(f"{title}, {losses} implementation{'s' * (losses > 1)}", rounds, cpu.num_batches, losses, paired, most)
+        for title, rounds, paired, most in (
+            (two, cpu.rounds, False, cpu.rounds),
+            ("two runs, `--rounds 20`", 20, False, 20),
+            (revisions, fewest, True, most),
         )
         for losses in (1, 9)
     ]
@@ -60,10 +62,17 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
     truth, x_mean = np.full(len(x), math.log1p(slower)), float(x.mean())
     confidence, found = statistics.confidence_of_each(2 * design.losses), 0
     for _ in range(runs):
-        run = simulate(world, x, truth, design.rounds, design.batches, True, rng)
-        baseline, new, of_batch = sides(run)
-        ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
-        assert ratio is not None
+        whole, rounds = simulate(world, x, truth, design.most, design.batches, True, rng), design.rounds
+        while True:
+            baseline, new, of_batch = sides(Run(whole.x[:rounds], whole.y[:rounds]))
+            ratio, paired = ratios.ratio(baseline, new, design.paired, confidence, ratios.Padding(of_batch, x_mean))
+            assert ratio is not None
+            shown = ratios.detectable(ratio, statistics.TOLERANCE, confidence)
+            assert shown is not None
+            wanted = ratios.rounds_to_detect(compare.DETECT, rounds, shown, statistics.TOLERANCE)
+            if min(wanted, design.most) <= rounds:
+                break
+            rounds = min(wanted, design.most)
         doubt = change_verdicts.time_doubt(ratio, paired, (0.0, 0.0))
         verdict, _ = change_verdicts.time(ratio, paired, statistics.TOLERANCE, confidence, doubt)
         found += verdict == "slower"

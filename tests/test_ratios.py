@@ -81,6 +81,15 @@ def test_batches_that_one_side_has_not_are_left_out():
     assert ratios.ratio(baseline, {5: {"other": [1.0]}, 6: {"another": [1.0]}}, together=True)[0] is None
 
 
+def test_rounds_that_share_some_of_few_batches_are_compared_round_by_round():
+    """A short shape file: the fourth round has the first one's batch again, and none is in all rounds."""
+    baseline = {at: {batch: [10.0**batch]} for at, batch in enumerate([3, 1, 2, 3])}
+    new = {at: {batch: [1.1 * times[0]] for batch, times in one.items()} for at, one in baseline.items()}
+    for together in (True, False):
+        found, _ = ratios.ratio(baseline, new, together)
+        assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1)) and found.batches == 4
+
+
 def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch():
     """Heavy and light batches differ by a factor of ten; the ratio does not."""
     random.seed(1)
@@ -112,6 +121,22 @@ def test_compare_finds_a_planted_10_percent_at_the_default_settings(simulation, 
     assert planted.power(two, 0.1, x, runs=150, seed=3) >= 0.75
     assert planted.power(revisions, 0.1, x, runs=150, seed=3) >= 0.8
     assert planted.power(two, 0.0, x, runs=150, seed=3) <= 0.02
+
+
+def test_rev_finds_a_planted_10_percent_on_a_noisy_machine_too(simulation, planted):
+    """Processes that differ by 10% need more than its 10 rounds, which it measures; and no false alarm."""
+    x, noisy = simulation.padding(2, ROOT / "shape_info.pt"), planted.WORLD._replace(process=0.1)
+    revisions = next(design for design in planted.designs() if design.paired and design.losses == 1)
+    found = {slower: planted.power(revisions, slower, x, runs=150, seed=4, world=noisy) for slower in (0.0, 0.1)}
+    assert found[0.1] >= 0.75 and found[0.0] <= 0.02
+    assert planted.power(revisions._replace(most=revisions.rounds), 0.1, x, runs=150, seed=4, world=noisy) < 0.5
+
+
+def test_the_rounds_that_show_a_change():
+    """Four times the rounds for half the spread; where the spread is small enough, no more than there are."""
+    spread = 1.02 * (1.10 / 1.02) ** 2 - 1
+    assert ratios.rounds_to_detect(0.1, 10, spread - 1e-9, 0.02) == 40
+    assert ratios.rounds_to_detect(0.1, 10, 0.05, 0.02) <= 10
 
 
 def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, planted):

@@ -118,6 +118,17 @@ def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: fl
     return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, tolerance, confidence) for pair in pairs]
 
 
+def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
+    """How many rounds would show a slowdown of `change` (0.1 for 10%) in each step time, or in each loss time where no
+    step was timed; None where the rounds are too few to tell."""
+    for scope in SCOPES:
+        times = [(row.time[scope], row.tolerance) for row in rows if scope in row.time]
+        found = [(time.new_rounds, time.detectable, limit) for time, limit in times if time.detectable is not None]
+        if found:
+            return max(ratios.rounds_to_detect(change, *one) for one in found)
+    return None
+
+
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
     """Why a change is to be refused: each row whose time grew by more than `allowed` (0.02 for 2%) for sure, and each
     that could be measured at the baseline but not any more; see ``gone`` too."""

@@ -80,9 +80,8 @@ def ratio(
 
 
 def own_batches(rounds: Rounds) -> bool:
-    """Whether each round has batches that no other round has."""
-    batches = [batch for one in rounds.values() for batch in one]
-    return len(rounds) > 1 and len(set(batches)) == len(batches)
+    """Whether each round has batches of its own: no batch is in all of them, though some may share one of few."""
+    return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 
 def own_batches_ratio(
@@ -207,3 +206,10 @@ def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float =
         return None
     reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)
     return math.expm1(math.log1p(tolerance) + reach * ratio.error)
+
+
+def rounds_to_detect(change: float, rounds: int, found: float, tolerance: float) -> int:
+    """How many rounds would show a slowdown of `change`, where so many `rounds` show one of `found` (see
+    ``detectable``), the spread being as it is.  All are shares, 0.1 for 10%; change is above the tolerance."""
+    reach = math.log((1 + found) / (1 + tolerance)) / math.log((1 + change) / (1 + tolerance))
+    return math.ceil(rounds * reach**2)

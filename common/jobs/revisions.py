@@ -3,7 +3,7 @@
 The work trees are in .build/revisions and are removed at the end; the user's files, index and branches are not touched.
 They share this checkout's environments and compiled extensions through links, so a revision that locks other packages
 is refused.  Correctness and memory are measured once per revision; then each round continues (--resume) the runs of
-its revision by one.  Both revisions' runs carry one run_id in the end, since their rounds belong together.
+its revision by one.  Both revisions' runs carry one run_id, since their rounds belong together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.core import scripts
 from common.core.errors import EXIT_USAGE, STOPPED, UserError
@@ -36,22 +36,29 @@ _SHARED = (".venv", ".build")
 _LIMITS = ("common/passes/limits.py", "common/measure/peaks.py")
 
 
+#: The two log folders -> rounds.
+RoundsOf = Callable[[Path, Path], int]
+
+
 @dataclass(frozen=True)
 class Flags:
     """The flags of the benchmarks.  given: all of them; others: without those that choose implementations; names: the
-    implementations that are chosen; the rest as in Settings."""
+    implementations that are chosen; rounds, most_rounds: the fewest and the most; the rest as in Settings."""
 
     given: Tuple[str, ...]
     others: Tuple[str, ...]
     names: Tuple[str, ...]
     rounds: int
+    most_rounds: int
     passes: Tuple[str, ...]
     in_place: bool
 
 
-def measure(baseline: str, new: str, flags: Flags, log_dir: Optional[Path] = None) -> Tuple[Path, Path]:
-    """Measure both revisions and return the two log folders.  Raises UserError for a revision that does not exist or
-    cannot be measured here."""
+def measure(
+    baseline: str, new: str, flags: Flags, rounds_of: RoundsOf, log_dir: Optional[Path] = None
+) -> Tuple[Path, Path]:
+    """Measure both revisions and return the two log folders.  rounds_of: asked after the last round for how many there
+    should be.  Raises UserError for a revision that does not exist or cannot be measured here."""
     names = baseline, new
     revisions = [_commit(name) for name in names]
     with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):
@@ -59,10 +66,7 @@ def measure(baseline: str, new: str, flags: Flags, log_dir: Optional[Path] = Non
             for tree, name in zip(trees, names):
                 _check(tree, name, flags)
             kept = _results_folders(log_dir, names)
-            try:
-                _run_all(trees, names, flags, kept, Path(scratch))
-            finally:  # what was measured before Ctrl-C is kept
-                _finish(kept, flags)
+            _run_all(trees, names, flags, kept, Path(scratch), rounds_of)
     _say(f"results are in {kept[0]} and {kept[1]}")
     return kept
 
@@ -176,26 +180,44 @@ def _check(tree: Path, name: str, flags: Flags) -> None:
             )
 
 
-def _run_all(trees: Sequence[Path], names: Sequence[str], flags: Flags, kept: Sequence[Path], scratch: Path) -> None:
+def _run_all(
+    trees: Sequence[Path],
+    names: Sequence[str],
+    flags: Flags,
+    kept: Sequence[Path],
+    scratch: Path,
+    rounds_of: RoundsOf,
+) -> None:
     """Fill the log folders `kept`: the passes other than timing, then one timing round after the other."""
     before = ",".join(name for name in flags.passes if name != "timing")
-    for number in range(flags.rounds + 1 if "timing" in flags.passes else 1):
-        for side in (0, 1) if number % 2 else (1, 0):
-            _say(f"{f'round {number} of {flags.rounds}' if number else before}: {names[side]}")
-            plan = ["--passes", before, "--rounds", "1"]
-            if number:
-                _change(kept[side], flags.passes, number)
-                plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
-            own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
-            if any((trees[side] / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
-                own += ["--limits", "false"]
-            command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
-            code, said = _benchmark(command, _environment(scratch))
-            if code in STOPPED:
-                raise KeyboardInterrupt
-            if code == EXIT_USAGE or not list(kept[side].glob(f"*/{schema.FILE_NAME}")):
-                last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
-                raise UserError(f"--rev {names[side]}: {last}")
+    rounds, run_id = flags.rounds if "timing" in flags.passes else 0, uuid.uuid4().hex[:12]
+    number = 0
+    try:
+        while number <= rounds:
+            for side in (0, 1) if number % 2 else (1, 0):
+                _say(f"{f'round {number} of {rounds}' if number else before}: {names[side]}")
+                plan = ["--passes", before, "--rounds", "1"]
+                if number:
+                    _change(kept[side], flags.passes, number, run_id)
+                    plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
+                own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
+                if any((trees[side] / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
+                    own += ["--limits", "false"]
+                command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
+                code, said = _benchmark(command, _environment(scratch))
+                if code in STOPPED:
+                    raise KeyboardInterrupt
+                if code == EXIT_USAGE or not list(kept[side].glob(f"*/{schema.FILE_NAME}")):
+                    last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+                    raise UserError(f"--rev {names[side]}: {last}")
+            if number == rounds and 0 < rounds < flags.most_rounds:
+                more = min(rounds_of(*kept), flags.most_rounds)
+                if more > rounds:
+                    _say(f"{rounds} rounds differ too much to show such a change (--detect): measuring {more}")
+                    rounds = more
+            number += 1
+    finally:  # what was measured before Ctrl-C is kept
+        _finish(kept, flags.passes, max(rounds, flags.rounds), run_id)
 
 
 def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int, str]:
@@ -224,20 +246,19 @@ def _environment(scratch: Path) -> Dict[str, str]:
     }
 
 
-def _change(log: Path, passes: Sequence[str], rounds: int, **more: str) -> None:
+def _change(log: Path, passes: Sequence[str], rounds: int, run_id: str) -> None:
     """Say in the runs in `log` that they have these passes and so many timing rounds: what is missing is resumed."""
     for path in log.glob(f"*/{schema.FILE_NAME}"):
         head = store.first(path)
         if head:
             settings = {**head.settings, "passes": list(passes), "rounds": rounds}
-            store.change_first(path, {**more, "settings": settings})
+            store.change_first(path, {"run_id": run_id, "settings": settings})
 
 
-def _finish(kept: Sequence[Path], flags: Flags) -> None:
+def _finish(kept: Sequence[Path], passes: Sequence[str], rounds: int, run_id: str) -> None:
     """What was measured becomes one run with two sides; a folder without results goes."""
-    run_id = uuid.uuid4().hex[:12]
     for log in kept:
-        _change(log, flags.passes, flags.rounds, run_id=run_id)
+        _change(log, passes, rounds, run_id)
     for folder in [*kept, kept[0].parent]:
         with suppress(OSError):  # goes only when it is empty
             folder.rmdir()
