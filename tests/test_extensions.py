@@ -12,6 +12,7 @@ import signal
 import tarfile
 import time
 from pathlib import Path
+from typing import Mapping
 
 import pytest
 from commands import start
@@ -66,14 +67,14 @@ except NotRunnable as error:
 class Checkout:
     """A folder with the code that compiles, and a stand-in sdist that pip finds in a folder of its own."""
 
-    def __init__(self, folder: Path, answer: str = "2"):
+    def __init__(self, folder: Path, answer: str = "2", files: Mapping[str, str] = STAND_IN):
         self.folder = folder
         shutil.copytree(ROOT / "common", folder / "common")
         (folder / "load.py").write_text(LOAD)
         (folder / "index").mkdir()
         sdist = folder / "index" / "optimized_transducer-1.4.tar.gz"
         with tarfile.open(sdist, "w:gz") as archive:
-            for name, text in STAND_IN.items():
+            for name, text in files.items():
                 data = text.replace("ANSWER", answer).encode()
                 entry = tarfile.TarInfo(f"optimized_transducer-1.4/{name}")
                 entry.size = len(data)
@@ -183,6 +184,13 @@ def test_what_cannot_be_fetched(checkout):
     outcome, _ = checkout.load()
     assert outcome.startswith("missing: optimized_transducer cannot be fetched: No matching distribution found")
     assert "put optimized_transducer-1.4.tar.gz into" in outcome
+
+
+def test_a_package_whose_setup_refuses_is_unsupported(tmp_path):
+    """As one for CUDA alone does without its compiler: it could be fetched, so that a bundle leaves it out."""
+    refuses = STAND_IN["setup.py"] + "raise RuntimeError('no CUDA here')\n"
+    outcome, _ = Checkout(tmp_path / "checkout", files={**STAND_IN, "setup.py": refuses}).load()
+    assert outcome.startswith("unsupported: optimized_transducer cannot be fetched: RuntimeError: no CUDA here")
 
 
 def test_no_compiler(checkout):

@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import html
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +37,7 @@ UV = ROOT / "requirements" / "uv.txt"
 def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_torch: bool = False) -> int:
     """Fill the folder; returns an exit code.  names: environments, default: all but the optional ones; platform: as uv
     names it ("aarch64-manylinux_2_28"), default: this machine.  A source package that cannot be fetched is an error at
-    the end; one for CUDA alone is left out where there is no compiler for it, which its setup.py asks for.  Raises
+    the end; one for CUDA alone is left out where its setup.py wants a compiler or a torch that is not here.  Raises
     UserError and NotRunnable."""
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
@@ -67,7 +66,7 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
         try:
             sdists.fetch(package, folder, _say, str(environments.interpreter("main") or ""))
         except NotRunnable as error:
-            if source.sources or shutil.which("nvcc"):
+            if source.sources or error.status == "missing":
                 missing.append(f"bundle: error: {error}")
             else:
                 _say(f"{package}: left out: {error}")

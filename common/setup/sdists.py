@@ -46,7 +46,7 @@ def pinned(package: str) -> Pin:
 
 def fetch(package: str, folder: Path, progress: Callable[[str], None], python: str = "") -> Path:
     """The sdist of `package` in `folder`, downloaded unless it is there, by the pip of `python` (default: the running
-    one).  Raises NotRunnable("missing")."""
+    one).  Raises NotRunnable: "missing", or "unsupported" where its own setup.py fails."""
     pin = pinned(package)
     target = folder / pin.file_name
     if target.exists() and _sha256(target) == pin.sha256:
@@ -73,7 +73,8 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None], python: s
         downloaded = Path(temporary) / pin.file_name
         if done.returncode != 0 or not downloaded.exists():
             advice = f"run `make setup` again, or put {pin.file_name} into {folder}"
-            raise NotRunnable("missing", f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
+            status = "unsupported" if "metadata-generation-failed" in done.stdout else "missing"
+            raise NotRunnable(status, f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
         os.replace(downloaded, target)
     return target
 
