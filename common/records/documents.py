@@ -1,4 +1,4 @@
-"""Files that are one document: conformance.json, a matrix, and profile.json, the profiles of one command.
+"""Files that are one document: conformance.json, a matrix; profile.json, the profiles of one command, and its run.json.
 
 ``read`` checks one against the types below, so no other code does it.  What a newer version adds is ignored.
 """
@@ -117,6 +117,13 @@ class Compiled(Struct, kw_only=True):
     graphs_later: Annotated[Count, of("that were compiled within the timed steps")]
 
 
+class ProfileHead(Struct, kw_only=True):
+    """run.json beside profile.json."""
+
+    started: Annotated[str, of("ISO 8601, UTC")]
+    identity: Annotated[Dict[str, Any], of("what makes two profiles the same: choice, settings, limits, machine")]
+
+
 class Profile(Struct, kw_only=True):
     """A size in profile.json; one that failed has its size and its reason alone."""
 
@@ -152,7 +159,7 @@ class Profile(Struct, kw_only=True):
             schema.typed(self.limits)
 
 
-PARTS = (Matrix, MatrixRow, Profile, ProfiledBatch, Steps, Place, PlaceMemory, PlaceFlops, Compiled)
+PARTS = (Matrix, MatrixRow, ProfileHead, Profile, ProfiledBatch, Steps, Place, PlaceMemory, PlaceFlops, Compiled)
 
 
 def read(path: Path, kind: Any) -> Any:

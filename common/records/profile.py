@@ -35,10 +35,10 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
     unreadable: List[str] = []
     for path in sorted(log_dir.glob(f"*/{HEADER_NAME}")):
         try:
-            head = json.loads(path.read_text(encoding="utf-8"))
+            head = documents.read(path, documents.ProfileHead)
             if head["identity"] == wanted:
-                newest = max(newest or ("", path), (str(head["started"]), path))
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+                newest = max(newest or ("", path), (head["started"], path))
+        except (FileNotFoundError, UserError):
             unreadable.append(path.parent.name)
     run.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
