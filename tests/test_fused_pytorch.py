@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from commands import ROOT
 from fused_helpers import NAMES, Problem, error, errors, found, problem, right
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fused_transducer
-from fused_transducer import TransducerLoss, backend_of, backends, native, plain, transducer_loss
+from fused_transducer import TransducerLoss, plain, transducer_loss
 from fused_transducer.call import Call
 
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -284,35 +287,39 @@ def test_targets_beyond_the_length_may_be_anything():
 # -- without a compiler --------------------------------------------------------------------------------------------
 
 
-def test_without_a_compiler_the_plain_code_runs_and_says_so(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path))
-    monkeypatch.delenv("FUSED_TRANSDUCER_BACKEND", raising=False)
-    for cached in (native._library, backends._warn_of_torch):
-        cached.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="no-such-compiler"):
-            assert backend_of("cpu", torch.float32) == "torch"
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert backend_of("cpu", torch.float32) == "torch"  # once is enough
-        assert max(errors(problem(RAGGED, negligible=0.0)).values()) < 1e-12
-    finally:
-        native._library.cache_clear()
+PLAIN = """
+import torch
+from fused_helpers import errors, problem
+from fused_transducer import backend_of
+print(*(backend_of("cpu", torch.float32) for _ in range(2)))
+print(max(errors(problem([(9, 4), (6, 5), (8, 1)], negligible=0.0)).values()) < 1e-12)
+"""
+NATIVE = """
+import torch
+from fused_transducer import backend_of
+backend_of("cpu", torch.float32, "native")
+"""
 
 
-def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+def in_child(code, cache, compiler):
+    """A new process, which has looked for no compiler yet."""
+    variables = {"FUSED_TRANSDUCER_BACKEND": "", "FUSED_TRANSDUCER_CACHE": str(cache), "CXX": str(compiler)}
+    variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **variables})
+
+
+def test_without_a_compiler_the_plain_code_runs_and_says_so_once(tmp_path):
+    done = in_child(PLAIN, tmp_path, "no-such-compiler")
+    assert done.stdout.split() == ["torch", "torch", "True"], done.stderr
+    assert done.stderr.count("UserWarning") == 1 and "no-such-compiler" in done.stderr
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path):
     fails = tmp_path / "c++"
     fails.write_text("#!/bin/sh\necho broken beyond words >&2\nexit 1\n")
     fails.chmod(0o755)
-    monkeypatch.setenv("CXX", str(fails))
-    monkeypatch.setenv("FUSED_TRANSDUCER_CACHE", str(tmp_path / "cache"))
-    native._library.cache_clear()
-    try:
-        with pytest.raises(ValueError, match="broken beyond words"):
-            backend_of("cpu", torch.float32, "native")
-    finally:
-        native._library.cache_clear()
+    done = in_child(NATIVE, tmp_path / "cache", fails)
+    assert "ValueError" in done.stderr and "broken beyond words" in done.stderr
 
 
 def test_it_imports_nothing_of_the_suite():
