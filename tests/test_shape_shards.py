@@ -248,6 +248,15 @@ def test_of_a_long_file_a_sample_is_told(tmp_path, monkeypatch):
     assert abs(padding[0] - padding[1]) <= 2
 
 
+def test_memory_does_not_grow_with_the_manifest(tmp_path, model):
+    """Sixty thousand cuts, whose parsed objects alone would be some hundred MB; 8 bytes of each are kept."""
+    from benchmarks import shape_speed
+
+    few, many = (write(tmp_path / f"{count}.jsonl", map(a_cut, range(count))) for count in (3_000, 60_000))
+    peaks = [shape_speed.measure(path, model, jobs=1).peak_bytes for path in (few, many)]
+    assert many.stat().st_size > 20e6 and peaks[1] < 1.1 * peaks[0]
+
+
 def test_the_table_of_the_benchmark():
     done = commands.run("benchmarks/shape_speed.py", "--utterances", 60, "--jobs", 2, "--repeats", 1)
     assert done.returncode == 0, done.stderr
