@@ -86,6 +86,7 @@ lint: dev
 	@$(DEV)/ruff format --check
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
+	@$(DEV)/shellcheck .ci/run
 
 coverage: setup
 	@$(MAIN) -m coverage erase

@@ -20,7 +20,7 @@ from common.analysis.groups import groups
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("log/*.md")])
-MKDOCS = ROOT / ".venv" / "dev" / "bin" / "mkdocs"
+MKDOCS, SHELLCHECK = (ROOT / ".venv" / "dev" / "bin" / name for name in ("mkdocs", "shellcheck"))
 
 
 def prose(page: Path) -> str:
@@ -171,7 +171,8 @@ def submitted(folder, number, bodies):
     scripts = re.findall(r"^```bash\n(#!/bin/bash\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     assert "#SBATCH --signal=B:TERM@" in scripts[number]
     (folder / "job.sh").write_text(scripts[number])
-    assert subprocess.run(["bash", "-n", "job.sh"], cwd=folder).returncode == 0
+    checked = [str(SHELLCHECK), "job.sh"] if SHELLCHECK.exists() else ["bash", "-n", "job.sh"]
+    assert subprocess.run(checked, cwd=folder).returncode == 0
     for name, body in bodies.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
