@@ -6,6 +6,7 @@ NotAsked where the case does not apply; common.conformance.judge turns these int
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, Callable, Dict, Tuple
 
@@ -50,7 +51,7 @@ def repeated_labels(exam: Examination) -> Outcome:
     return agrees(exam, alter=lambda batch: replace(batch, targets=torch.full_like(batch.targets, 3)))
 
 
-def masked_symbol(exam: Examination) -> Outcome:
+def minus_inf(exam: Examination) -> Outcome:
     """The last symbol has a logit of -inf everywhere, and no utterance has it."""
     return agrees(exam, minus_inf=6, alter=lambda batch: replace(batch, targets=batch.targets.clamp(max=5)))
 
@@ -67,7 +68,7 @@ def impossible_target(exam: Examination) -> Outcome:
     return agrees(exam, [(4, 2)], minus_inf=3, alter=_changed("targets", (0, 1), 3))
 
 
-def long_utterance(exam: Examination) -> Outcome:
+def long(exam: Examination) -> Outcome:
     if exam.adapter.simulated:
         raise NotAsked("not in a simulator, which would take hours")
     return agrees(exam, [(370, 96)], V=40)
@@ -82,7 +83,7 @@ def on_integers(exam: Examination, dtype: str) -> Outcome:
     return agrees(exam, convert=getattr(torch, dtype))
 
 
-def zero_in_the_padding(exam: Examination) -> Outcome:
+def padding_gradient(exam: Examination) -> Outcome:
     question = exam.ask(SMALL)
     if question.padding is None:
         raise NotAsked("its layout has no padding")
@@ -92,8 +93,8 @@ def zero_in_the_padding(exam: Examination) -> Outcome:
     return Outcome(DIFFERS, f"gradient in the padding up to {size(outside.abs().max().item())} instead of 0")
 
 
-def with_padding_of(exam: Examination, fill: float) -> Outcome:
-    outcome = agrees(exam, SMALL, fill=fill)
+def nan_padding(exam: Examination) -> Outcome:
+    outcome = agrees(exam, SMALL, fill=math.nan)
     if outcome.result == DIFFERS and exam.adapter.log_probs:
         return replace(outcome, message=f"{outcome.message} (behind torch's log_softmax, whose gradient is nan there)")
     return outcome
@@ -149,14 +150,14 @@ def not_contiguous(exam: Examination) -> Outcome:
     return compare(question, loss, gradient, *right_of(question, torch.sum))
 
 
-def scaled_upstream(exam: Examination) -> Outcome:
+def upstream(exam: Examination) -> Outcome:
     question = exam.ask(SMALL)
     loss = question.forward() * 3
     gradient = question.backward(loss)
     return compare(question, loss, gradient, *right_of(question, lambda losses: losses.sum() * 3))
 
 
-def weighted_upstream(exam: Examination) -> Outcome:
+def upstream_weights(exam: Examination) -> Outcome:
     question = exam.ask(SMALL, reduction="none")
     losses = question.forward()
     if losses.numel() != len(WEIGHTS):
@@ -326,13 +327,13 @@ def without_gradient(exam: Examination, mode: str) -> Outcome:
     return compare(question, loss, None, *right_of(question, torch.sum))
 
 
-def more_targets_than_threads(exam: Examination, shapes=((1100, 1100),)) -> Outcome:
+def many_targets(exam: Examination) -> Outcome:
     if exam.device.type != "cuda":
         raise NotAsked("not on CUDA, where blocks have 1024 threads at most")
-    return agrees(exam, list(shapes), V=5)
+    return agrees(exam, [(1100, 1100)], V=5)
 
 
-def second_cuda_device(exam: Examination) -> Outcome:
+def second_device(exam: Examination) -> Outcome:
     """Tensors on cuda:1 while cuda:0 is the current device, as in a process that uses both."""
     if exam.device.type != "cuda":
         raise NotAsked("not on CUDA")
@@ -343,7 +344,7 @@ def second_cuda_device(exam: Examination) -> Outcome:
     return agrees(exam)
 
 
-def no_path(exam: Examination) -> Outcome:
+def more_targets_than_frames(exam: Examination) -> Outcome:
     """An utterance with more targets than frames, where a frame has one symbol at most."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")

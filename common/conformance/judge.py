@@ -36,7 +36,8 @@ def judge(
         asked(fatal)
 
     try:
-        outcome = getattr(checks, case.check)(Examination(adapter, device, noted), **case.values)
+        check = getattr(checks, case.check or case.name.replace("-", "_"))
+        outcome = check(Examination(adapter, device, noted), **case.values)
     except Refused as refusal:
         return Outcome(REFUSES, str(refusal))
     except (NotAsked, NotRunnable) as reason:
