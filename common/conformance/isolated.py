@@ -9,12 +9,12 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
-from common.conformance.cases import Case
+from common.conformance.cases import BY_NAME, Case
 from common.core import scripts
 from common.core.errors import UserError
-from common.core.implementations import Implementation
+from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
 from common.core.text import said
 from common.records.conformance import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
@@ -22,6 +22,16 @@ from common.system.processes import Child, signal_name
 
 #: Importing torch and a loss takes seconds, compiling one a minute, waiting for another that compiles several.
 LOADING_SECONDS = 1800.0
+
+
+def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Dict[str, Any]]:
+    """The ``judged`` record of a job, as common.jobs.spec makes it.  The settings are `device`, `cases` by their names,
+    and `large`; timeout, note: see `examine`."""
+    given = job["settings"]
+    cases = [BY_NAME[name] for name in given["cases"]]
+    how = {"timeout": timeout, "large": given["large"], "note": note}
+    judged = examine(find(job["implementation"]), python, given["device"], cases, **how)
+    yield {"record": "judged", "judged": judged.to_json()}
 
 
 def examine(
@@ -42,21 +52,16 @@ def examine(
         names = waiting.pop(0)
         job = {"script": implementation.script, "variant": implementation.variant, "device": device, "large": large}
         produced, ending = _judge(python, {**job, "cases": names}, variables, timeout, note)
-        judged.about.update(
-            {key: value for line in produced if line["record"] == "loaded" for key, value in line.items()}
-        )
         _take(judged, names, produced, ending)
         left = [name for name in names if name not in judged.cells]
         if left:
             waiting.insert(0, left)
-    judged.about.pop("record", None)
     if variables and judged.status == "judged":
         judged.about["simulator"] = " ".join(f"{name}={value}" for name, value in variables.items())
         for name, outcome in judged.cells.items():
             if outcome.result == TIMEOUT:
-                judged.cells[name] = replace(
-                    outcome, result=NOT_APPLICABLE, message=f"{outcome.message} in the simulator"
-                )
+                words = f"{outcome.message} in the simulator"
+                judged.cells[name] = replace(outcome, result=NOT_APPLICABLE, message=words)
     return judged
 
 
@@ -86,6 +91,8 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
         if line["record"] == "not-run":
             judged.status, judged.reason = line["status"], said(line["reason"])
             return
+        if line["record"] == "loaded":
+            judged.about.update(line["about"])
         if line["record"] == "outcome":
             judged.cells[line["case"]] = Outcome.from_json(line["outcome"])
         if line["record"] == "died":

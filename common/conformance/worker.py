@@ -50,7 +50,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
     loaded["device_name"] = machine.describe()["cpu"]
     if device.type == "cuda":
         loaded.update(device_name=torch.cuda.get_device_name(device), cuda=torch.version.cuda)
-    write({"record": "loaded", **loaded})
+    write({"record": "loaded", "about": loaded})
     for name in job["cases"]:
         case = BY_NAME[name].allowing(large=job["large"])
         write({"record": "start", "case": name})

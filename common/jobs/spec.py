@@ -18,7 +18,7 @@ SUBJECTS = {
     "inference": "common.models.inference",
     "pipeline": "common.models.pipeline",
     "profile": "common.models.profile",
-    "conformance": "common.conformance.subject",
+    "conformance": "common.conformance.isolated",
     "sleep": "benchmarks.sleeping",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
