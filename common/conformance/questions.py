@@ -6,7 +6,6 @@ The right answer is the float64 oracle's, for exactly the numbers that the loss 
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import traceback
@@ -141,88 +140,78 @@ class Examination:
     device: torch.device
     noted: Callable[[Question], None] = lambda question: None
 
-    def ask(self, shapes: Shapes, **how: Any) -> Question:
-        """See `question_of`."""
-        question = question_of(self.adapter, self.device, shapes, **how)
+    def ask(
+        self,
+        shapes: Shapes,
+        *,
+        V: int = 7,
+        blank: int = 0,
+        reduction: Optional[str] = None,
+        repaired: bool = True,
+        dtype: torch.dtype = torch.float32,
+        scale: float = SCALE,
+        slack: Tuple[int, int] = (0, 0),
+        fill: Optional[float] = None,
+        minus_inf: Optional[int] = None,
+        alter: Optional[Callable[[inputs.Batch], inputs.Batch]] = None,
+        convert: Optional[torch.dtype] = None,
+    ) -> Question:
+        """A question about utterances of the given (T, U), which `noted` is called with.
+
+        reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with
+        the adapter's corrections; slack: frames and targets by which the tensors are longer than the longest utterance;
+        fill: what is in padded cells, None: more numbers of the formula; minus_inf: a symbol whose logit is -inf in
+        every cell; alter: changes the batch before the adapter prepares it; convert: the integer dtype of everything
+        that the adapter prepared, None: the adapter's own.  Raises NotAsked for an option or padding that the adapter
+        does not have.
+        """
+        adapter = self.adapter.widened(max(U for _, U in shapes) + slack[1])
+        adapter = adapter if repaired else adapter.unrepaired()
+        if reduction not in (None, *adapter.reductions):
+            raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
+        before = adapter.options()
+        adapter.blank, adapter.reduction = blank, reduction or "sum"
+        if blank and adapter.options() == before:
+            raise NotAsked("it has no option for the blank: it is symbol 0")
+
+        batch = _batch(shapes, V, blank, slack, self.device)
+        batch = alter(batch) if alter else batch
+        layout = table.of(adapter)
+        N, T, U = inputs.padded_sizes(shapes)
+        T, U = T + slack[0], U + slack[1]
+        regions = layout.padding(shapes, T, U)
+        if regions is None and (fill is not None or slack != (0, 0)):
+            raise NotAsked("its layout has no padding")
+        size = layout.size(N, T, U, adapter.outputs(V))
+        numbers = formula(math.prod(size), scale).view(size)
+        made = [f"logits = {scale:g} * torch.sin({STEP} * torch.arange({math.prod(size)}.0)).view{size}"]
+        if minus_inf is not None:
+            made += _set(numbers, [layout.of_symbol(minus_inf)], -math.inf)
+        numbers = numbers.to(dtype)
+        made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
+        truth_numbers = numbers.double().clone()
+        if fill is not None:
+            _set(truth_numbers, regions, 0.0)
+            made += _set(numbers, regions, fill)
+
+        prepared = adapter.prepare(batch)
+        if convert is not None:
+            for name, value in vars(prepared).items():
+                if isinstance(value, torch.Tensor) and not value.is_floating_point():
+                    setattr(prepared, name, value.to(convert))
+        truth = layout.take(truth_numbers, batch, prepared).detach().clone()
+        leaf = layout.take(numbers.to(self.device), batch, prepared).detach().clone().requires_grad_()
+        question = Question(layout, batch, prepared, leaf, truth, _mask(size, regions), made)
         self.noted(question)
         return question
-
-
-def question_of(
-    adapter: Adapter,
-    device: torch.device,
-    shapes: Shapes,
-    *,
-    V: int = 7,
-    blank: int = 0,
-    reduction: Optional[str] = None,
-    repaired: bool = True,
-    dtype: torch.dtype = torch.float32,
-    scale: float = SCALE,
-    slack: Tuple[int, int] = (0, 0),
-    fill: Optional[float] = None,
-    minus_inf: Optional[int] = None,
-    alter: Optional[Callable[[inputs.Batch], inputs.Batch]] = None,
-    convert: Optional[torch.dtype] = None,
-) -> Question:
-    """A question about utterances of the given (T, U).
-
-    reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with the
-    adapter's corrections; slack: frames and targets by which the tensors are longer than the longest utterance; fill:
-    what is in padded cells, None: more numbers of the formula; minus_inf: a symbol whose logit is -inf in every cell;
-    alter: changes the batch before the adapter prepares it; convert: the integer dtype of everything that the adapter
-    prepared, None: the adapter's own.  Raises NotAsked for an option or padding that the adapter does not have.
-    """
-    adapter = adapter.widened(max(U for _, U in shapes) + slack[1])
-    adapter = copy.copy(adapter) if repaired else adapter.unrepaired()
-    if reduction not in (None, *adapter.reductions):
-        raise NotAsked(f"it has no reduction {reduction!r}, only {', '.join(adapter.reductions)}")
-    before = adapter.options()
-    adapter.blank, adapter.reduction = blank, reduction or "sum"
-    if blank and adapter.options() == before:
-        raise NotAsked("it has no option for the blank: it is symbol 0")
-
-    batch = _batch(shapes, V, blank, slack, device)
-    batch = alter(batch) if alter else batch
-    layout = table.of(adapter)
-    N, T, U = inputs.padded_sizes(shapes)
-    T, U = T + slack[0], U + slack[1]
-    regions = layout.padding(shapes, T, U)
-    if regions is None and (fill is not None or slack != (0, 0)):
-        raise NotAsked("its layout has no padding")
-    size = layout.size(N, T, U, adapter.outputs(V))
-    numbers = formula(math.prod(size), scale).view(size)
-    made = [f"logits = {scale:g} * torch.sin({STEP} * torch.arange({math.prod(size)}.0)).view{size}"]
-    if minus_inf is not None:
-        made += _set(numbers, [layout.of_symbol(minus_inf)], -math.inf)
-    numbers = numbers.to(dtype)
-    made += [f"logits = logits.to({dtype})"] if dtype != torch.float32 else []
-    truth_numbers = numbers.double().clone()
-    if fill is not None:
-        _set(truth_numbers, regions, 0.0)
-        made += _set(numbers, regions, fill)
-
-    prepared = adapter.prepare(batch)
-    if convert is not None:
-        for name, value in vars(prepared).items():
-            if isinstance(value, torch.Tensor) and not value.is_floating_point():
-                setattr(prepared, name, value.to(convert))
-    truth = layout.take(truth_numbers, batch, prepared).detach().clone()
-    leaf = layout.take(numbers.to(device), batch, prepared).detach().clone().requires_grad_()
-    return Question(layout, batch, prepared, leaf, truth, _mask(size, regions), made)
 
 
 def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: torch.device) -> inputs.Batch:
     """Random targets that are never the blank; those of a batch without targets have no column."""
     N, T, U = inputs.padded_sizes(shapes)
-    batch = inputs.make_batch(
-        shapes, vocab_size=V, encoder_dim=1, device=torch.device("cpu"), dtype=torch.float32, key=(5, N, T, U)
-    )
+    batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=1, device=device, dtype=torch.float32, key=(5, N, T, U))
     targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
-    targets = torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1)
-    return replace(
-        batch, targets=targets.to(device), T_lengths=batch.T_lengths.to(device), U_lengths=batch.U_lengths.to(device)
-    )
+    return replace(batch, targets=torch.nn.functional.pad(targets, (0, slack[1]), value=0 if blank else 1))
 
 
 def _set(numbers: torch.Tensor, regions: Sequence[Region], value: float) -> List[str]:
