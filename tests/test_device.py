@@ -180,7 +180,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         batches=[3, 1],
         all_batches=None,
         loops_in_python=False,
-        hold_inputs=lambda: fake.calls.append("hold inputs"),
+        hold_inputs=lambda batches: fake.calls.append(("hold inputs", *batches)),
         step=lambda *place: fake.calls.append(place) or fake,
     )
     records = list(timing.run(asked))
@@ -190,7 +190,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         [(3, 0), (1, 0), (3, 1), (1, 1)],
     )  # two that agree, then each other batch
     places = [(scope, *place) for scope in ("loss", "step") for place in [*warm_up, *sweeps]]
-    assert fake.calls == ["hold inputs", *(call for place in places for call in (place, *timed))]
+    assert fake.calls == [("hold inputs", 3, 1), *(call for place in places for call in (place, *timed))]
     samples = [record for record in records if record["record"] == "sample"]
     assert [(one["scope"], one["batch"], one["repeat"]) for one in samples] == places
     assert [one["warmup"] for one in samples] == [*[True] * 3, *[False] * 4] * 2
@@ -203,7 +203,7 @@ def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
     shapes = [[(9, 3), (7, 2)], [(5, 1)]]
     held = context.Context(chosen, None, torch.device("cpu"), torch.float32, None, shapes, [0, 1])
     before = held.make_batch(1)
-    held.hold_inputs()
+    held.hold_inputs([1])
     one, other = held.make_batch(1, repeat=4), held.make_batch(1, repeat=5)
     assert torch.equal(before.encoder_out, one.encoder_out) and torch.equal(before.targets, one.targets)
     one.encoder_out.sum().backward()

@@ -240,19 +240,16 @@ def test_the_gap_is_that_of_all_measured_utterances(implementation):
     assert found["lowest"] == pytest.approx(min(alone), rel=1e-6) and max(alone) <= found["highest"] * (1 + 1e-6)
 
 
-def test_a_pool_has_a_batch_of_its_own_for_each_of_its_shapes():
-    batches = [np.array([(9, 3), (7, 4)]), np.array([(5, 2)])]
-    codes = peaky.codes(13, 16, 1)
-    pool = inputs.Pool(batches, vocab_size=13, encoder_dim=16, device=CPU, dtype=torch.float32, seed=1, codes=codes)
-    first, again, other = pool.batch(batches[0], 0), pool.batch(batches[0], 2), pool.batch(batches[1], 1)
-    assert first.encoder_out.shape == (2, 9, 16) and other.decoder_out.shape == (1, 3, 16)
-    first.encoder_out.sum().backward()
-    assert again.encoder_out.grad is None and again.encoder_out.data_ptr() == first.encoder_out.data_ptr()
+def test_held_inputs_follow_their_targets():
     flags = chosen(vocab_size=13, encoder_dim=16, seed=1)
+    held = Context(flags, None, CPU, torch.float32, None, [[(9, 3), (7, 4)], [(5, 2)]], [0, 1])
+    held.hold_inputs([0, 1])
     model = Joiner(inputs.output_layer(flags, flags.vocab_size, CPU, torch.float32), {})
-    with torch.no_grad():
-        losses = oracle.losses(model.logits(again), again.targets, again.shapes)
-    assert (losses < 0.2).all()
+    for index in (0, 1):
+        batch = held.make_batch(index, repeat=2)
+        with torch.no_grad():
+            losses = oracle.losses(model.logits(batch), batch.targets, batch.shapes)
+        assert (losses < 0.2).all()
 
 
 def test_settings_that_mean_nothing_are_refused():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from common.core import scripts
 from common.core.errors import NotRunnable
@@ -50,9 +50,9 @@ class Context:
             codes=peaky.codes_of(self.settings),
         )
 
-    def hold_inputs(self) -> None:
-        """Make the inputs of the measured batches now; all repeats of a batch have them then."""
-        self.held = {batch: self.make_batch(batch) for batch in self.batches}
+    def hold_inputs(self, batches: Iterable[int]) -> None:
+        """Make the inputs of these batches now; all repeats of a batch have them then."""
+        self.held = {batch: self.make_batch(batch) for batch in set(batches)}
 
     def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
         """A common.losses.step.LossStep on fresh inputs."""

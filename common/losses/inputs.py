@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from common.core.errors import UserError
-from common.data.streams import ALIGNMENT, DECODER, ENCODER, POOL, TARGETS, WEIGHTS, symbols, uniform
+from common.data.streams import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 from common.losses import peaky
 
 if TYPE_CHECKING:
@@ -48,27 +48,6 @@ class Batch:
 OUTPUTS = ("encoder_out", "decoder_out")
 
 
-def _batch(
-    shapes: Sequence[Sequence[int]],
-    encoder_out: torch.Tensor,
-    decoder_out: torch.Tensor,
-    vocab_size: int,
-    device: torch.device,
-    *key: int,
-) -> Batch:
-    pairs = [(int(T), int(U)) for T, U in shapes]
-    lengths = torch.tensor(pairs, dtype=torch.int32, device=device)
-    targets = symbols((len(pairs), max(U for _, U in pairs)), vocab_size, TARGETS, *key)
-    return Batch(
-        encoder_out=encoder_out.requires_grad_(),
-        decoder_out=decoder_out.requires_grad_(),
-        targets=torch.from_numpy(targets).to(device),
-        T_lengths=lengths[:, 0].contiguous(),
-        U_lengths=lengths[:, 1].contiguous(),
-        shapes=pairs,
-    )
-
-
 def padded_sizes(shapes: Sequence[Sequence[int]]) -> Tuple[int, int, int]:
     """(N, longest T, longest U) of a batch."""
     return len(shapes), int(max(T for T, _ in shapes)), int(max(U for _, U in shapes))
@@ -88,62 +67,23 @@ def make_batch(
 
     codes: of common.losses.peaky, for inputs that follow an alignment; None: random inputs.
     """
-    N, T, U = padded_sizes(shapes)
+    pairs = [(int(T), int(U)) for T, U in shapes]
+    N, T, U = padded_sizes(pairs)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
     decoder_out = uniform(N * (U + 1) * encoder_dim, DECODER, *key).reshape(N, U + 1, encoder_dim)
+    targets = symbols((N, U), vocab_size, TARGETS, *key)
     if codes is not None:
-        targets = symbols((N, U), vocab_size, TARGETS, *key)
         draws = uniform(N * T, ALIGNMENT, *key).reshape(N, T)
-        encoder_out, decoder_out = peaky.outputs(encoder_out, decoder_out, targets, shapes, codes, draws)
-    made = (torch.from_numpy(array).to(device, dtype) for array in (encoder_out, decoder_out))
-    return _batch(shapes, *made, vocab_size, device, *key)
-
-
-def _name(shapes: Sequence[Sequence[int]]) -> str:
-    return str([(int(T), int(U)) for T, U in shapes])
-
-
-class Pool:
-    """Inputs of many batches as views of one random buffer per kind, big enough for the largest.
-
-    For steps whose time and memory must not include making inputs: a batch from the pool needs no kernel and no memory.
-    Its views are fresh leaves each time, without the gradient of an earlier batch.  With `codes` (see `make_batch`)
-    inputs belong to targets, so each of the `batches` gets its own buffers and targets here.
-    """
-
-    def __init__(
-        self,
-        batches: Sequence[Sequence[Sequence[int]]],
-        *,
-        vocab_size: int,
-        encoder_dim: int,
-        device: torch.device,
-        dtype: torch.dtype,
-        seed: int,
-        codes: Optional[np.ndarray] = None,
-    ):
-        self.made: Dict[str, Batch] = {}
-        if codes is not None:
-            how = {"vocab_size": vocab_size, "encoder_dim": encoder_dim, "device": device, "dtype": dtype}
-            for index, shapes in enumerate(batches):
-                self.made[_name(shapes)] = make_batch(shapes, **how, key=(POOL, seed, index), codes=codes)
-            return
-        sizes = [padded_sizes(shapes) for shapes in batches]
-        frames = max(N * T for N, T, _ in sizes)
-        tokens = max(N * (U + 1) for N, _, U in sizes)
-        self.encoder = torch.from_numpy(uniform(frames * encoder_dim, POOL, ENCODER, seed)).to(device, dtype)
-        self.decoder = torch.from_numpy(uniform(tokens * encoder_dim, POOL, DECODER, seed)).to(device, dtype)
-        self.vocab_size, self.encoder_dim, self.device, self.seed = vocab_size, encoder_dim, device, seed
-
-    def batch(self, shapes: Sequence[Sequence[int]], index: int) -> Batch:
-        """A batch of the given (T, U), one of the pool's `batches`; `index` names the stream of random targets."""
-        if self.made:
-            return self.made[_name(shapes)].fresh()
-        N, T, U = padded_sizes(shapes)
-        D = self.encoder_dim
-        encoder_out = self.encoder[: N * T * D].view(N, T, D).detach()
-        decoder_out = self.decoder[: N * (U + 1) * D].view(N, U + 1, D).detach()
-        return _batch(shapes, encoder_out, decoder_out, self.vocab_size, self.device, self.seed, index)
+        encoder_out, decoder_out = peaky.outputs(encoder_out, decoder_out, targets, pairs, codes, draws)
+    lengths = torch.tensor(pairs, dtype=torch.int32, device=device)
+    return Batch(
+        encoder_out=torch.from_numpy(encoder_out).to(device, dtype).requires_grad_(),
+        decoder_out=torch.from_numpy(decoder_out).to(device, dtype).requires_grad_(),
+        targets=torch.from_numpy(targets).to(device),
+        T_lengths=lengths[:, 0].contiguous(),
+        U_lengths=lengths[:, 1].contiguous(),
+        shapes=pairs,
+    )
 
 
 def linear(

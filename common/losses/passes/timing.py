@@ -30,7 +30,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
-        context.hold_inputs()
+        context.hold_inputs(context.batches)
     own, number = settings.own_batches, round_number or 1
     if own and context.loops_in_python and number > 1:
         return

@@ -1,8 +1,8 @@
 """The trace pass: steps under torch.profiler, written for TensorBoard.  Times from it include the profiler's cost and
 are labelled "profiled".
 
-Every step is scope "step" on one batch.  Inputs are views of a pool that is made before: ProfilerStep lasts from one
-``prof.step()`` to the next, so making inputs in between would count.
+Every step is scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the
+next, so making inputs in between would count.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any, Dict, Iterator, List
 
 import torch
 
-from common.losses import inputs, peaky
-from common.losses.step import LossStep, prepare
+from common.losses.step import LossStep
 from common.measure import memory, profiler
 from common.system.load import busy_flags
 from common.traces import files
@@ -45,13 +44,8 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         yield UNTRACED
         return
     order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
-    pool = _pool(context, order)
-
-    def step_of(index: int) -> LossStep:
-        batch = pool.batch(context.shapes(order[index]), index)
-        return prepare(context.adapter, context.model, batch, "step")
-
-    waiting = [step_of(index) for index in range(len(order))]
+    context.hold_inputs(order)
+    waiting = [context.step("step", batch) for batch in order]
 
     def steps() -> Iterator[LossStep]:
         while waiting:
@@ -60,7 +54,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
 
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
     path = folder / files.MEMORY_SNAPSHOT
-    warnings = take_snapshot(context, step_of(0), path) if settings.memory_snapshot else []
+    warnings = take_snapshot(context, context.step("step", order[0]), path) if settings.memory_snapshot else []
     yield {
         "record": "trace",
         "steps": len(order),
@@ -74,19 +68,6 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "note": "",
         "warnings": warnings,
     }
-
-
-def _pool(context, batches: List[int]) -> inputs.Pool:
-    settings = context.settings
-    return inputs.Pool(
-        [context.shapes(batch) for batch in set(batches)],
-        vocab_size=settings.vocab_size,
-        encoder_dim=settings.encoder_dim,
-        device=context.device,
-        dtype=context.dtype,
-        seed=settings.seed,
-        codes=peaky.codes_of(settings),
-    )
 
 
 def take_snapshot(context, step: LossStep, path: Path) -> List[str]:
