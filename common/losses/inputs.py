@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -115,14 +115,11 @@ def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: 
     return _layer(*peaky.joiner_layer(codes, settings.margin), device, dtype)
 
 
-def simple_projections(
-    settings: Settings, device: torch.device, dtype: torch.dtype
-) -> Tuple[torch.nn.Linear, torch.nn.Linear]:
-    """Linear(D, V) of encoder outputs and of decoder outputs, whose results an additive joiner adds."""
-    codes = peaky.codes_of(settings)
-    if codes is not None:
-        of_encoder, of_decoder = peaky.simple_layers(codes, settings.margin)
-        return _layer(*of_encoder, device, dtype), _layer(*of_decoder, device, dtype)
-    D, V = settings.encoder_dim, settings.vocab_size
-    am, lm = (linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2))
-    return am, lm
+def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
+    """Linear(D, V) of encoder outputs, "am", and of decoder outputs, "lm", whose results an additive joiner adds."""
+    codes, D, V = peaky.codes_of(settings), settings.encoder_dim, settings.vocab_size
+    if codes is None:
+        layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]
+    else:
+        layers = [_layer(*layer, device, dtype) for layer in peaky.simple_layers(codes, settings.margin)]
+    return dict(zip(("am", "lm"), layers))

@@ -7,7 +7,7 @@ the loss of these scores; the joiner is not used.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+from typing import Any, Tuple
 
 import torch
 
@@ -17,11 +17,6 @@ from common.losses.joiner import Joiner
 from common.losses.layouts.cells import Cells, StepCells
 from common.losses.layouts.rows import Rows, split
 from common.measure.stages import stage
-
-
-def projections(adapter: Any, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-    """Linear(D, V) of encoder and decoder outputs."""
-    return dict(zip(("am", "lm"), inputs.simple_projections(adapter.settings, device, dtype)))
 
 
 def project(model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
@@ -82,7 +77,7 @@ class Additive(Rows):
     never_large = "it takes am and lm, which are never that large"
 
     def projections(self, device, dtype):
-        return projections(self.adapter, device, dtype)
+        return inputs.simple_projections(self.adapter.settings, device, dtype)
 
     def given(self, model, batch, prepared):
         return torch.cat([scores.flatten(0, 1) for scores in project(model, batch)])

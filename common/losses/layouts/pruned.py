@@ -13,7 +13,7 @@ from typing import Any, Tuple
 
 import torch
 
-from common.losses import oracle
+from common.losses import inputs, oracle
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import additive
@@ -69,7 +69,7 @@ class Pruned(Layout):
         return self.adapter.settings.pruned_recipe != "benchmark-2022"
 
     def projections(self, device, dtype):
-        return additive.projections(self.adapter, device, dtype) if self.trains_simple_loss else {}
+        return inputs.simple_projections(self.adapter.settings, device, dtype) if self.trains_simple_loss else {}
 
     def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
         """am (N, T, V) and lm (N, U+1, V) of the simple loss."""
