@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
-from typing import Any, Callable, Dict, Generator, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Generator, Iterator, List, Sequence
 
 from common.core import statistics
 from common.system.load import ForeignLoad, busy_flags
@@ -19,19 +19,13 @@ WARM_UP_MAX_SAMPLES = 10
 WARM_UP_SHARE = 0.25
 
 
-def warmed_up(durations: Sequence[int], max_seconds: float) -> Tuple[bool, str]:
-    """(stop warming up?, why) after these samples of one batch."""
-    if not durations:
-        return False, ""
+def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
+    """Whether these samples of one batch are stable, or a cap is reached."""
     if len(durations) >= 2:
         last, before = durations[-1], durations[-2]
         if abs(last - before) <= WARM_UP_TOLERANCE * min(last, before):
-            return True, "stable"
-    if len(durations) >= WARM_UP_MAX_SAMPLES:
-        return True, "sample cap"
-    if sum(durations) >= WARM_UP_SHARE * max_seconds * 1e9:
-        return True, "time cap"
-    return False, ""
+            return True
+    return len(durations) >= WARM_UP_MAX_SAMPLES or sum(durations) >= WARM_UP_SHARE * max_seconds * 1e9
 
 
 def relative_half_width(samples: Dict[int, List[int]]) -> float:
@@ -55,23 +49,19 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
 MIN_SWEEPS_FOR_SPREAD = 5
 
 
-def enough(
-    samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float
-) -> Tuple[bool, str]:
-    """(stop sampling?, why), before each sample: the wanted spread or a cap is reached.
+def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float) -> str:
+    """Why sampling stops, "" where it goes on, before each sample: the wanted spread or a cap is reached.
 
     Only at the end of a sweep over all batches, so that each has as many samples.
     """
     count = sum(len(durations) for durations in samples.values())
     if count == 0 or count % batches:
-        return False, ""
+        return ""
     if count >= max_samples:
-        return True, "sample cap"
+        return "sample cap"
     if sum(sum(durations) for durations in samples.values()) >= max_seconds * 1e9:
-        return True, "time cap"
-    if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread:
-        return True, "spread"
-    return False, ""
+        return "time cap"
+    return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 
 
 class WithLoad:
@@ -99,7 +89,7 @@ def warm_up(
     """Samples, marked as warm-up, of the first of `batches` until it is warmed up, and one of each other batch."""
     samples = WithLoad()
     durations: List[int] = []
-    while batches and not warmed_up(durations, max_seconds)[0]:
+    while batches and not warmed_up(durations, max_seconds):
         warm = sample(batches[0], len(durations), True)
         durations.append(warm["total_wall_ns"])
         yield from samples.add(warm)
@@ -125,8 +115,8 @@ def sweep(
     repeat = 0
     while True:
         for batch in batches:
-            ended, why = enough(measured, len(batches), spread, max_samples, max_seconds)
-            if ended:
+            why = enough(measured, len(batches), spread, max_samples, max_seconds)
+            if why:
                 yield from samples.flush()
                 return why
             taken = sample(batch, repeat, False)
