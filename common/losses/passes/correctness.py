@@ -86,18 +86,7 @@ def step_scope(adapter: Adapter, model: Joiner, batch: Batch) -> Answer:
     return Answer(actual, expected, gradients)
 
 
-def loss_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
-    """(loss error, gradient error) given logits."""
-    return loss_scope(adapter, model, batch).errors
-
-
-def step_scope_errors(adapter: Adapter, model: Joiner, batch: Batch) -> Tuple[float, float]:
-    """(loss error, largest gradient error of any tensor) of the whole step."""
-    return step_scope(adapter, model, batch).errors
-
-
 ANSWERS = {"loss": loss_scope, "step": step_scope}
-SCOPE_ERRORS = {"loss": loss_scope_errors, "step": step_scope_errors}
 
 
 def cases(fewest_targets: int) -> Iterator[Shapes]:
