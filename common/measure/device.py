@@ -60,24 +60,17 @@ def cache_bytes(device: Any) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
-def _uuid(device: Any) -> Optional[str]:
-    """None before torch 2.5, which does not tell it."""
-    import torch
-
-    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return None if found is None else str(found)
-
-
 def facts(device: Any) -> Dict[str, Any]:
     """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads, tf32, gpu."""
     import torch
 
     cuda = device.type == "cuda"
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
     return {
         "torch": torch.__version__,
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
         "threads": torch.get_num_threads(),
         "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        "gpu": nvml.describe(_uuid(device)) if cuda else None,
+        "gpu": nvml.describe(None if uuid is None else str(uuid)) if cuda else None,
     }
