@@ -101,7 +101,7 @@ def parser() -> Parser:
         help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
         "memory are free",
     )
-    flags.add_executor(result.add_argument)
+    flags.add_table(result, flags.EXECUTOR)
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
     result.add_argument("--quiet", action="store_true", help="no progress on stderr")
     result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")

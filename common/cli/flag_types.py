@@ -121,6 +121,18 @@ def device(text: str) -> str:
     return text
 
 
+def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
+    """The words of KEY=VALUE, as `form` names them.  empty: VALUE may be."""
+
+    def parse(text: str) -> Tuple[str, str]:
+        key, equals, value = (word.strip() for word in text.partition("="))
+        if not (equals and key and (value or empty)):
+            raise ArgumentTypeError(f"give {form}, not {text!r}")
+        return key, value
+
+    return parse
+
+
 def _parts(text: str) -> List[str]:
     """The words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]

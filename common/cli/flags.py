@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from textwrap import fill
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from common.cli import flag_types as types
 from common.core import paths, settings, workloads
@@ -18,12 +18,16 @@ SWITCH = {"action": "store_true"}
 MOST_ROUNDS = 10_000
 
 
-def _by_preset(key: str) -> str:
-    return ", ".join(f"{values[key]} ({name})" for name, values in PRESETS.items() if key in values)
+def by_preset(key: str, presets: Mapping[str, Mapping[str, Any]] = PRESETS) -> str:
+    return ", ".join(f"{values[key]} ({name})" for name, values in presets.items() if key in values)
 
 
 _SIZES, _KINDS = ("; ".join(map(": ".join, notes.items())) for notes in (settings.PRESET_NOTES, workloads.NOTES))
-#: The title of each group; below it each flag with its metavar, and its help after the colon.
+#: To be read by `add_table`.
+EXECUTOR = """\
+  --executor: where jobs run: local, one after the other on this machine; ray, on every device of a Ray cluster, whose
+    nodes have a checkout of this suite (docs/clusters.md). Default: local
+  --ray-address auto|HOST:PORT: of the cluster's head; auto: the one that runs on this machine. Default: auto"""
 HELP = f"""
 what is measured
   --preset SIZE,WORKLOAD: a size, a workload, or both: cpu,chars. Sizes: {_SIZES}. Workloads: {_KINDS} ({ESTIMATE}).
@@ -55,12 +59,12 @@ batches
   --shape-file FILE: (T, U) of every utterance, as generate_shape_info.py writes it. Default: the suite's shape_info.pt
   --sort-utterance: true: sort utterances by length and fill batches up to --max-frames; false: --batch-size utterances
     in file order. Default: false
-  --batch-size N: utterances in a batch, unsorted. Default: {_by_preset("batch_size")}
-  --max-frames FRAMES: the largest sum of T in a batch, sorted. Default: {_by_preset("max_frames")}
+  --batch-size N: utterances in a batch, unsorted. Default: {by_preset("batch_size")}
+  --max-frames FRAMES: the largest sum of T in a batch, sorted. Default: {by_preset("max_frames")}
   --batches: which batches are measured: the first in order or the longest, the same in every round; a seeded random
     choice, or a seeded spread over the whole range of lengths, others in every round. Default: random; spread
     with --sort-utterance true
-  --num-batches K: how many batches each round measures. Default: {_by_preset("num_batches")}; with --find-largest,
+  --num-batches K: how many batches each round measures. Default: {by_preset("num_batches")}; with --find-largest,
     whose throughput is over the utterances of so many of the largest batches: {settings.LARGEST_NUM_BATCHES}
   --seed: of inputs, weights, choice of batches and order of processes. Default: {DEFAULTS["seed"]}
 other lengths, from the same utterances (in this order)
@@ -89,8 +93,8 @@ timing (profiler off)
   --spread P%: stop sampling a scope once the 95%% interval of its median is narrower than +-P%%, with every batch
     measured. Default: 2%%
   --max-seconds S: at most so many seconds of samples of one scope in one round; a sweep over the batches is always
-    finished. Default: {_by_preset("max_seconds")}
-  --max-samples K: at most so many samples of one scope in one round, likewise. Default: {_by_preset("max_samples")}
+    finished. Default: {by_preset("max_seconds")}
+  --max-samples K: at most so many samples of one scope in one round, likewise. Default: {by_preset("max_samples")}
   --threads K: CPU threads of torch, at most 4 for each CPU. Default: the CPUs this process may use
   --denormals: flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are computed,
     slowly. Default: flush
@@ -117,14 +121,14 @@ the run
   --timeout S: seconds after which one process of one implementation is ended and its row says timeout. Default: 1800
   --resume: continue the newest unfinished run, or sweep, with the same settings instead of starting one
   --in-place: run everything in this Python, with what it has installed; use no environment of `make setup`
-  --executor: where jobs run: local, one after the other on this machine; ray, on every device of a Ray cluster, whose
-    nodes have a checkout of this suite (docs/clusters.md). Default: local
-  --ray-address auto|HOST:PORT: of the cluster's head; auto: the one that runs on this machine. Default: auto
+{EXECUTOR}
   --quiet: no progress on stderr; the table still goes to stdout
   --details: print the whole table, and stages, options, limits, errors and notes below it, as in details.txt of
     --log-dir. Default: what they come to, on one screen
+"""
+SWEEP = """\
   --sweep KEY=A,B,...: measure at each of these values instead of one; given several times, at all combinations. One
-    folder, sweep-KEY, for all; no traces. KEY is one of %(sweepable)s. Default: no sweep
+    folder, sweep-KEY, for all; no traces. KEY is one of %s. Default: no sweep
 """
 
 #: What --help shows of these flags; --help-all shows all.
@@ -158,7 +162,7 @@ examples
   {prog} --sweep vocab-size=500,1000,4096 --frames 100 --tokens 20
 """
 
-#: What each flag takes: a type, a tuple of choices, or argparse's own arguments.
+#: What each flag takes, in every command: a type, a tuple of choices, or argparse's own arguments.
 TAKES: Dict[str, Any] = {
     "--preset": types.preset,
     "--passes": types.some_of(settings.PASSES),
@@ -185,6 +189,7 @@ TAKES: Dict[str, Any] = {
     "--ray-address": {"default": "auto"},
     "--schedule": types.schedule,
     "--gzip-traces": settings.GZIP_TRACES,
+    "--format": ("table", "markdown", "csv", "json"),
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
     "--timeout": {"type": types.positive, "default": 1800.0},
     **dict.fromkeys(("--tf32", "--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),
@@ -196,42 +201,36 @@ TAKES: Dict[str, Any] = {
     **dict.fromkeys(("--vocab-size", "--prune-range"), types.whole(2)),
     "--rounds": types.whole(1, MOST_ROUNDS),
     **dict.fromkeys(("--token-scale", "--max-seconds", "--min-duration", "--max-duration"), types.positive),
-    **dict.fromkeys(("--resume", "--in-place", "--quiet", "--details"), SWITCH),
+    **dict.fromkeys(("--resume", "--in-place", "--quiet", "--details", "--png"), SWITCH),
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags every benchmark script takes.  What is not given stays None and is resolved with the preset."""
-    add = parser.add_argument
-    for line in _whole_lines():
-        if not line.startswith("--"):
-            add = parser.add_argument_group(line).add_argument
-        elif line.startswith("--sweep "):  # of the flags that are there by now
-            takes = {"type": types.axis_of(parser), "action": "append", "default": []}
-            _add(add, line % {"sweepable": ", ".join(types.sweepable(parser))}, takes)
+    run = add_table(parser, HELP)
+    of_these = ", ".join(types.sweepable(parser))  # of the flags that are there by now
+    add_table(run, SWEEP % of_these, {"--sweep": repeatable(types.axis_of(parser))})
+
+
+def add_table(to: Any, table: str, takes: Optional[Mapping[str, Any]] = None) -> Any:
+    """Add the flags of a table such as HELP to a parser or group: a title for each group, and below it each flag with
+    its metavar, and its help after the colon.  takes: as TAKES, and over it.  Returns the last group."""
+    group, known = to, {**TAKES, **(takes or {})}
+    for line in table.strip().replace("\n    ", " ").split("\n"):
+        head, _, text = " ".join(line.split()).partition(": ")
+        flag, _, metavar = head.partition(" ")
+        if flag.startswith("--"):
+            of = known[flag]
+            how = of if isinstance(of, dict) else {"choices" if isinstance(of, tuple) else "type": of}
+            group.add_argument(flag, help=text, **({**how, "metavar": metavar} if metavar else how))
         else:
-            _add(add, line)
+            group = to.add_argument_group(line)
+    return group
 
 
-def add_executor(add: Callable[..., object]) -> None:
-    """--executor and --ray-address, to another command.  add: `add_argument` of a group."""
-    for line in _whole_lines():
-        if line.startswith(("--executor", "--ray-address")):
-            _add(add, line)
-
-
-def _add(add: Callable[..., object], line: str, takes: Optional[Dict[str, Any]] = None) -> None:
-    """A flag as HELP has it.  takes: argparse's own arguments, where TAKES does not have them."""
-    head, text = line.split(": ", 1)
-    flag, _, metavar = head.partition(" ")
-    of = takes or TAKES[flag]
-    takes = of if isinstance(of, dict) else {"choices" if isinstance(of, tuple) else "type": of}
-    add(flag, help=text, **({**takes, "metavar": metavar} if metavar else takes))
-
-
-def _whole_lines() -> Iterator[str]:
-    """The titles and flags of HELP, each on one line."""
-    return (" ".join(line.split()) for line in HELP.strip().replace("\n    ", " ").split("\n"))
+def repeatable(kind: Callable[[str], Any]) -> Dict[str, Any]:
+    """What a flag takes that may be given several times."""
+    return {"action": "append", "default": [], "type": kind}
 
 
 def short(prog: str, about: str, chooses: bool) -> str:

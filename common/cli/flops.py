@@ -9,10 +9,10 @@ import argparse
 import math
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from common.analysis import flops
-from common.cli import flag_types
+from common.cli import flag_types, flags
 from common.cli.parser import Parser
 from common.core import settings
 from common.core.errors import EXIT_OK, UserError
@@ -41,6 +41,33 @@ Exit code: 0; 2 for bad usage, a model that cannot be made or does not take its 
 without a rule."""
 #: Samples of --pseudo-input without a number: ten seconds, as SUPERB's profiler has it.
 PSEUDO_SAMPLES = 160000
+#: See common.cli.flags.add_table.
+HELP = f"""
+the model
+  --args FILE: the constructor's arguments, YAML or JSON
+  --arg KEY=VALUE: one of them, over --args; repeatable
+  --method NAME: what is called. Default: forward
+  --device: cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu
+  --train: in training mode. Default: evaluation
+  --backward: the backward too, from ones for every output
+its input
+  --input-shape SHAPE: one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with
+    audio S is its number of samples, F that of its frames. Default with audio: 1xS
+  --audio DIR: one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file
+  --pseudo-input SAMPLES: an utterance of random numbers. Without a number: {PSEUDO_SAMPLES}
+  --batch-size N: utterances of --pseudo-input
+  --sample-rate HZ: Default: 16000
+  --hop N: samples of a frame. Default: 160
+the count
+  --by: what a row is. Default: module
+  --depth N: modules so many names below the model. Default: all
+  --convention: superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and
+    dropout for MACs. Default: exact
+  --strict: an operator without a rule is an error
+  --register FILE: a Python file that calls common.measure.flops.rules.register
+  --format: Default: table
+  --rules: print the table of rules, and stop
+"""
 
 
 def parser() -> Parser:
@@ -52,91 +79,22 @@ def parser() -> Parser:
         help="package.module:name or file.py:name (a class, a function that makes a model, or a model), s3prl:upstream "
         "or hf:name (with weights that are here already)",
     )
-    _model(result)
-    _input(result)
-    _output(result)
+    takes: Dict[str, Any] = {
+        **dict.fromkeys(("--args", "--audio", "--register"), flag_types.path),
+        **dict.fromkeys(("--train", "--backward", "--strict", "--rules"), flags.SWITCH),
+        **dict.fromkeys(("--sample-rate", "--hop"), flag_types.whole(1)),
+        "--arg": flags.repeatable(flag_types.pair("KEY=VALUE", empty=True)),
+        "--method": {"default": "forward"},
+        "--device": {"default": "cpu"},
+        "--input-shape": {"nargs": "+", "default": []},
+        "--pseudo-input": {"nargs": "?", "type": flag_types.whole(1), "const": PSEUDO_SAMPLES},
+        "--by": flops.BREAKDOWNS,
+        "--depth": flag_types.whole(0),
+        "--convention": ("exact", "superb"),
+    }
+    flags.add_table(result, HELP, takes)
+    result.set_defaults(batch_size=1, sample_rate=16000, hop=160, by="module", convention="exact", format="table")
     return result
-
-
-def _model(result: Parser) -> None:
-    group = result.add_argument_group("the model")
-    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="the constructor's arguments, YAML or JSON")
-    group.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="KEY=VALUE",
-        help="one of them, over --args; repeatable",
-    )
-    group.add_argument("--method", default="forward", metavar="NAME", help="what is called. Default: forward")
-    group.add_argument("--device", default="cpu", help="cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu")
-    group.add_argument("--train", action="store_true", help="in training mode. Default: evaluation")
-    group.add_argument("--backward", action="store_true", help="the backward too, from ones for every output")
-
-
-def _input(result: Parser) -> None:
-    group = result.add_argument_group("its input")
-    group.add_argument(
-        "--input-shape",
-        nargs="+",
-        default=[],
-        metavar="SHAPE",
-        help="one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with audio "
-        "S is its number of samples, F that of its frames. Default with audio: 1xS",
-    )
-    group.add_argument(
-        "--audio",
-        type=flag_types.path,
-        metavar="DIR",
-        help="one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file",
-    )
-    group.add_argument(
-        "--pseudo-input",
-        nargs="?",
-        type=flag_types.whole(1),
-        const=PSEUDO_SAMPLES,
-        metavar="SAMPLES",
-        help=f"an utterance of random numbers. Without a number: {PSEUDO_SAMPLES}",
-    )
-    group.add_argument(
-        "--batch-size", type=flag_types.whole(1), default=1, metavar="N", help="utterances of --pseudo-input"
-    )
-    group.add_argument("--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Default: 16000")
-    group.add_argument(
-        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="samples of a frame. Default: 160"
-    )
-
-
-def _output(result: Parser) -> None:
-    group = result.add_argument_group("the count")
-    group.add_argument("--by", choices=flops.BREAKDOWNS, default="module", help="what a row is. Default: module")
-    group.add_argument(
-        "--depth", type=flag_types.whole(0), metavar="N", help="modules so many names below the model. Default: all"
-    )
-    group.add_argument(
-        "--convention",
-        choices=("exact", "superb"),
-        default="exact",
-        help="superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and "
-        "dropout for MACs. Default: exact",
-    )
-    group.add_argument("--strict", action="store_true", help="an operator without a rule is an error")
-    group.add_argument(
-        "--register",
-        type=flag_types.path,
-        metavar="FILE",
-        help="a Python file that calls common.measure.flops.rules.register",
-    )
-    group.add_argument("--format", choices=("table", "markdown", "csv", "json"), default="table", help="Default: table")
-    group.add_argument("--rules", action="store_true", help="print the table of rules, and stop")
-
-
-def _pair(text: str) -> Tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise argparse.ArgumentTypeError(f"give KEY=VALUE, not {text!r}")
-    return key.strip(), value
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:

@@ -68,6 +68,20 @@ TYPES = (
     *("WaveformEnhancement", "SNREstimator"),
 )
 DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
+#: See common.cli.flags.add_table.
+HELP = f"""
+further axes: the grid is repeated for each value
+  --threads A,B: of torch on a CPU: 1,2,4
+  --dtype A,B: {", ".join(DTYPES)}: autocast
+  --quantize A,B: none, dynamic: weights of Linear and LSTM in int8, on a CPU
+  --compile BOOL,BOOL: torch.compile the parts of the model that take tensors alone; false,true has both. Each of these
+    is checked against the float32 outputs before it is timed
+the run
+  --device: auto, cpu, cuda or cuda:N. Default: auto
+  --seed: of random weights and noise
+  --max-seconds S: at most so many seconds of timed calls of a cell, after at least one. Default: 1
+  --max-samples K: at most so many calls. Default: 200
+"""
 
 
 def parsed(words: Sequence[str]) -> Tuple[argparse.Namespace, List[str]]:
@@ -89,8 +103,7 @@ def parser() -> Parser:
         epilog=EXAMPLES,
         allow_abbrev=False,
     )
-    add = result.add_argument_group("the model and its grid").add_argument
-    add(
+    result.add_argument_group("the model and its grid").add_argument(
         "config",
         nargs="?",
         type=flag_types.path,
@@ -100,44 +113,14 @@ def parser() -> Parser:
         "(audio_mockup_secs, batch_sizes, example_audio, triangle_only, export_logs); --key=value sets one of them. "
         "Default: the suite's profile.yaml",
     )
-    axis = result.add_argument_group("further axes: the grid is repeated for each value").add_argument
-    axis("--threads", type=_listed(flag_types.threads), default=(None,), metavar="A,B", help="of torch on a CPU: 1,2,4")
-    axis(
-        "--dtype",
-        type=_listed(_one_of(DTYPES)),
-        default=("float32",),
-        metavar="A,B",
-        help=f"{', '.join(DTYPES)}: autocast",
-    )
-    axis(
-        "--quantize",
-        type=_listed(_one_of(QUANTIZE)),
-        default=("none",),
-        metavar="A,B",
-        help="none, dynamic: weights of Linear and LSTM in int8, on a CPU",
-    )
-    axis(
-        "--compile",
-        nargs="?",
-        const=(True,),
-        type=_listed(flag_types.str2bool),
-        default=(False,),
-        metavar="BOOL,BOOL",
-        help="torch.compile the parts of the model that take tensors alone; false,true has both. Each of these is "
-        "checked against the float32 outputs before it is timed",
-    )
-    run = result.add_argument_group("the run").add_argument
-    run("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
-    run("--seed", type=flag_types.whole(0), default=settings.DEFAULTS["seed"], help="of random weights and noise")
-    run(
-        "--max-seconds",
-        type=flag_types.positive,
-        default=1.0,
-        metavar="S",
-        help="at most so many seconds of timed calls of a cell, after at least one. Default: 1",
-    )
-    run("--max-samples", type=flag_types.whole(1), default=200, metavar="K", help="at most so many calls. Default: 200")
-    model_run.add_flags(result, "inference-<config>")
+    takes = {
+        "--threads": _listed(flag_types.threads),
+        "--dtype": _listed(_one_of(DTYPES)),
+        "--quantize": _listed(_one_of(QUANTIZE)),
+        "--compile": {"nargs": "?", "const": (True,), "type": _listed(flag_types.str2bool)},
+    }
+    axes = {"threads": (None,), "dtype": ("float32",), "quantize": ("none",), "compile": (False,)}
+    model_run.add_flags(result, HELP, takes, "inference-<config>", **axes, max_seconds=1.0, max_samples=200)
     return result
 
 

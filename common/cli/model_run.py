@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from common.cli import ending, flag_types, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
-from common.core import paths
 from common.core.errors import UserError
 from common.core.files import write_whole
-from common.core.settings import Settings
+from common.core.settings import DEFAULTS, Settings
 from common.core.text import plain
 from common.jobs import tasks as jobs
 from common.jobs.executor import Executor
@@ -27,38 +26,27 @@ from common.report.section import Section
 
 #: The advice where a file of a run cannot be written.
 SPACE = "free some space and go on with --resume"
-FORMATS = ("table", "markdown", "csv", "json")
+#: See flags.add_table; {}: what a run calls its folder.
+FILES = """\
+  --png: write the charts as PNGs too
+  --log-dir DIR: where the run makes its folder, {}. Default: log/ beside this script
+"""
+RUN = f"""
+  --timeout S: seconds after which one process is ended and reads timeout; the others go on. Default: 600
+  --resume: continue the newest run of the same: what ended well is not run again
+  --format: of what is printed. Default: table
+  --quiet: no progress
+{flags.EXECUTOR}
+{FILES}"""
 
 
-def add_flags(parser: Parser, folder: str) -> None:
-    """To the group "the run".  folder: what a run calls its own."""
-    parser.set_defaults(details=False)  # what is printed is all there is
-    group = next(one for one in parser._action_groups if one.title == "the run")
-    add = group.add_argument
-    add(
-        "--timeout",
-        type=flag_types.positive,
-        default=600.0,
-        metavar="S",
-        help="seconds after which one process is ended and reads timeout; the others go on. Default: 600",
-    )
-    add("--resume", action="store_true", help="continue the newest run of the same: what ended well is not run again")
-    add("--format", choices=FORMATS, default="table", help="of what is printed. Default: table")
-    add("--quiet", action="store_true", help="no progress")
-    flags.add_executor(add)
-    add_files(add, folder)
-
-
-def add_files(add: Callable[..., object], folder: str) -> None:
-    """add: `add_argument` of a group; folder: as in `add_flags`."""
-    add("--png", action="store_true", help="write the charts as PNGs too")
-    add(
-        "--log-dir",
-        type=flag_types.path,
-        default=paths.ROOT / "log",
-        metavar="DIR",
-        help=f"where the run makes its folder, {folder}. Default: log/ beside this script",
-    )
+def add_flags(parser: Parser, table: str, takes: Mapping[str, Any], folder: str, **defaults: Any) -> None:
+    """The flags of a command, in a table that ends with the group "the run", and there those that all have.  takes: see
+    flags.add_table; folder: what a run calls its own."""
+    own = {"--seed": flag_types.whole(0), **takes}
+    flags.add_table(parser, table.rstrip() + RUN.format(folder), own)
+    # what is printed is all there is: no details
+    parser.set_defaults(details=False, timeout=600.0, format="table", seed=DEFAULTS["seed"], **defaults)
 
 
 def finish(

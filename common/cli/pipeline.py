@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.pipeline import read
-from common.cli import configuration, devices, ending, flag_types, model_run
+from common.cli import configuration, devices, ending, flag_types, flags, model_run
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import paths, settings
@@ -76,54 +76,47 @@ MODEL_TYPES = {
 }
 
 
+#: See common.cli.flags.add_table.
+HELP = f"""
+the stages
+  --config FILE: YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, builder,
+    converter, name, warmup, repeats. Default: the suite's pipeline.yaml
+the data set
+  --dataset-type: made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or pickled ones
+    in npy. Default: {WHOLE["dataset_type"]}
+  --dataset-path FILE: of raw and npy
+  --dataset-size K: the first K examples. Default: all
+  --target-sr HZ: of audio. Default: {WHOLE["target_sr"]}
+  --made-seconds A,B: of made examples. Default: 2,4,8
+  --trust-pickle: load npy files of pickled objects, which can run any code
+  --write-subsets DIR: write random, short and long subsets, and stop
+  --subset-size K: examples of each. Default: 10
+the run
+  --device: auto, cpu, cuda or cuda:N. Default: auto
+  --threads K: of torch on a CPU. Default: all
+  --seed: of weights, noise and subsets
+  --warmup K: calls before. Default: {STAGE["warmup"]}
+  --repeats K: timed calls. Default: {STAGE["repeats"]}
+  --dump-speech-waveforms-dir DIR: write the waveform of each example's last stage there
+  --dump-waveform-file-prefix TEXT: of their names. Default: none
+"""
+
+
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
-    result.add_argument_group("the stages").add_argument(
-        "--config",
-        type=flag_types.path,
-        default=DEFAULT,
-        metavar="FILE",
-        help="YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, builder, "
-        "converter, name, warmup, repeats. Default: the suite's pipeline.yaml",
-    )
-    _dataset(result)
-    run = result.add_argument_group("the run").add_argument
-    run("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
-    run("--threads", type=flag_types.threads, metavar="K", help="of torch on a CPU. Default: all")
-    run("--seed", type=flag_types.whole(0), default=settings.DEFAULTS["seed"], help="of weights, noise and subsets")
-    run("--warmup", type=flag_types.whole(0), metavar="K", help=f"calls before. Default: {STAGE['warmup']}")
-    run("--repeats", type=flag_types.whole(1), metavar="K", help=f"timed calls. Default: {STAGE['repeats']}")
-    run(
-        "--dump-speech-waveforms-dir",
-        type=flag_types.path,
-        metavar="DIR",
-        help="write the waveform of each example's last stage there",
-    )
-    run("--dump-waveform-file-prefix", default="", metavar="TEXT", help="of their names. Default: none")
-    model_run.add_flags(result, "pipeline-<config>")
+    takes: Dict[str, Any] = {
+        **dict.fromkeys(("--config", "--write-subsets", "--dump-speech-waveforms-dir"), flag_types.path),
+        **dict.fromkeys(("--dataset-path", "--dump-waveform-file-prefix"), str),
+        **dict.fromkeys(("--target-sr", "--subset-size", "--repeats"), flag_types.whole(1)),
+        "--dataset-type": DATASET_TYPES,
+        "--dataset-size": int,
+        "--made-seconds": lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
+        "--trust-pickle": flags.SWITCH,
+        "--warmup": flag_types.whole(0),
+    }
+    defaults = {"config": DEFAULT, "subset_size": 10, "dump_waveform_file_prefix": ""}
+    model_run.add_flags(result, HELP, takes, "pipeline-<config>", **defaults)
     return result
-
-
-def _dataset(result: Parser) -> None:
-    add = result.add_argument_group("the data set").add_argument
-    add(
-        "--dataset-type",
-        choices=DATASET_TYPES,
-        help="made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or pickled ones "
-        f"in npy. Default: {WHOLE['dataset_type']}",
-    )
-    add("--dataset-path", metavar="FILE", help="of raw and npy")
-    add("--dataset-size", type=int, metavar="K", help="the first K examples. Default: all")
-    add("--target-sr", type=flag_types.whole(1), metavar="HZ", help=f"of audio. Default: {WHOLE['target_sr']}")
-    add(
-        "--made-seconds",
-        type=lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
-        metavar="A,B",
-        help="of made examples. Default: 2,4,8",
-    )
-    add("--trust-pickle", action="store_true", help="load npy files of pickled objects, which can run any code")
-    add("--write-subsets", type=flag_types.path, metavar="DIR", help="write random, short and long subsets, and stop")
-    add("--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="examples of each. Default: 10")
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:

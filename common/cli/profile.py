@@ -12,8 +12,8 @@ from threading import RLock
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.analysis.profile import profile
-from common.cli import configuration, devices, flag_types, flags, model_run
-from common.cli.flags import BOOL
+from common.cli import configuration, devices, flag_types, model_run
+from common.cli.flags import BOOL, EXECUTOR, SWITCH, add_table, by_preset, repeatable
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -60,113 +60,68 @@ SIZES = {"batch-size": False, "max-frames": True}
 LOSS = "fast_rnnt-pruned"
 
 
+#: See common.cli.flags.add_table.
+HELP = f"""
+batches
+  --shape-file FILE: (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames are
+    the fewest feature frames that give them. Default: the suite's shape_info.pt
+  --sort-utterance: batches of --max-frames, sorted by length. Default: false
+  --max-frames K: feature frames. Default: {by_preset("max_frames", PRESETS)}
+  --batch-size N: utterances. Default: {by_preset("batch_size", PRESETS)}
+  --num-batches K: drawn from all, in turn. Default: 1
+  --seed: of inputs and weights
+  --sweep KEY=A,B,...: profile each of these sizes, KEY being {" or ".join(SIZES)}
+the model
+  --config FILE: sizes of the Conformer transducer, YAML or JSON
+  --size KEY=VALUE: one of them, over --config; repeatable
+  --model MODULE:NAME: package.module:name or file.py:name of a model, called with features (N, frames, F), their
+    lengths, symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits (N, T, U+1, V) first
+  --arg KEY=VALUE: an argument of --model; repeatable
+  --loss: a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio,
+    optimized_transducer, fused. Default: {LOSS}
+  --prune-range S: of a pruned loss. Default: 5
+  --dropout: keep the model's dropout
+  --no-dropout: set every dropout to 0. The default
+  --amp: autocast of the model; losses are float32. Default: none
+  --compile: torch.compile each labelled module that holds no other labelled one
+  --optimizer: AdamW's step too
+  --checkpoint PATTERN: compute the forward of these modules again in the backward; repeatable
+labels
+  --label NAME=PATTERN: label modules by their dotted names, * within a name; repeatable. Default: encoder, embed,
+    layers, their feed-forwards, attention and convolution, and decoder; joiner and losses are always labelled
+  --depth K: instead: every module of at most K names
+the run
+  --device: auto, cpu, cuda or cuda:N. Default: auto
+  --threads K: of torch on a CPU. Default: all
+  --steps K: timed, with labels. Default: {by_preset("steps", PRESETS)}
+  --warmup K: before them. Default: {by_preset("warmup", PRESETS)}
+  --trace-steps K: under torch.profiler. Default: 2
+  --limits: measure the device's matrix rate, which 'of limit' needs. Default: true
+  --resume: continue the newest profile of the same: sizes that are done stay
+{EXECUTOR}
+{model_run.FILES.format("profile-<size>")}"""
+
+
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
-    _batches(result)
-    _model(result)
-    _labels(result)
-    _run(result)
+    takes: Dict[str, Any] = {
+        **dict.fromkeys(("--size", "--arg"), repeatable(flag_types.pair("KEY=VALUE"))),
+        **dict.fromkeys(("--model", "--loss"), str),
+        **dict.fromkeys(("--dropout", "--compile", "--optimizer"), SWITCH),
+        **dict.fromkeys(("--depth", "--steps", "--trace-steps"), flag_types.whole(1)),
+        "--sort-utterance": BOOL,
+        "--sweep": _sizes,
+        "--config": flag_types.path,
+        "--no-dropout": {"dest": "dropout", "action": "store_false"},
+        "--amp": ("bfloat16",),
+        "--checkpoint": repeatable(str),
+        "--label": repeatable(flag_types.pair("NAME=PATTERN")),
+        "--warmup": flag_types.whole(0),
+    }
+    add_table(result, HELP, takes)
+    result.set_defaults(shape_file=paths.ROOT / "shape_info.pt", sort_utterance=False, num_batches=1, limits=True)
+    result.set_defaults(seed=settings.DEFAULTS["seed"], loss=LOSS, trace_steps=2)
     return result
-
-
-def _of_device(key: str) -> str:
-    return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
-
-
-def _batches(result: Parser) -> None:
-    add = result.add_argument_group("batches").add_argument
-    add(
-        "--shape-file",
-        type=flag_types.path,
-        default=paths.ROOT / "shape_info.pt",
-        metavar="FILE",
-        help="(frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames are the "
-        "fewest feature frames that give them. Default: the suite's shape_info.pt",
-    )
-    add("--sort-utterance", **BOOL, default=False, help="batches of --max-frames, sorted by length. Default: false")
-    add(
-        "--max-frames",
-        type=flag_types.whole(1),
-        metavar="K",
-        help=f"feature frames. Default: {_of_device('max_frames')}",
-    )
-    add("--batch-size", type=flag_types.whole(1), metavar="N", help=f"utterances. Default: {_of_device('batch_size')}")
-    add("--num-batches", type=flag_types.whole(1), default=1, metavar="K", help="drawn from all, in turn. Default: 1")
-    add("--seed", type=flag_types.seed, default=settings.DEFAULTS["seed"], help="of inputs and weights")
-    add(
-        "--sweep",
-        type=_sizes,
-        metavar="KEY=A,B,...",
-        help=f"profile each of these sizes, KEY being {' or '.join(SIZES)}",
-    )
-
-
-def _model(result: Parser) -> None:
-    add = result.add_argument_group("the model").add_argument
-    add("--config", type=flag_types.path, metavar="FILE", help="sizes of the Conformer transducer, YAML or JSON")
-    add("--size", **_pairs("KEY=VALUE"), help="one of them, over --config; repeatable")
-    add(
-        "--model",
-        metavar="MODULE:NAME",
-        help="package.module:name or file.py:name of a model, called with features (N, frames, F), their lengths, "
-        "symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits (N, T, U+1, V) first",
-    )
-    add("--arg", **_pairs("KEY=VALUE"), help="an argument of --model; repeatable")
-    add(
-        "--loss",
-        default=LOSS,
-        help="a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
-        f"optimized_transducer, fused. Default: {LOSS}",
-    )
-    add("--prune-range", type=flag_types.whole(2), metavar="S", help="of a pruned loss. Default: 5")
-    add("--dropout", action="store_true", help="keep the model's dropout")
-    add("--no-dropout", dest="dropout", action="store_false", help="set every dropout to 0. The default")
-    add("--amp", choices=("bfloat16",), help="autocast of the model; losses are float32. Default: none")
-    add("--compile", action="store_true", help="torch.compile each labelled module that holds no other labelled one")
-    add("--optimizer", action="store_true", help="AdamW's step too")
-    add(
-        "--checkpoint",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="compute the forward of these modules again in the backward; repeatable",
-    )
-
-
-def _labels(result: Parser) -> None:
-    add = result.add_argument_group("labels").add_argument
-    add(
-        "--label",
-        **_pairs("NAME=PATTERN"),
-        help="label modules by their dotted names, * within a name; repeatable. Default: encoder, embed, layers, their "
-        "feed-forwards, attention and convolution, and decoder; joiner and losses are always labelled",
-    )
-    add("--depth", type=flag_types.whole(1), metavar="K", help="instead: every module of at most K names")
-
-
-def _run(result: Parser) -> None:
-    add = result.add_argument_group("the run").add_argument
-    add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
-    add("--threads", type=flag_types.threads, metavar="K", help="of torch on a CPU. Default: all")
-    add("--steps", type=flag_types.whole(1), metavar="K", help=f"timed, with labels. Default: {_of_device('steps')}")
-    add("--warmup", type=flag_types.whole(0), metavar="K", help=f"before them. Default: {_of_device('warmup')}")
-    add("--trace-steps", type=flag_types.whole(1), default=2, metavar="K", help="under torch.profiler. Default: 2")
-    add(
-        "--limits", **BOOL, default=True, help="measure the device's matrix rate, which 'of limit' needs. Default: true"
-    )
-    add("--resume", action="store_true", help="continue the newest profile of the same: sizes that are done stay")
-    flags.add_executor(add)
-    model_run.add_files(add, "profile-<size>")
-
-
-def _pairs(metavar: str) -> Dict[str, Any]:
-    def pair(text: str) -> Tuple[str, str]:
-        key, equals, value = text.partition("=")
-        if not (equals and key.strip() and value.strip()):
-            raise argparse.ArgumentTypeError(f"give {metavar}, not {text!r}")
-        return key.strip(), value.strip()
-
-    return {"action": "append", "default": [], "type": pair, "metavar": metavar}
 
 
 def _sizes(text: str) -> Tuple[str, List[int]]:
@@ -282,17 +237,13 @@ def _measure(
             else:
                 print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
                 cells[place] = words, None, end["reason"]
-            _keep(folder, tables.json(_sorted(cells)))
+            write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, tables.json(_sorted(cells))))
 
     spread(executor.lanes(), [place for place in range(len(every)) if place not in cells], serve)
 
 
 def _sorted(cells: Mapping[int, Size]) -> List[Size]:
     return [cells[place] for place in sorted(cells)]
-
-
-def _keep(folder: Path, text: str) -> None:
-    write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, text))
 
 
 def _choice(arguments: argparse.Namespace) -> Any:
