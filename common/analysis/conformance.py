@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core.errors import UserError
 from common.core.implementations import with_variants
 from common.core.paths import ROOT
-from common.core.text import UNBOUNDED, without_folders
+from common.core.text import UNBOUNDED, gathered, without_folders
 from common.records import documents
 from common.records.conformance import (
     CRASHES,
@@ -72,9 +72,7 @@ def findings(document: Mapping[str, Any]) -> List[Finding]:
 
 
 def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding:
-    who: Dict[str, List[str]] = {}
-    for name, outcome in hits:
-        who.setdefault(outcome.message, []).append(name)
+    who = gathered((outcome.message, name) for name, outcome in hits)
     sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
     packages: Dict[str, Tuple[str, str]] = {}
     for name, outcome in sorted(hits, key=lambda hit: obtaining.effort(hit[0])):
@@ -219,11 +217,8 @@ def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> s
 
 def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
     """(result, message) -> who, of all that have something to say."""
-    found: Dict[Tuple[str, str], List[str]] = {}
-    for name, outcome in outcomes_of(document, case):
-        if outcome.message:
-            found.setdefault((outcome.result, outcome.message), []).append(name)
-    return found
+    answers = outcomes_of(document, case)
+    return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
 
 
 #: Of the run that judged a row; a document of the time before rows had them has them for all.
