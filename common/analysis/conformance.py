@@ -5,7 +5,7 @@ crashes, then errors where an answer could be expected.  No torch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -119,6 +119,8 @@ LEGEND = {
     ERROR: "this suite failed",
 }
 NUMBER = "A number is the larger relative error of loss and gradient."
+#: Of the run that judged a row; a document of the time before rows had them has them for all.
+ORIGIN = ("made", "git_revision", "git_dirty")
 
 
 def document(
@@ -131,12 +133,14 @@ def document(
     command: Sequence[str],
 ) -> Dict[str, Any]:
     """What conformance.json holds.  suite: (git revision, are there uncommitted changes?).  Each row says when and by
-    which revision it was judged, as rows of other runs may come beside it (common.conformance.updating)."""
-    origin = {
-        "made": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "git_revision": suite[0],
-        "git_dirty": suite[1],
-    }
+    which revision it was judged, as rows of other runs may come beside it (see `updated`)."""
+    origin = dict(zip(ORIGIN, (datetime.now(timezone.utc).isoformat(timespec="seconds"), *suite)))
+
+    def entry(one: Judged) -> Dict[str, Any]:
+        about = {"name": one.name, "kind": one.kind, "status": one.status, "reason": without_folders(one.reason)}
+        cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in one.cells.items()}
+        return {**about, **origin, **one.about, "cells": cells}
+
     return {
         "format": FORMAT,
         **origin,
@@ -144,21 +148,7 @@ def document(
         "machine": dict(machine),
         "device": device,
         "cases": [case.to_json() for case in cases],
-        "implementations": [
-            {
-                "name": one.name,
-                "kind": one.kind,
-                "status": one.status,
-                "reason": without_folders(one.reason),
-                **origin,
-                **one.about,
-                "cells": {
-                    name: {**outcome.to_json(), "message": without_folders(outcome.message)}
-                    for name, outcome in one.cells.items()
-                },
-            }
-            for one in judged
-        ],
+        "implementations": list(map(entry, judged)),
     }
 
 
@@ -219,10 +209,6 @@ def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[s
     """(result, message) -> who, of all that have something to say."""
     answers = outcomes_of(document, case)
     return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
-
-
-#: Of the run that judged a row; a document of the time before rows had them has them for all.
-ORIGIN = ("made", "git_revision", "git_dirty")
 
 
 def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
