@@ -185,6 +185,11 @@ def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
     return [entry for entry in document["implementations"] if entry["status"] == "judged"]
 
 
+def not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The others."""
+    return [entry for entry in document["implementations"] if entry["status"] != "judged"]
+
+
 def heading(document: Mapping[str, Any]) -> str:
     """Device, machine, day and revision."""
     about = document["machine"]

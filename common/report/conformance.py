@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Sequence
 
-from common.analysis.conformance import called, cell, heading, judged_of
+from common.analysis.conformance import FILE_NAME, called, cell, heading, judged_of, not_judged
 from common.core.errors import UserError
 from common.core.paths import ROOT
 from common.core.table import Link, Sentence
@@ -20,7 +20,6 @@ from common.records.documents import Matrix
 from common.report.section import Failure, Section
 from common.tables.conformance import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
 
-FILE_NAME = "conformance.json"
 COMMITTED = ROOT / "docs" / FILE_NAME
 #: Where conformance.py writes without --output.
 LOG = ROOT / "log" / FILE_NAME
@@ -49,17 +48,13 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
     """What templates/conformance.html.jinja shows of a document."""
-    absent = [entry for entry in document["implementations"] if entry["status"] != "judged"]
+    absent = [(entry["status"], entry["name"], entry["reason"]) for entry in not_judged(document)]
     found: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
     found["findings"] = findings_by_kind(document)
     found["cases"] = [Asked.from_json(case) for case in document["cases"]]
     found["columns"] = [_column(document, entry) for entry in judged_of(document)]
-    found["not_judged"] = [_not_judged(entry) for entry in absent]
+    found["not_judged"] = [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent]
     return {**found, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
-
-
-def _not_judged(entry: Mapping[str, Any]) -> Failure:
-    return Failure(str(entry["status"]), str(entry["name"]), [f"{entry['status']}: {entry['reason']}"])
 
 
 def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:

@@ -64,10 +64,6 @@ def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Find
     return gathered((finding.kind, finding) for finding in judging.findings(document))
 
 
-def _not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    return [entry for entry in document["implementations"] if entry["status"] != "judged"]
-
-
 # -- terminal --------------------------------------------------------------------------------------------------------
 
 
@@ -76,7 +72,8 @@ def table(document: Mapping[str, Any], color: bool) -> str:
     columns = list(enumerate(judging.judged_of(document), start=1))
     lines = [judging.heading(document), ""]
     lines += [f"{place:3d}  {entry['name']} ({versions(entry, document)})" for place, entry in columns]
-    lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in _not_judged(document)]
+    absent = judging.not_judged(document)
+    lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in absent]
     numbered = matrix(document, [str(place) for place, _ in columns])
     lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
     lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
@@ -106,7 +103,7 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
     often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
     lines = {kind.lower(): count(sum(len(_who(one)) for one in of), "answer") for kind, of in found.items()}
     lines = {"right in every case": ", ".join(clean) or "none", **lines}
-    others = [entry["name"] for entry in _not_judged(document)]
+    others = [entry["name"] for entry in judging.not_judged(document)]
     blocks = [
         answer.wrapped(f"{judging.heading(document)}; {count(len(document['cases']), 'case')}", width),
         aligned(table, answer.LONGEST_NAME, colors).splitlines() if rows else [],
@@ -130,7 +127,7 @@ def _code(words: str) -> str:
 
 def markdown(document: Mapping[str, Any]) -> str:
     """A page of its own: findings, matrix, versions, and the answers to each case."""
-    columns, absent = judging.judged_of(document), _not_judged(document)
+    columns, absent = judging.judged_of(document), judging.not_judged(document)
     lines = ["# Conformance of the transducer losses", "", f"On {escaped(judging.heading(document))}.", ""]
     lines += [
         f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 oracle of "
