@@ -7,6 +7,7 @@ metrics/KEY, and has a plot in every sweep.
 
 from __future__ import annotations
 
+from functools import partial
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
@@ -79,19 +80,10 @@ def _of(key: str) -> Callable[[Row], Optional[float]]:
     return lambda row: row.largest[key]
 
 
-def _rate(what: str) -> Callable[[Row], Optional[float]]:
-    """Of the step; of --find-largest, of its scope at the largest size."""
-    return lambda row: getattr(row, f"{what}_per_second")
-
-
-def _rate_said(what: str) -> Callable[[Row], str]:
+def _rate_said(row: Row, key: str) -> str:
     """ "12.31", and of --find-largest "12.31 [11.9-12.8]", over rounds."""
-
-    def said(row: Row) -> str:
-        interval = row.largest.get(f"{what}_per_second_interval")
-        return number(_rate(what)(row)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
-
-    return said
+    interval = row.largest.get(f"{key}_interval")
+    return number(getattr(row, key)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
 
 
 def _counter(scope: str, counter: str) -> Callable[[Row], Optional[float]]:
@@ -132,14 +124,6 @@ def _spread(row: Row, scope: str) -> str:
     return f"{number(described['median'])} {_half_said(row, scope)} {described['n']}" if described else "-"
 
 
-def _spread_of(scope: str) -> Callable[[Row], str]:
-    return lambda row: _spread(row, scope)
-
-
-def _percent_of(scope: str) -> Callable[[Row], str]:
-    return lambda row: number(_percent(scope)(row), 2)
-
-
 def _over_fastest(row: Row) -> str:
     """ "1.98x slower" than the fastest of its kind, which itself has "1.00"; "1.04x *" through the control."""
     found = row.against_fastest
@@ -157,8 +141,11 @@ def _interval(row: Row) -> str:
     return "-" if low is None or high is None else f"{number(low, 3)}-{number(high, 3)}"
 
 
+_limit = partial(number, digits=2)
+
+
 def _percents(row: Row) -> str:
-    both = [number(_percent(scope)(row), 2) for scope in SCOPES]
+    both = [_limit(_percent(scope)(row)) for scope in SCOPES]
     return "-" if both == ["-", "-"] else " / ".join(both)
 
 
@@ -210,7 +197,7 @@ ALL = (
     Metric("torch", "torch", words=lambda row: _version(row.torch_version), numeric=False),
     Metric("status", "status", words=_status, numeric=False),
     Metric("reason", "reason", words=lambda row: row.reason or "-", numeric=False),
-    *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=_spread_of(scope)) for scope in SCOPES),
+    *(Metric(f"{scope}_spread", f"{scope} ms +- n", words=partial(_spread, scope=scope)) for scope in SCOPES),
     *(
         Metric(
             f"{scope}_{part}",
@@ -227,20 +214,13 @@ ALL = (
     Metric("loss_n", "loss n", _part("loss_ms", "n")),
     Metric("forward_ms", "forward ms", _part("step_forward_ms", "median"), unit="ms", better="lower"),
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
-    *(
-        Metric(
-            f"{what}_per_second",
-            title,
-            _rate(what),
-            _rate_said(what),
-            better="higher",
-            tag=f"1_time/{what}_per_second",
-        )
-        for what, title in (("utterances", "utterances /s"), ("frames", "frames /s"))
+    *(  # of the step; of --find-largest, of its scope at the largest size
+        Metric(key, title, attrgetter(key), partial(_rate_said, key=key), better="higher", tag=f"1_time/{key}")
+        for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
     ),
     Metric("limits", "% of limit step / loss", words=_percents),
     *(
-        Metric(f"{scope}_limit", f"% of limit, {scope}", _percent(scope), _percent_of(scope), "%", "higher")
+        metric(f"{scope}_limit", f"% of limit, {scope}", _limit, value=_percent(scope), unit="%", better="higher")
         for scope in SCOPES
     ),
     metric("peak_mb", "peak memory MB", unit="MB", better="lower", on_page="peak MB", tag="2_memory/peak_mb"),
