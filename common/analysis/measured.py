@@ -47,6 +47,8 @@ _SETTINGS = (
     "pruned_recipe",
     "prune_range",
 )
+#: How CUDA was set up; keys of the settings too.
+OF_CUDA = ("tf32", "l2")
 BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, also next to those without the profiler"
 
 
@@ -121,23 +123,6 @@ def device_of(header: Header, environment: Environment) -> Optional[str]:
     return environment.device or header.settings.get("device", "").split(":")[0] or None
 
 
-def allocator_of(header: Header, environment: Environment) -> Optional[str]:
-    """How memory was taken on a CPU; runs that are older than the setting took the system's way."""
-    if device_of(header, environment) != "cpu":
-        return None
-    return environment.allocator or header.settings.get("allocator") or "system"
-
-
-#: How CUDA was set up; keys of the settings.
-OF_CUDA = ("tf32", "l2")
-
-
-def of_cuda(header: Header, environment: Environment) -> Dict[str, Any]:
-    """OF_CUDA of a run on CUDA, None on a CPU."""
-    cuda = device_of(header, environment) == "cuda"
-    return {key: header.settings.get(key) if cuda else None for key in OF_CUDA}
-
-
 def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
     end = store.status_of(lines)
     return end.status if end else None
@@ -152,13 +137,14 @@ def _configuration(header: Header, environment: Environment) -> Dict[str, Any]:
     found["max_frames" if not settings.get("sort_utterance") else "batch_size"] = None
     if header.kind != "pruned":
         found["pruned_recipe"] = found["prune_range"] = None
-    found["device"] = device_of(header, environment)
+    device = found["device"] = device_of(header, environment)
     found["device_name"] = environment.device_name
-    found["cores"] = header.machine.cores if found["device"] == "cpu" else None
+    found["cores"] = header.machine.cores if device == "cpu" else None
     found["threads"] = environment.threads or settings.get("threads")
     found["denormals"] = environment.denormals or settings.get("denormals")
-    found["allocator"] = allocator_of(header, environment)
-    found.update(of_cuda(header, environment))
+    # Runs that are older than the allocator's setting took the system's way.
+    found["allocator"] = (environment.allocator or settings.get("allocator") or "system") if device == "cpu" else None
+    found.update({key: settings.get(key) if device == "cuda" else None for key in OF_CUDA})
     found["shape_file_sha256"] = environment.shape_file_sha256
     return found
 

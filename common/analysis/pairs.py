@@ -12,25 +12,23 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import measured
-from common.analysis.measured import allocator_of, of_cuda
 from common.analysis.row import Row
 from common.analysis.search import is_search
-from common.core import workloads
 from common.core.errors import UserError
 from common.core.paths import not_there
 from common.core.text import plain
 from common.records import schema, store
 from common.records.schema import Batch, Line
 
-#: Settings that decide what is measured, as tables call them; those of the batches and of the pruned losses see below.
+#: What decides what is measured, as tables call it: of a row's configuration.
 _SETTINGS = {
-    "dtype": "dtype",
     "sort_utterance": "sorted",
     "batches": "choice of batches",
     "num_batches": "number of batches",
     "vocab_size": "vocabulary",
     "encoder_dim": "joiner dimension",
-    "seed": "seed",
+    **{key: key.replace("_", " ") for key in ("max_frames", "batch_size", "pruned_recipe", "prune_range")},
+    **{key: key for key in ("dtype", "seed", "device", "threads", "denormals", "allocator", *measured.OF_CUDA)},
 }
 #: Likewise, of common.core.workloads.
 WORKLOAD = {
@@ -83,29 +81,17 @@ class Sides:
 
 def conditions(run: Row) -> Dict[str, Any]:
     """Everything that has to agree with a run it is compared with; None for what is not known or does not apply."""
-    settings, environment, machine = run.header.settings, run.environment, run.header.machine
-    workload = workloads.comparable(settings)
-    by_frames = settings.get("sort_utterance")
-    shapes = environment.shape_file_sha256
-    found = {
-        **{label: settings.get(key) for key, label in _SETTINGS.items()},
-        **{label: workload[key] for key, label in WORKLOAD.items()},
-        "autocast": settings.get("amp") or "off",
-        "torch.compile": bool(settings.get("compile")),
-        "max frames" if by_frames else "batch size": settings.get("max_frames" if by_frames else "batch_size"),
+    known, machine = run.configuration, run.header.machine
+    shapes = known["shape_file_sha256"]
+    return {
+        **{label: known.get(key) for key, label in (*_SETTINGS.items(), *WORKLOAD.items())},
+        "autocast": known["amp"] or "off",
+        "torch.compile": bool(known["compile"]),
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "batches": _batches(run.batches),
-        "device": run.device,
-        "device name": environment.device_name if run.device != "cpu" else None,
-        "threads": environment.threads or settings.get("threads"),
-        "denormals": environment.denormals or settings.get("denormals"),
-        "allocator": allocator_of(run.header, environment),
-        **of_cuda(run.header, environment),
+        "device name": run.device_name if run.device != "cpu" else None,
         "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
     }
-    if run.kind == "pruned":
-        found.update({"pruned recipe": settings.get("pruned_recipe"), "prune range": settings.get("prune_range")})
-    return found
 
 
 def _batches(batches: Sequence[Batch]) -> Optional[str]:
