@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from common.core.units import MB
 from common.traces import reader
-from common.traces.reader import CUDA, FEW, MOST_DEVICES, Device, Step, StepCollector
+from common.traces.reader import FEW, MOST_DEVICES, Device, Step, StepCollector
 
 MOST_BINS = 1 << 14  # per device, over the whole file; past it, neighbours are merged
 MOST_SPANS = 1 << 15  # labelled spans kept
@@ -99,7 +99,8 @@ class _Collector(StepCollector):
             self._spans.append((ts, ts + dur, name))
 
     def curve(self, file: str) -> Optional[Curve]:
-        step, timeline = self._step(), self._timeline()
+        step = self._step()
+        timeline = reader.fullest(self._timelines, lambda line: max(highest for highest, _, _ in line.bins.values()))
         if step is None or timeline is None:
             return None
         begin, duration, number = step
@@ -126,14 +127,6 @@ class _Collector(StepCollector):
         if len(steps) > 1 and steps[-1][1] * FEW < median_high([duration for _, duration, _ in steps[:-1]]):
             return steps[-2]
         return steps[-1] if steps else None
-
-    def _timeline(self) -> Optional[Timeline]:
-        """Of the fullest GPU, or of the CPU where no GPU allocated."""
-        if not self._timelines:
-            return None
-        on_cuda = {device: line for device, line in self._timelines.items() if device[0] == CUDA}
-        lines = (on_cuda or self._timelines).values()
-        return max(lines, key=lambda line: max(highest for highest, _, _ in line.bins.values()))
 
 
 def _thinned(points: List[Tuple[float, float]]) -> List[Tuple[float, float]]:

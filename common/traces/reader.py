@@ -15,7 +15,7 @@ import zlib
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from common.core.errors import UserError
 from common.core.statistics import median
@@ -33,6 +33,7 @@ _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
 Device = Tuple[int, int]  # type, id
 Step = Tuple[float, float, int]  # start, duration, number
+Memory = TypeVar("Memory")
 
 
 class TraceError(UserError):
@@ -246,6 +247,12 @@ class _OperatorCounter(Collector):
         if is_number(ts):
             self.all += 1
             self.inside += self._begin <= ts < self._end
+
+
+def fullest(of_device: Mapping[Device, Memory], highest: Callable[[Memory], float]) -> Optional[Memory]:
+    """Of the fullest GPU, or of the CPU where no GPU allocated; None of no device."""
+    on_cuda = [memory for (device_type, _), memory in of_device.items() if device_type == CUDA]
+    return max(on_cuda or of_device.values(), key=highest, default=None)
 
 
 def is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from common.traces import reader
-from common.traces.reader import CUDA, Device, Step, StepCollector
+from common.traces.reader import Device, Step, StepCollector
 
 
 class SpanMemory(NamedTuple):
@@ -49,13 +49,11 @@ class _Collector(StepCollector):
         self._spans.append((ts, ts + dur, name))
 
     def spans(self, device_type: Optional[int]) -> List[SpanMemory]:
-        wanted = CUDA if device_type is None else device_type
-        lines = {device: line for device, line in self._levels.items() if device[0] == wanted}
-        lines = lines or (self._levels if device_type is None else {})
-        if not lines:
+        levels = {device: line for device, line in self._levels.items() if device_type in (None, device[0])}
+        fullest = reader.fullest(levels, lambda events: max(total for _, total in events))
+        if fullest is None:
             return []
-        line = sorted(max(lines.values(), key=lambda events: max(total for _, total in events)), key=lambda one: one[0])
-        times, totals = [time for time, _ in line], [total for _, total in line]
+        times, totals = zip(*sorted(fullest, key=lambda one: one[0]))
 
         def measured(begin: float, end: float, name: str, step: int, base: int) -> SpanMemory:
             first, last = bisect_left(times, begin), bisect_right(times, end)

@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 from common.core import statistics
 from common.core.units import MB
 from common.traces import reader
-from common.traces.reader import CPU, CUDA, FEW, TraceError, TraceSummary
+from common.traces.reader import FEW, TraceError, TraceSummary
 
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
 
@@ -95,17 +95,9 @@ def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> Dict[str, A
     keys = ("file", "average_step_time_us", "steps", "peak_memory_mb", "rank", "flags")
     if isinstance(summary, TraceError):
         return dict(zip(keys, (path.name, None, 0, None, None, [str(summary)])))
-    numbers = summary.average_step_us, len(summary.whole_steps), _peak_mb(summary)
+    peak = reader.fullest(summary.peak_bytes, float)
+    numbers = summary.average_step_us, len(summary.whole_steps), None if peak is None else peak / MB
     return dict(zip(keys, (path.name, *numbers, summary.rank, summary.flags)))
-
-
-def _peak_mb(summary: TraceSummary) -> Optional[float]:
-    """Of the fullest GPU, or of the CPU where no GPU allocated."""
-    for wanted in (CUDA, CPU):
-        peaks = [peak for (device_type, _), peak in summary.peak_bytes.items() if device_type == wanted]
-        if peaks:
-            return max(peaks) / MB
-    return None
 
 
 def _peak(result: Profiled) -> None:
