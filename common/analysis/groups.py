@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
 
 from common.analysis import ranking
 from common.analysis.row import Row
@@ -19,6 +19,7 @@ from common.core.text import plain, without_folders
 LONGEST_LABEL = 40  # characters
 
 Configuration = Dict[str, Any]  # of a row
+Item = TypeVar("Item")
 
 
 @dataclass
@@ -92,6 +93,18 @@ def same_configuration(mine: Configuration, theirs: Configuration) -> bool:
     return all(mine.get(key) == value or mine.get(key) is None or value is None for key, value in theirs.items())
 
 
+def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
+    """Each item in the first group that it fits, else in a new one."""
+    found: List[List[Item]] = []
+    for item in items:
+        group = next((group for group in found if fits(group, item)), None)
+        if group is None:
+            found.append([item])
+        else:
+            group.append(item)
+    return found
+
+
 OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
 
 
@@ -100,26 +113,17 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     ranking.py), but for those of --find-largest, which were timed on batches of their own.  What only concerns one
     implementation, or which scopes were timed, does not part them."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
-    result: List[List[Row]] = []
-    for row in ordered:
-        fitting = (
-            group
-            for group in result
-            if group[0].unreadable == row.unreadable
-            and bool(group[0].configuration) == bool(row.configuration)
-            and bool(group[0].largest) == bool(row.largest)
-            and same_configuration(_shared(group[0]), _shared(row))
-        )
-        group = next(fitting, None)
-        if group is None:
-            result.append([row])
-        else:
-            group.append(row)
+    result = grouped(ordered, lambda group, row: _fit(group[0], row))
     for group in result:
         if not group[0].largest:
             ranking.rank_times(group)
         group.sort(key=rank)
     return sorted(result, key=lambda group: not group[0].configuration)
+
+
+def _fit(one: Row, other: Row) -> bool:
+    kinds = [(row.unreadable, bool(row.configuration), bool(row.largest)) for row in (one, other)]
+    return kinds[0] == kinds[1] and same_configuration(_shared(one), _shared(other))
 
 
 def _shared(row: Row) -> Configuration:

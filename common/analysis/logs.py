@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import measured, search, sweep
-from common.analysis.groups import Group, collect, give_looks, same_configuration
+from common.analysis.groups import Group, collect, give_looks, grouped, same_configuration
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
@@ -164,17 +164,11 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
 
 
 def _newest(found: Sequence[Row]) -> List[Row]:
-    earlier: Dict[Row, int] = {}  # of those that stay
-    dated = sorted(enumerate(found), key=lambda item: (item[1].started or "", item[0]), reverse=True)
-    for _, row in dated:
-        newer = next((other for other in earlier if _same_run(other, row)), None)
-        if newer is None:
-            earlier[row] = 0
-        else:
-            earlier[newer] += 1
-    for row, count in earlier.items():
-        row.earlier_runs = count
-    return [row for row in found if row in earlier]
+    newest_first = sorted(reversed(found), key=lambda row: row.started or "", reverse=True)
+    runs = {same[0]: same for same in grouped(newest_first, lambda same, row: _same_run(same[0], row))}
+    for row, same in runs.items():
+        row.earlier_runs = len(same) - 1
+    return [row for row in found if row in runs]
 
 
 def _same_run(one: Row, other: Row) -> bool:

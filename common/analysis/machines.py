@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from string import ascii_uppercase
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis import ranking
-from common.analysis.groups import OWN, Group, kind_rank, known_configuration, same_configuration
+from common.analysis.groups import OWN, Group, grouped, kind_rank, known_configuration, same_configuration
 from common.analysis.row import Row
 from common.core.text import plain
 
@@ -39,18 +39,13 @@ class Machine(NamedTuple):
 
 def families(groups: Sequence[Group]) -> List[List[Machine]]:
     """The groups that differ only in their machine, together; machines that have no other are left out."""
-    found: List[Tuple[Dict[str, Any], List[int]]] = []
+    rest: Dict[int, Dict[str, Any]] = {}
     for place, group in enumerate(groups):
         known = known_configuration(group.rows)
-        if group.search or not known:
-            continue
-        rest = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
-        family = next((places for other, places in found if same_configuration(other, rest)), None)
-        if family is None:
-            found.append((rest, [place]))
-        else:
-            family.append(place)
-    return [_machines(groups, places) for _, places in found if len(places) > 1]
+        if known and not group.search:
+            rest[place] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
+    found = grouped(rest, lambda family, place: same_configuration(rest[family[0]], rest[place]))
+    return [_machines(groups, places) for places in found if len(places) > 1]
 
 
 def _machines(groups: Sequence[Group], places: Sequence[int]) -> List[Machine]:

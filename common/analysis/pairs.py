@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.analysis import measured
+from common.analysis.groups import grouped
 from common.analysis.row import Row
 from common.analysis.search import is_search
 from common.core.errors import UserError
@@ -152,11 +153,9 @@ def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
 
 def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
     """Of several runs of one implementation that measured the same, the newest."""
-    kept: List[Row] = []
-    for run in sorted(runs, key=_age, reverse=True):
-        if not any(run.name == newer.name and not differences(run, newer) for newer in kept):
-            kept.append(run)
-    return sorted(kept, key=lambda run: run.results)
+    newest_first = sorted(runs, key=_age, reverse=True)
+    same = grouped(newest_first, lambda kept, run: run.name == kept[0].name and not differences(run, kept[0]))
+    return sorted((kept[0] for kept in same), key=lambda run: run.results)
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
+from common.analysis.groups import grouped
 from common.analysis.metrics import METRICS, Metric, others
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms
@@ -124,13 +125,7 @@ def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequ
 
 def coinciding(curves: Sequence[Curve]) -> List[List[Curve]]:
     """Those curves, together, of which one would hide another: at half of their values or more they are the same."""
-    found: List[List[Curve]] = []
-    for curve in curves:
-        same = next((others for others in found if any(_is_same(curve, other) for other in others)), None)
-        if same is None:
-            found.append([curve])
-        else:
-            same.append(curve)
+    found = grouped(curves, lambda others, curve: any(_is_same(curve, other) for other in others))
     return [same for same in found if len(same) > 1]
 
 
