@@ -15,12 +15,14 @@ MACHINE = ("device", "device_name", "cores", "threads")
 
 
 class Machine(NamedTuple):
-    """A group of the report as one of several machines.  letter: "A"; name: what it is; place: of the group."""
+    """A group of the report as one of several machines.  letter: "A"; name: what it is; place: of the group; fastest:
+    of the exact losses, by its step."""
 
     letter: str
     name: str
     place: int
     rows: List[Row]
+    fastest: Optional[Row]
 
     @property
     def title(self) -> str:
@@ -30,11 +32,14 @@ class Machine(NamedTuple):
         """The row of an implementation, the fastest where it was measured in several ways (two prune ranges, say)."""
         return next((row for row in self.rows if row.name == name), None)
 
-    @property
-    def fastest_exact(self) -> Optional[Row]:
-        """By its step."""
-        found = ranking.standings([row for row in self.rows if row.is_exact], "step")
-        return found[0].row if found else None
+    def over_fastest(self, row: Optional[Row]) -> Optional[float]:
+        """Its step over that of the fastest; across torches through the control."""
+        if row is None or self.fastest is None or row.status != "ok":
+            return None
+        if row is self.fastest:
+            return 1.0
+        ratio = ranking.over(self.fastest, row, "step", self.rows)
+        return ratio and ratio.ratio
 
 
 def families(groups: Sequence[Group]) -> List[List[Machine]]:
@@ -45,13 +50,13 @@ def families(groups: Sequence[Group]) -> List[List[Machine]]:
         if known and not group.search:
             rest[place] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
     found = grouped(rest, lambda family, place: same_configuration(rest[family[0]], rest[place]))
-    return [_machines(groups, places) for places in found if len(places) > 1]
+    several = [family for family in found if len(family) > 1]
+    return [[_machine(letter(at), place, groups[place].rows) for at, place in enumerate(family)] for family in several]
 
 
-def _machines(groups: Sequence[Group], places: Sequence[int]) -> List[Machine]:
-    return [
-        Machine(letter(at), _name(groups[place].rows), place, groups[place].rows) for at, place in enumerate(places)
-    ]
+def _machine(called: str, place: int, rows: List[Row]) -> Machine:
+    exact = ranking.standings([row for row in rows if row.is_exact], "step")
+    return Machine(called, _name(rows), place, rows, exact[0].row if exact else None)
 
 
 def letter(at: int) -> str:
@@ -84,13 +89,3 @@ def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
         for row in machine.rows:
             met.setdefault(row.name, row)
     return dict(sorted(met.items(), key=lambda item: kind_rank(item[1])))
-
-
-def over_fastest_exact(machine: Machine, row: Optional[Row], fastest: Optional[Row]) -> Optional[float]:
-    """Its step over that of the fastest exact loss of its machine; across torches through the control."""
-    if row is None or fastest is None or row.status != "ok":
-        return None
-    if row is fastest:
-        return 1.0
-    ratio = ranking.over(fastest, row, "step", machine.rows)
-    return ratio and ratio.ratio

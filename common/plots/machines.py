@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Optional, Sequence
 
-from common.analysis.machines import Machine, over_fastest_exact, rows_by_name
+from common.analysis.machines import Machine, rows_by_name
 from common.analysis.row import Row
 from common.core.text import number
 from common.plots import scales
@@ -18,14 +18,10 @@ Ratios = Sequence[Optional[float]]
 
 def relative_times(family: Sequence[Machine]) -> Optional[Figure]:
     """Bars of the step over that of the fastest exact loss of the same machine; None where fewer than two have one."""
-    fastest = [machine.fastest_exact for machine in family]
     of_one_model = {name: row for name, row in rows_by_name(family).items() if row.of_one_model}
-    ratios = {
-        name: [over_fastest_exact(one, one.row(name), best) for one, best in zip(family, fastest)]
-        for name in of_one_model
-    }
+    ratios = {name: [one.over_fastest(one.row(name)) for one in family] for name in of_one_model}
     ratios = {name: values for name, values in ratios.items() if any(values)}
-    if sum(row is not None for row in fastest) < 2 or not ratios:
+    if sum(one.fastest is not None for one in family) < 2 or not ratios:
         return None
     end = scales.cut([value for values in ratios.values() for value in values if value])
     lane = NAME + BAR * len(family)

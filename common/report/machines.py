@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, Dict, List, Optional, Sequence
 
 from common.analysis import groups, metrics
-from common.analysis.machines import Machine, over_fastest_exact, rows_by_name, shared_configuration
+from common.analysis.machines import Machine, rows_by_name, shared_configuration
 from common.analysis.row import Row
 from common.core.table import Cell, Column, Table
 from common.core.text import number, plain
@@ -33,20 +33,19 @@ def numbers(family: Sequence[Machine]) -> Table:
     titles = ("step ms", "over the fastest exact", "% of limit", "peak MB")
     columns = [Column("implementation", False)]
     columns += [Column(f"{title}, {machine.letter}") for title in titles for machine in family]
-    fastest = {machine.letter: machine.fastest_exact for machine in family}
     rows = []
     for name, first in rows_by_name(family).items():
-        found = [_cells(machine, machine.row(name), fastest[machine.letter]) for machine in family]
+        found = [_cells(machine, machine.row(name)) for machine in family]
         rows.append([Cell(first.marked, mark="name"), *(cell for of_title in zip(*found) for cell in of_title)])
     return Table("machines", TITLE, columns, rows)
 
 
-def _cells(machine: Machine, row: Optional[Row], fastest: Optional[Row]) -> List[Cell]:
+def _cells(machine: Machine, row: Optional[Row]) -> List[Cell]:
     """Of one machine; a loss that did not run there has its status in the first."""
     if row is None:
         return [Cell("-")] * 4
     ms, percent = (row.step_ms or {}).get("median"), metrics.METRICS["step_limit"].value(row)
-    over = over_fastest_exact(machine, row, fastest)
+    over = machine.over_fastest(row)
     found = [
         (ms, number(ms) if ms or row.status == "ok" else plain(row.status)),
         (over, number(over, 3)),
