@@ -9,20 +9,7 @@ from common.analysis.row import Row, is_positive
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
 from common.plots import scales
-from common.plots.style import (
-    INK,
-    Figure,
-    Trace,
-    axis,
-    lanes,
-    layout,
-    legend_of,
-    mark,
-    parts,
-    points,
-    shown,
-    whiskers,
-)
+from common.plots.style import INK, Figure, Trace, axis, lanes, layout, mark, parts, points, shown, whiskers
 
 LANE = 62  # pixels
 ABOVE = 14  # pixels from the middle of a lane to its name
@@ -114,7 +101,7 @@ def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Tr
 def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], place: int, unit: str) -> List[Trace]:
     """With their entry in the legend.  lengths: (number of the lane, value); place: number of the pattern."""
     x, y, looks = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
-    return [parts(name, x, y, looks, place, f"%{{x:.4g}} {unit}", width=WIDTH), legend_of(name, place, WIDTH)]
+    return parts(name, x, y, looks, place, f"%{{x:.4g}} {unit}", WIDTH)
 
 
 def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:

@@ -9,7 +9,7 @@ from common.analysis.row import Row
 from common.core.text import number
 from common.plots import scales
 from common.plots.bars import GOES_ON, arrows, until
-from common.plots.style import Figure, Trace, lanes, layout, legend_of, parts, shown
+from common.plots.style import Figure, Trace, lanes, layout, parts, shown
 
 BAR, NAME = 20, 34  # pixels: a bar with its gap, and a name above the bars of a lane
 
@@ -67,6 +67,5 @@ def _bars(
     known = [(place, ratio) for place, of_row in enumerate(values) for ratio in of_row[at : at + 1] if ratio]
     x, y = [ratio for _, ratio in known], [-place - below for place, _ in known]
     hover = f"%{{x:.3g}} times the fastest exact<extra>{shown(machine.name)}</extra>"
-    name, width = f"{machine.letter}: {machine.name}", (BAR - 4) / lane
     looks = [rows[place].look for place, _ in known]
-    return [parts(name, x, y, looks, at, hover, width=width), legend_of(name, at, width)]
+    return parts(f"{machine.letter}: {machine.name}", x, y, looks, at, hover, (BAR - 4) / lane)

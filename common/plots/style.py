@@ -126,19 +126,14 @@ def bar_of(look: int) -> Dict[str, Any]:
 
 
 def parts(
-    name: str, x: Sequence[Any], y: Sequence[Any], looks: Sequence[int], place: int, hover: str, **more: Any
-) -> Trace:
-    """Horizontal bars of one stage or machine, each in the colour of its implementation, and not in the legend, which
-    has `legend_of`.  looks: of each bar; place: number of the pattern."""
+    name: str, x: Sequence[Any], y: Sequence[Any], looks: Sequence[int], place: int, hover: str, width: float
+) -> List[Trace]:
+    """Horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral entry in the
+    legend: a bar without length, above the plot.  looks: of each bar; place: number of the pattern."""
     look = {"color": [color(one) for one in looks], "pattern": pattern(place)}
-    return bars(name, x, y, look, hover, orientation="h", showlegend=False, **more)
-
-
-def legend_of(name: str, place: int, width: float) -> Trace:
-    """The neutral entry of `parts` in the legend: a bar without length, above the plot."""
-    return bars(
-        name, [0], [10 + place], {"color": NEUTRAL, "pattern": pattern(place)}, "", orientation="h", width=width
-    )
+    drawn = bars(name, x, y, look, hover, orientation="h", width=width, showlegend=False)
+    neutral = {"color": NEUTRAL, "pattern": pattern(place)}
+    return [drawn, bars(name, [0], [10 + place], neutral, "", orientation="h", width=width)]
 
 
 def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
