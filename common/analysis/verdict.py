@@ -29,7 +29,8 @@ class Pick:
     """row: the best; rivals: those whose difference from it is not certain, the nearest first; next: the first rival,
     or else the first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).
     Of an approximation, over and memory: its time and its peak over those of the fastest exact row; None where they
-    have nothing in common.  caveats: what to beware of in it, None where no conformance matrix judged it."""
+    have nothing in common.  Of trains_fastest, over: the next one's time.  caveats: what to beware of in it, None where
+    no conformance matrix judged it."""
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
@@ -99,19 +100,18 @@ def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) 
     if not timed or any(row.largest["timed_over"] != timed[0].largest["timed_over"] for row in timed):
         return None
     best = max(timed, key=lambda row: float(row.largest["utterances_per_second"]))
-    found = [(row, ratio) for row in timed if row is not best and (ratio := slowdown(best, row))]
+    found = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
     found.sort(key=lambda each: each[1].ratio)
-    rivals = [row for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
-    times = {row.name: ratio.ratio for row, ratio in found}
-    first = next(iter(rivals or [row for row, _ in found]), None)
-    return Pick(best, rivals, first, times[first.name] if first else None)
+    rivals = [(row, ratio) for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
+    first, over = next(iter(rivals or found), (None, None))
+    return Pick(best, [row for row, _ in rivals], first, over and over.ratio, over)
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
     return [row for row in rows if row.status == "ok" and row.kind in kinds]
 
 
-def slowdown(best: Row, other: Row) -> Optional[Ratio]:
+def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
     """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
     compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
     return compare(_rounds(best), _rounds(other))

@@ -8,15 +8,12 @@ interval; there a margin decides.
 
 from __future__ import annotations
 
-import math
-from typing import Callable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, List, Optional, Sequence, Union
 
-from common.analysis import ranking
+from common.analysis import ranking, verdict
 from common.analysis.row import Row
-from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, slowdown
-from common.core import statistics
+from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, Pick
 from common.core.errors import NOT_RUNNABLE
-from common.core.ratios import Ratio
 from common.core.table import Link
 from common.core.text import number
 from common.report.section import Verdict
@@ -37,14 +34,13 @@ def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     if len(exact) < len(of_one_model):
         found.append(fastest("Fastest overall, approximate too", of_one_model, "step"))
         found.append(least_memory("Least memory overall, approximate too", of_one_model))
-    return [verdict for verdict in found if verdict is not None]
+    return [one for one in found if one is not None]
 
 
 def of_search(rows: Sequence[Row]) -> List[Verdict]:
     """The answers for rows of --find-largest, of the exact losses alone."""
     exact = [row for row in rows if row.is_exact]
-    found = [largest_batch(exact), trains_fastest(exact)]
-    return [verdict for verdict in found if verdict is not None]
+    return [one for one in (largest_batch(exact), trains_fastest(exact)) if one is not None]
 
 
 # Times.
@@ -123,36 +119,23 @@ def _other_torch(rows: Sequence[Row]) -> str:
 
 def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     """By utterances per second over the same utterances, each at its own largest size; None when none was timed."""
-    every = [row for row in rows if row.status == "ok" and _rate(row)]
+    every = [row for row in rows if row.status == "ok" and row.largest["utterances_per_second"]]
     timed = ranking.of_one_torch(every)
-    if not timed:
-        return None
-    best, question = max(timed, key=_rate), "Trains fastest with its largest batch, exact losses"
-    if any(row.largest["timed_over"] != best.largest["timed_over"] for row in timed):
-        return _unclear(question, "They were not timed over the same utterances: search them in one run.")
-    rivals = [(row, slowdown(best, row)) for row in timed if row is not best]
-    rivals.sort(key=lambda rival: rival[1].ratio if rival[1] else math.inf)
-    close = [(row, ratio) for row, ratio in rivals if not _is_slower(ratio)]
-    remark = _left_out(rows) + _other_torch([row for row in every if row not in timed])
-    pace = Link(f"{number(_rate(best))} utterances/s", best.results)
-    if not rivals:
+    question, pick = "Trains fastest with its largest batch, exact losses", verdict.trains_fastest(timed)
+    if pick is None:
+        other = "They were not timed over the same utterances: search them in one run."
+        return _unclear(question, other) if timed else None
+    best, remark = pick.row, _left_out(rows) + _other_torch([row for row in every if row not in timed])
+    pace = Link(f"{number(best.largest['utterances_per_second'])} utterances/s", best.results)
+    if pick.next is None:
         return _clear(question, best, ["It trains ", pace], [], remark)
-    row, ratio = (close or rivals)[0]
-    said = f"{row.label} at {number(ratio.ratio, 3) if ratio else '-'} times the time of an utterance"
+    said, ratio = f"{pick.next.label} at {number(pick.times, 3)} times the time of an utterance", pick.over
     if ratio and ratio.low is not None:
         said += f" (95% interval over rounds: {number(ratio.low, 3)} to {number(ratio.high, 3)})"
-    if not close:
+    if pick.sure:
         return _clear(question, best, ["It trains ", pace], [said], remark)
     advice = " Measure with more --rounds." if ratio and ratio.low is not None else " Measure with --rounds 3 or more."
     return _unclear(question, f"{best.label} trains ", pace, f", but {said}.", advice, remark)
-
-
-def _rate(row: Row) -> float:
-    return row.largest["utterances_per_second"] or 0.0
-
-
-def _is_slower(ratio: Optional[Ratio]) -> bool:
-    return ratio is not None and statistics.verdict(ratio.low, ratio.high) == "slower"
 
 
 # Sizes.
@@ -160,37 +143,29 @@ def _is_slower(ratio: Optional[Ratio]) -> bool:
 
 def least_memory(question: str, rows: Sequence[Row]) -> Optional[Verdict]:
     """By the highest peak over the batches; None when no memory was measured."""
-    found = [(row, row.peak_mb) for row in rows if row.status == "ok" and row.peak_mb is not None]
-    found.sort(key=lambda each: each[1])
-    return _by_size(question, found, MEMORY_MARGIN, "Its peak is ", lambda row: f"{number(row.peak_mb)} MB", rows)
+    pick = verdict.smallest(rows, (*verdict.EXACT, "pruned"))
+    return _by_size(question, pick, MEMORY_MARGIN, "Its peak is ", lambda row: f"{number(row.peak_mb)} MB", rows)
 
 
 def largest_batch(rows: Sequence[Row]) -> Optional[Verdict]:
     """None when no search came to its end."""
-    found = [(row, row.largest["size"]) for row in rows if row.status == "ok"]
-    found.sort(key=lambda each: -each[1])
-    return _by_size("Largest batch, exact losses", found, SIZE_MARGIN, "It holds ", search.said, rows)
+    pick = verdict.largest(rows)
+    return _by_size("Largest batch, exact losses", pick, SIZE_MARGIN, "It holds ", search.said, rows)
 
 
 def _by_size(
-    question: str,
-    ordered: Sequence[Tuple[Row, float]],
-    margin: float,
-    begin: str,
-    words: Callable[[Row], str],
-    rows: Sequence[Row],
+    question: str, pick: Optional[Pick], margin: float, begin: str, words: Callable[[Row], str], rows: Sequence[Row]
 ) -> Optional[Verdict]:
-    """The first of `ordered`, (row, size) from the best on, unless the next is within the margin."""
-    if not ordered:
+    """rows: of which the best was picked."""
+    if pick is None:
         return None
-    (best, size), *others = ordered
-    said, remark = Link(words(best), best.results), _left_out(rows)
-    if not others:
+    best, other, remark = pick.row, pick.next, _left_out(rows)
+    said = Link(words(best), best.results)
+    if other is None:
         return _clear(question, best, [begin, said], [], remark)
-    other, other_size = others[0]
     other_said = Link(words(other), other.results)
-    if max(size, other_size) / min(size, other_size) > 1 + margin:
-        times = f" ({number(other_size / size, 3)} times as much)"
+    if pick.sure:
+        times = f" ({number(pick.times, 3)} times as much)"
         return _clear(question, best, [begin, said], [f"{other.label} with ", other_said, times], remark)
     close = f") are within {margin:.0%} of each other."
     return _unclear(question, f"{best.label} (", said, f") and {other.label} (", other_said, close, remark)
