@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Optional, Sequence, Union
+from typing import List, Optional, Sequence
 
 from common.analysis import verdict
 from common.analysis.row import Row
@@ -11,6 +11,7 @@ from common.analysis.verdict import Pick
 from common.core.table import Link, Sentence
 from common.core.text import count, number
 from common.report.section import Line, Verdict
+from common.report.verdicts import spent, time_of
 
 NAMED = 3  # of those whose difference is not certain
 
@@ -57,21 +58,14 @@ def _gains(pick: Pick) -> bool:
 
 def _speed(pick: Pick) -> Sentence:
     """Of the first one, and how far the next is behind."""
-    row, scope = pick.row, pick.row.against_fastest["scope"]
-    times = row.ms(scope)
-    said: List[Union[str, Link]] = [_ms(row), " a step" if scope == "step" else " from logits to their gradient"]
-    if pick.next is None or not times:
+    row, said = pick.row, spent(pick.row, pick.row.against_fastest["scope"])
+    if pick.next is None:
         return [*said, "; the only one measured under its torch."]
     interval = _interval(pick.next.against_fastest.get("low"), pick.next.against_fastest.get("high"))
     ratio = f"{number(pick.times, 3)} times as long{interval}"
     if pick.sure:
         return [*said, f"; next is {pick.next.label}, {ratio}."]
     return [*said, f" for {row.label}; {pick.next.label} takes {ratio}: these samples cannot tell them apart."]
-
-
-def _ms(row: Row) -> Link:
-    described = row.ms(row.against_fastest["scope"])
-    return Link(f"{number(described['median']) if described else '-'} ms", row.results)
 
 
 def _interval(low: Optional[float], high: Optional[float]) -> str:
@@ -101,7 +95,7 @@ def _against(pick: Pick, exact: Optional[Pick]) -> List[Line]:
     if pick.over:
         interval = _interval(pick.over.low, pick.over.high)
         time = f"{number(pick.over.ratio, 2)}x the time of {exact.row.label}{interval}: "
-        lines.append(("Speed", [time, _ms(pick.row), "."]))
+        lines.append(("Speed", [time, time_of(pick.row, pick.row.against_fastest["scope"]), "."]))
     if pick.memory and pick.row.peak_mb is not None:
         peak = Link(f"{number(pick.row.peak_mb)} MB", pick.row.results)
         lines.append(("Memory", [f"{number(pick.memory, 2)}x its memory: ", peak, "."]))

@@ -52,7 +52,7 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     if not standings:
         return None
     best, rivals = standings[0].row, [one for one in standings[1:] if not one.other_torch]
-    taken: Words = ["takes ", _time(best, scope), " a step" if scope == "step" else " from logits to their gradient"]
+    taken: Words = ["takes ", *spent(best, scope)]
     remark = _left_out(rows) + _other_runs([standing.row for standing in standings])
     remark += _other_torch([one.row for one in standings if one.other_torch])
     close = [one for one in rivals if one.may_be_as_fast]
@@ -73,20 +73,25 @@ def _unclear(question: str, *reason: Union[str, Link]) -> Verdict:
     return Verdict(question, "unclear", False, reason)
 
 
-def _time(row: Row, scope: str) -> Link:
+def time_of(row: Row, scope: str) -> Link:
     described = row.ms(scope)
     return Link(f"{number(described['median']) if described else '-'} ms", row.results)
+
+
+def spent(row: Row, scope: str) -> Words:
+    """ "12.3 ms a step"."""
+    return [time_of(row, scope), " a step" if scope == "step" else " from logits to their gradient"]
 
 
 def _times(standing: ranking.Standing, scope: str) -> Words:
     row, ratio = standing.row, standing.ratio
     if ratio is None:
-        return [f"{row.label} has no round or batch in common with it (", _time(row, scope), ")"]
+        return [f"{row.label} has no round or batch in common with it (", time_of(row, scope), ")"]
     said = f"{row.label} at {number(ratio.ratio, 3)} times as long ("
     if ratio.low is not None:
         interval = f"{number(ratio.low, 3)} to {number(ratio.high, 3)}"
         said += f"95% interval over {len(ratio.new)} rounds: {interval}; "
-    return [said, _time(row, scope), ")"]
+    return [said, time_of(row, scope), ")"]
 
 
 def _advice(standing: ranking.Standing) -> str:
