@@ -20,7 +20,7 @@ from common.core.table import Cell, Table
 from common.core.text import count, error, gathered, number, plain
 from common.setup import environments, obtaining
 from common.tables import results, search
-from common.tables.text import aligned
+from common.tables.text import aligned, painted, spaced
 
 #: Characters of a line where the width is not known.
 WIDTH = 100
@@ -50,22 +50,17 @@ def render(
 ) -> str:
     """The rows as lines of at most `width` characters, the last with a newline.  colors: COLORS for a terminal that
     shows them; folders: where a conformance matrix may be, besides docs/."""
-    parts = [_of_group(group, width, colors, folders) for group in groups(rows)]
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+    return spaced(block for group in groups(rows) for block in _of_group(group, width, colors, folders))
 
 
-def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
+def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[List[str]]:
     of = "answer search" if rows[0].largest else "answer"
-    blocks = [
+    return [
         wrapped(heading(rows), width),
         by_kind(of, [row for row in rows if _has_numbers(row)], width, colors),
         [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
         (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
     ]
-    lines: List[str] = []
-    for block in filter(None, blocks):
-        lines += [*([""] if lines else []), *block]
-    return lines
 
 
 def _has_numbers(row: Row) -> bool:
@@ -190,10 +185,6 @@ def said(lines: Mapping[str, str], width: int, colors: Mapping[str, str]) -> Lis
             found.append(head.ljust(room) + line)
             head = ""
     return [painted("VERDICT", "title", colors), *found] if found else []
-
-
-def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
-    return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
 
 
 def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:

@@ -15,7 +15,7 @@ from common.core.table import Cell, Column, Table
 from common.core.text import error, escaped, gathered, number
 from common.tables import answer
 from common.tables.export import json_text
-from common.tables.text import aligned, listed, markdown
+from common.tables.text import aligned, listed, markdown, spaced
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (
@@ -74,7 +74,7 @@ def screen(
         [line for text in below for line in answer.wrapped(text, width, "  ", answer.MOST_LINES)],
         answer.said(_verdict(shown, lines), width, colors),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return spaced(blocks)
 
 
 #: Of verdicts, as of cells.

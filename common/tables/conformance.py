@@ -11,7 +11,7 @@ from common.core.text import count, escaped, gathered, plain
 from common.records.conformance import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT, Outcome
 from common.setup import obtaining
 from common.tables import answer
-from common.tables.text import aligned
+from common.tables.text import aligned, spaced
 from common.tables.text import markdown as markdown_table
 
 #: Of each result its mark (a class of page.css, bold in Markdown where something is wrong) and its symbol.
@@ -111,7 +111,7 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
         answer.wrapped(f"not judged: {', '.join(others)}", width, "  ", 2) if others else [],
         answer.said(lines, width, colors),
     ]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return spaced(blocks)
 
 
 def _who(finding: judging.Finding) -> List[str]:

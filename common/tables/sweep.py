@@ -13,7 +13,7 @@ from common.core import grid
 from common.core.table import Cell, Column, Table
 from common.core.text import count, gathered, plain
 from common.tables import answer, results
-from common.tables.text import aligned, block, listed
+from common.tables.text import aligned, block, listed, spaced
 
 GAP = (
     "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with the range "
@@ -112,21 +112,21 @@ def notes(sweep: Sweep) -> List[str]:
 def screen(found: Sequence[Sweep], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
     """The sweeps as lines of at most `width` characters, the last with a newline: time and peak of each implementation,
     a column for each cell."""
-    parts = ["\n".join(_on_screen(sweep, width, colors)) for sweep in found]
-    return "\n\n".join(parts) + "\n"
+    return spaced(block for sweep in found for block in _on_screen(sweep, width, colors))
 
 
-def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[str]:
-    lines = answer.wrapped(heading(sweep) if sweep.rows else sweep.name, width)
+def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[List[str]]:
     scope = "step" if any(row.step_ms for row in sweep.rows) else "loss"
     shown = [(f"{scope} ms", f"{scope}_median"), ("peak MB", "peak_mb")]
     known = [each for each in shown if any(metrics.METRICS[each[1]].value(row) is not None for row in sweep.rows)]
-    for title, key in known or [("grad error", "grad_error")] * bool(sweep.rows):
-        lines += ["", *_pivot(sweep, title, metrics.METRICS[key], width, colors)]
+    known = known or [("grad error", "grad_error")] * bool(sweep.rows)
     below = [*failures(sweep), *growth(sweep), *notes(sweep)]
-    lines += [""] * bool(below) + [line for text in below for line in answer.wrapped(text, width, "  ", 3)]
-    told = answer.said(_verdict(sweep), width, colors)
-    return [*lines, "", *told] if told else lines
+    return [
+        answer.wrapped(heading(sweep) if sweep.rows else sweep.name, width),
+        *(_pivot(sweep, title, metrics.METRICS[key], width, colors) for title, key in known),
+        [line for text in below for line in answer.wrapped(text, width, "  ", 3)],
+        answer.said(_verdict(sweep), width, colors),
+    ]
 
 
 def _pivot(sweep: Sweep, title: str, metric: metrics.Metric, width: int, colors: Mapping[str, str]) -> List[str]:

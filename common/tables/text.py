@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Mapping, Optional, Sequence
+from typing import Iterable, Mapping, Optional, Sequence
 
 from common.core.table import Cell, Column, Table
 from common.core.text import LONGEST_CELL, escaped, plain, short
@@ -22,6 +22,11 @@ def block(table: Table, format: str) -> str:
 def listed(lines: Sequence[str], format: str) -> str:
     """One line each."""
     return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
+
+
+def spaced(blocks: Iterable[Sequence[str]]) -> str:
+    """Blocks of lines with an empty line between them, without the empty ones; the last line with a newline."""
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
@@ -43,8 +48,12 @@ def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[
 
 
 def _padded(cell: Cell, column: Column, width: int, colors: Mapping[str, str]) -> str:
-    words = cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width)
-    return f"\x1b[{colors[cell.mark]}m{words}\x1b[0m" if cell.mark in colors else words
+    return painted(cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width), cell.mark, colors)
+
+
+def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
+    """colors: mark -> ANSI code."""
+    return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
 
 
 def markdown(table: Table) -> str:
