@@ -17,7 +17,7 @@ from common.analysis.row import SCOPES, Row
 from common.core import grid
 from common.core.errors import UserError
 from common.core.statistics import mean, median
-from common.core.text import number, plain
+from common.core.text import gathered, number, plain
 from common.records import schema, store
 from common.records.schema import Sample, SweepHeader
 
@@ -215,12 +215,9 @@ def _slope(points: Sequence[_Point]) -> float:
 
 def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
     """How time grows with each numeric setting, or `of_key`, one line for each scope."""
-    by_scope: Dict[Tuple[str, str], List[Exponent]] = {}
-    for one in exponents(sweep):
-        if of_key in (None, one.key):
-            by_scope.setdefault((one.key, one.scope), []).append(one)
+    of_scope = gathered(((one.key, one.scope), one) for one in exponents(sweep) if of_key in (None, one.key))
     lines = []
-    for (key, scope), found in by_scope.items():
+    for (key, scope), found in of_scope.items():
         others = {other: values[0] for other, values in sweep.grid.items() if other != key}
         where = f" (at {grid.words(others)})" if others else ""
         slopes = ", ".join(f"{one.name} {one.slope:.2f}{_where_less(one, sweep)}" for one in found)
