@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, TypeVar
 
 from common.analysis import ranking
 from common.analysis.row import Row
@@ -53,9 +53,8 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
     for row, name in zip(rows, names):
         label = short_label(name if names.count(name) == 1 else f"{name} ({plain(Path(row.log_dir).name)})")
         same = labels.count(label)
-        labels.append(label if not same else f"{label} {same + 1}")
-    for row, label in zip(rows, labels):
-        row.label = label
+        row.label = f"{label} {same + 1}" if same else label
+        labels.append(row.label)
     return list(rows)
 
 
@@ -134,17 +133,11 @@ def kind_rank(row: Row) -> int:
     return KINDS.index(row.kind) if row.kind in KINDS else 0
 
 
-def rate(row: Row, what: str) -> Optional[float]:
-    """Utterances or frames per second, of a row of --find-largest."""
-    found: Optional[float] = row.largest[f"{what}_per_second"]
-    return found
-
-
 def rank(row: Row) -> Tuple[Any, ...]:
     """By kind first: an approximation that is faster is not the faster loss.  Then by step time; of --find-largest, by
     throughput."""
     if row.largest:
-        speed = rate(row, "utterances")
+        speed = row.utterances_per_second
         return kind_rank(row), math.inf if speed is None else -speed, row.name
     medians = [times["median"] if times else math.inf for times in (row.step_ms, row.loss_ms)]
     profiled = row.average_step_time_us
