@@ -16,7 +16,7 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import summary_v2 as hparams
@@ -37,7 +37,8 @@ from common.tables.text import block
 VERSION = 3  # of what is written: a new one makes every file anew
 MARK = ".suite-"  # between the name that TensorBoard expects and the fingerprint
 PNG = b"\x89PNG\r\n\x1a\n"
-
+#: One summary, behind the number of its sample or of its profiled window, 0 for what a run has one of.
+Value = Tuple[int, summary_pb2.Summary.Value]
 
 #: Of the HParams table: settings, with their type, and what they are compared by, keys of metrics.METRICS.
 SETTINGS = {
@@ -45,13 +46,6 @@ SETTINGS = {
     **dict.fromkeys(("vocab_size", "batch_size", "threads"), int),
 }
 COMPARED = ("step_median", "loss_median", "utterances_per_second", "peak_mb", "loss_error", "grad_error")
-
-
-class Value(NamedTuple):
-    """One summary; `step` is the number of a sample or of a profiled window, 0 for what a run has one of."""
-
-    step: int
-    value: summary_pb2.Summary.Value
 
 
 def of_row(row: Row, prefix: str = "") -> List[Value]:
@@ -63,7 +57,7 @@ def of_row(row: Row, prefix: str = "") -> List[Value]:
         found.append((step, "4_profiled/step_us", window["average_step_time_us"]))
         found.append((step, "4_profiled/peak_memory_mb", window["peak_memory_mb"]))
     known = [(step, prefix + tag, number) for step, tag, number in found if number is not None]
-    return [Value(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
+    return [(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
 
 
 def settings(row: Row) -> Dict[str, Any]:
@@ -74,7 +68,7 @@ def settings(row: Row) -> Dict[str, Any]:
 
 def session(row: Row, name: str, wall_time: float) -> Value:
     """The line of a run in the HParams table."""
-    return Value(0, hparams.hparams_pb(settings(row), trial_id=name, start_time_secs=wall_time).value[0])
+    return 0, hparams.hparams_pb(settings(row), trial_id=name, start_time_secs=wall_time).value[0]
 
 
 def experiment(rows: Sequence[Row]) -> Value:
@@ -84,7 +78,7 @@ def experiment(rows: Sequence[Row]) -> Value:
     columns = [hparams.HParam(key, hparams.Discrete(found)) for key, found in values.items() if found]
     compared = [metrics.METRICS[key] for key in COMPARED]
     shown = [hparams.Metric(metric.tag, display_name=metric.on_page or metric.title) for metric in compared]
-    return Value(0, hparams.hparams_config_pb(columns, shown, time_created_secs=0.0).value[0])
+    return 0, hparams.hparams_config_pb(columns, shown, time_created_secs=0.0).value[0]
 
 
 def text(log: logs.Log) -> str:
@@ -116,7 +110,7 @@ def pictures(folder: Path, prefix: str = "") -> List[Value]:
         if data.startswith(PNG):
             width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
             image = summary_pb2.Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=data)
-            found.append(Value(0, summary_pb2.Summary.Value(tag=plain(prefix + path.stem), image=image)))
+            found.append((0, summary_pb2.Summary.Value(tag=plain(prefix + path.stem), image=image)))
     return found
 
 
@@ -134,13 +128,11 @@ def sources(folder: Path) -> List[Path]:
 
 def is_written(folder: Path, mark: str) -> bool:
     """Whether the event file with this mark is there; others of ours are removed."""
-    current = False
-    for path in folder.glob(f"events.out.tfevents.*{MARK}*"):
-        if path.name.endswith(mark):
-            current = True
-        else:
-            path.unlink()
-    return current
+    ours = list(folder.glob(f"events.out.tfevents.*{MARK}*"))
+    others = [path for path in ours if not path.name.endswith(mark)]
+    for path in others:
+        path.unlink()
+    return len(others) < len(ours)
 
 
 def write(folder: Path, values: Sequence[Value], mark: str, wall_time: float) -> None:
@@ -184,7 +176,7 @@ def write_top(log_dir: Path, folders: Sequence[Path]) -> None:
     if files and not is_written(log_dir, mark):
         log = logs.read([log_dir])
         table: Any = text_pb("table", text(log))
-        values = [experiment(log.rows), *pictures(log_dir), *drawn(log_dir, main), Value(0, table.value[0])]
+        values = [experiment(log.rows), *pictures(log_dir), *drawn(log_dir, main), (0, table.value[0])]
         write(log_dir, values, mark, _wall_time(None, files))
 
 
