@@ -9,10 +9,9 @@ from common.analysis.row import Row
 from common.core import statistics, workloads
 from common.core.table import Cell, Column, Table, measured, tabulated
 from common.core.text import plain
+from common.core.units import GIB
 from common.records.schema import Batch
 from common.tables import remarks
-
-GIB = 2**30
 
 
 def load(entries: Sequence[Row]) -> Optional[Table]:

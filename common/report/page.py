@@ -124,7 +124,8 @@ def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
     rows, known = group.rows, facts.machine(group.rows)
     ran = [row for row in rows if row.is_measured]
     about: Dict[str, Any] = {"versions": facts.versions(rows), "load": facts.load(rows), "notes": _notes(rows)}
-    about["failures"] = [_failure(row) for row in rows if row.reason]
+    failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
+    about["failures"] = [Failure(status, name, [Link(status, at), f": {why}"]) for status, name, at, why in failed]
     if group.search:  # its table tells the batches of each row
         about["facts"] = [fact for fact in known if fact[0] != "Batches"]
         about["verdicts"] = verdicts.of_search(rows)
@@ -137,10 +138,6 @@ def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
         about["table"] = results.table("page", "Results", ran) if ran else None
         about["figures"] = runs.figures(rows) + small
     return Section("timed", f"group-{place}", title, str(place), group.heading, **about)
-
-
-def _failure(row: Row) -> Failure:
-    return Failure(row.status, row.label, [Link(row.status, row.folder), f": {row.reason}"])
 
 
 def _notes(rows: Sequence[Row]) -> List[Line]:
