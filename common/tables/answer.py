@@ -193,7 +193,7 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
     if found.fastest:
         lines["fastest exact"] = _timed(found.fastest)
     if found.smallest:
-        lines["smallest exact"] = _picked(found.smallest, _peak, "times its peak")
+        lines["smallest exact"] = _picked(found.smallest, lambda row: f"{number(row.peak_mb)} MB", "times its peak")
     if found.approximate:
         lines["approximate"] = _approximate(found.approximate)
     if found.fastest:
@@ -221,19 +221,12 @@ def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
 
 def _timed(pick: Pick) -> str:
     scope = pick.row.against_fastest["scope"]
-    described = _picked(pick, lambda row: f"{_ms(row, scope)} ms a {scope}", "times its time")
+    ms = metrics.METRICS[f"{scope}_median"].shown
+    described = _picked(pick, lambda row: f"{ms(row)} ms a {scope}", "times its time")
     interval = "-" if pick.next is None else metrics.METRICS["interval"].shown(pick.next)
     if pick.next is not None and interval == "-":
         return f"{described}; one round gives no interval: --rounds 3 or more"
     return described + (f" ({interval})" if pick.next else "")
-
-
-def _ms(row: Row, scope: str) -> str:
-    return number((row.ms(scope) or {}).get("median"))
-
-
-def _peak(row: Row) -> str:
-    return f"{number(row.peak_mb)} MB"
 
 
 def _approximate(pick: Pick) -> str:
@@ -241,7 +234,7 @@ def _approximate(pick: Pick) -> str:
     if pick.over:
         memory = f" and {number(pick.memory, 2)} of its peak" if pick.memory else ""
         parts.append(f"{number(pick.over.ratio, 2)} of the exact step's time{memory}")
-    gaps = {kind: gap for kind, gap in pick.row.approximation_gaps.items() if gap is not None}
+    gaps = pick.row.approximation_gaps
     if gaps:
         parts.append("loss " + ", ".join(f"{100 * abs(gap):.2g}% off on {kind} logits" for kind, gap in gaps.items()))
     elif pick.row.approximation_gap is not None:
