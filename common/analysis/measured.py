@@ -70,7 +70,7 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
     batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
     at_size = correctness.at_size if correctness else None
     alike, limits = _of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
-    least = roofline.of_run(limits, str(header.kind), batches, header.settings, alike, at_size)
+    least, remarks = roofline.of_run(limits, str(header.kind), batches, header.settings, alike, at_size)
     status, reason = _status(jobs, header, correctness, numbers)
     flagged = sum(bool(sample.flags) for sample in samples)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
@@ -103,12 +103,12 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         **_errors(correctness),
         memory={scope: _highest(of_scope) for scope, of_scope in peaks_mb.items()},
         **_cells(batches),
-        **least.numbers,
+        **least,
         configuration=_configuration(header, environment),
         suffix=header.suffix,
         run_id=header.run_id,
         started=header.started,
-        notes=[*notes, *least.notes, *_about_errors(header, correctness), *_about_traces(numbers, trace)],
+        notes=[*notes, *remarks, *_about_errors(header, correctness), *_about_traces(numbers, trace)],
         header=header,
         environment=environment,
         jobs=jobs,

@@ -198,13 +198,6 @@ def of_layout(
     }
 
 
-class Found(NamedTuple):
-    """What a row has of it: fields of the row, and lines for the reader."""
-
-    numbers: Dict[str, Any]
-    notes: List[str]
-
-
 def of_run(
     limits: Sequence[Limits],
     kind: str,
@@ -212,11 +205,11 @@ def of_run(
     settings: Mapping[str, Any],
     samples: Sequence[Sample],
     at_size: Optional[AtSize] = None,
-) -> Found:
-    """By the ``limits`` records of a run; nothing where there are none.  samples: those of the medians; at_size: of the
-    correctness pass."""
+) -> Tuple[Dict[str, Any], List[str]]:
+    """(fields of a row, lines for the reader) by the ``limits`` records of a run; nothing where there are none.
+    samples: those of the medians; at_size: of the correctness pass."""
     if not limits:
-        return Found({}, [])
+        return {}, []
     best = peaks(limits)
     share = (
         at_size.needed_cells / at_size.useful_cells
@@ -241,4 +234,4 @@ def of_run(
         notes = ["the device's limits were measured beside other load: % of limit may be too high"]
     elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
         notes = ["over 100% of the limit: the limit is wrong there, please report it"]
-    return Found(found, notes)
+    return found, notes
