@@ -231,19 +231,20 @@ def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
             toolchain.find("cuda")
         return
 
-    def refusal(**variables: Path) -> str:
+    def refusal() -> str:
         with pytest.raises(toolchain.NotRunnable) as caught:
-            toolchain.check(OPTIMIZED_TRANSDUCER, toolchain.find("cuda", **variables))
+            toolchain.check(OPTIMIZED_TRANSDUCER, toolchain.find("cuda"))
         assert caught.value.status == "unsupported"
         return str(caught.value)
 
     assert "set MODERNGPU_HOME to the checkout" in refusal()
-    assert f"{tmp_path} has no src/moderngpu/context.hxx" in refusal(moderngpu=tmp_path)
+    monkeypatch.setenv("MODERNGPU_HOME", str(tmp_path))
+    assert f"{tmp_path} has no src/moderngpu/context.hxx" in refusal()
 
     (tmp_path / "src" / "moderngpu").mkdir(parents=True)
     header = tmp_path / "src" / "moderngpu" / "context.hxx"
     header.write_text("double clock = prop.clockRate / 1000.0;")
-    old = "newer headers of moderngpu" in refusal(moderngpu=tmp_path)
+    old = "newer headers of moderngpu" in refusal()
     assert old == (int(cpu.torch_cuda.split(".")[0]) >= 13)
     header.write_text("")
     for folder in ("bin", "include"):
@@ -253,7 +254,7 @@ def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
     nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 5.5, V5.5.0\n")
     nvcc.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert f"{tmp_path} is 5.5: set CUDA_HOME to another" in refusal(moderngpu=tmp_path)
+    assert f"{tmp_path} is 5.5: set CUDA_HOME to another" in refusal()
 
 
 def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, List, Optional
+from typing import List, Optional
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
 from common.core.guard import guarded
@@ -33,16 +33,14 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def load(
-    package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None
-) -> ModuleType:
-    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.  moderngpu: a
-    checkout of it, for the CUDA builds that need it (default: MODERNGPU_HOME).  Raises NotRunnable, with what to do:
-    "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no CUDA, no headers)."""
+def load(package: str, device: str) -> ModuleType:
+    """Import `package` such that it runs on `device` ("cpu" or "cuda"), compiling it first when need be.  Raises
+    NotRunnable, with what to do: "missing" (no torch, compiler, download, or a failed compilation), "unsupported" (no
+    CUDA, no headers)."""
     source = SOURCE_PACKAGES[package]
     module = _import(package)
     if module is None:
-        folder = build(package, device, progress, moderngpu)
+        folder = build(package, device)
         sys.path.insert(0, str(folder))
         try:
             module = importlib.import_module(package)
@@ -61,34 +59,32 @@ def load(
     return module
 
 
-def build(package: str, device: str, progress: Callable[[str], None] = say, moderngpu: Optional[Path] = None) -> Path:
+def build(package: str, device: str) -> Path:
     """Folder with `package` and its compiled module for this Python and torch, compiled first when it is not there.
     Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
-    tools = toolchain.find(device, moderngpu)
+    tools = toolchain.find(device)
     folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
     if folder.exists():
         return folder
     toolchain.check(source, tools)
     waiting = f"{package}: another process is compiling it; waiting for that to end"
     try:
-        with locked(BUILD / f"{folder.name}.lock", lambda: progress(waiting)) as lock:
+        with locked(BUILD / f"{folder.name}.lock", lambda: say(waiting)) as lock:
             if not folder.exists():
-                _compile(source, tools, folder, progress, lock)
+                _compile(source, tools, folder, lock)
     except OSError as error:
         advice = f"make room in {BUILD} or make it writable"
         raise NotRunnable("missing", f"{package} cannot be compiled: {error}; {advice}") from error
     return folder
 
 
-def _compile(
-    source: SourcePackage, tools: toolchain.Toolchain, folder: Path, progress: Callable[[str], None], lock: int
-) -> None:
+def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lock: int) -> None:
     """Make `folder`: the sdist's Python package with its compiled module beside it.  Raises NotRunnable."""
     partial, log = folder.with_name(f"{folder.name}.partial"), folder.with_name(f"{folder.name}.log")
     shutil.rmtree(partial, ignore_errors=True)  # of a killed build: torch would wait for the lock file in it
-    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources", progress), partial / "sdist")
-    progress(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
+    unpacked = sdists.unpack(sdists.fetch(source.package, BUILD / "sources", say), partial / "sdist")
+    say(f"{source.package}: compiling for {tools.device} with {tools.compiler_version}, about a minute")
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.
     command = [sys.executable, "-m", "common.setup.compile_extension", source.package, str(unpacked), str(partial)]
@@ -103,7 +99,7 @@ def _compile(
         raise NotRunnable("missing", f"{source.package} does not compile: {error}; see {log}, then run `make setup`")
     shutil.rmtree(partial / "sdist")
     partial.rename(folder)
-    progress(f"{source.package}: compiled")
+    say(f"{source.package}: compiled")
 
 
 def _import(package: str) -> Optional[ModuleType]:

@@ -61,7 +61,7 @@ class Toolchain:
         return variables
 
 
-def find(device: str, moderngpu: Optional[Path] = None) -> Toolchain:
+def find(device: str) -> Toolchain:
     """The tools for `device`.  Raises NotRunnable when there is no torch, or none with CUDA for device "cuda"."""
     torch = _torch_version()
     version, torch_cuda, compiler = torch["__version__"] or "", torch.get("cuda") or "", os.environ.get("CXX", "c++")
@@ -70,7 +70,7 @@ def find(device: str, moderngpu: Optional[Path] = None) -> Toolchain:
         return tools
     if not torch_cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    home, named = next(_toolkits(torch_cuda), None), moderngpu or os.environ.get("MODERNGPU_HOME")
+    home, named = next(_toolkits(torch_cuda), None), os.environ.get("MODERNGPU_HOME")
     checkout = Path(named).expanduser().resolve() if named else None
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures()
     release = _release(home) if home else ""
