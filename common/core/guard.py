@@ -24,6 +24,11 @@ from common.core.text import plain
 SAME_REQUEST = 1.0
 
 
+def say(line: str) -> None:
+    """Print a line on stderr, at once."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def require(package: str) -> None:
     """Where the running Python lacks `package`: go on with a script of the suite in the main environment, and end the
     command where there is none, with one line on stderr and EXIT_USAGE."""

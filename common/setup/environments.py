@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Optional, Tuple
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
-from common.core.guard import guarded
+from common.core.guard import guarded, say
 from common.core.paths import ROOT, not_a_file
 from common.setup.uv import RUNNING, Uv
 from common.system.locks import locked
@@ -147,7 +147,7 @@ def setup(names: Iterable[str] = ()) -> int:
     """
     usual = [one for one in ENVIRONMENTS.values() if not one.optional or one.folder.exists()]
     wanted = [_environment(name) for name in names] or usual
-    with locked(LOCK, lambda: _say("another set-up is running; waiting for it to end")) as lock:
+    with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         for environment in wanted:
             if _is_as_asked(environment):
                 continue
@@ -156,9 +156,9 @@ def setup(names: Iterable[str] = ()) -> int:
             except NotRunnable as error:
                 environment.beside("reason").write_text(f"{error}\n", encoding="utf-8")
                 if environment.required:
-                    _say(f"environments: error: {environment.name} cannot be set up: {error}")
+                    say(f"environments: error: {environment.name} cannot be set up: {error}")
                     return EXIT_FAILED
-                _say(f"{environment.name}: left out: {error}")
+                say(f"{environment.name}: left out: {error}")
     return EXIT_OK
 
 
@@ -167,7 +167,7 @@ def clean(names: Iterable[str] = ()) -> None:
     chosen = [_environment(name) for name in names]
     if not FOLDER.exists():
         return
-    with locked(LOCK, lambda: _say("a set-up is running; waiting for it to end")):
+    with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
         for environment in chosen:
             _remove(environment)
             environment.own_lock.unlink(missing_ok=True)
@@ -180,7 +180,7 @@ def _create(environment: Environment, lock: int) -> None:
     _remove(environment)
     own = environment.own_lock
     said = f"as {own.relative_to(ROOT)} says" if own.exists() else environment.description
-    _say(f"{environment.name}: installing ({said})")
+    say(f"{environment.name}: installing ({said})")
     stamp = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
     try:
         with environment.beside("log").open("w", encoding="utf-8") as log:
@@ -195,7 +195,7 @@ def _create(environment: Environment, lock: int) -> None:
     temporary = environment.folder / "stamp.tmp"
     temporary.write_text(json.dumps(stamp), encoding="utf-8")
     os.replace(temporary, environment.folder / "stamp")
-    _say(f"{environment.name}: ready")
+    say(f"{environment.name}: ready")
 
 
 def _is_as_asked(environment: Environment) -> bool:
@@ -224,10 +224,6 @@ def _environment(name: str) -> Environment:
     return ENVIRONMENTS[name]
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m common.setup.environments", description="The environments in .venv."
@@ -252,7 +248,7 @@ def _run(command: str, names: List[str]) -> int:
             clean(names)
             return EXIT_OK
     except OSError as error:
-        _say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
+        say(f"environments: error: {error}; make {FOLDER} writable or free some space, then run it again")
         return EXIT_FAILED
     pythons = {name: interpreter(name) for name in names or ENVIRONMENTS}
     if command == "status":

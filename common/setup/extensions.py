@@ -20,17 +20,13 @@ from types import ModuleType
 from typing import List, Optional
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
-from common.core.guard import guarded
+from common.core.guard import guarded, say
 from common.core.paths import ROOT
 from common.setup import sdists, toolchain
 from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
 from common.system.locks import locked
 
 BUILD = ROOT / ".build"
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def load(package: str, device: str) -> ModuleType:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Tuple
 from urllib.parse import unquote, urlsplit
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
+from common.core.guard import say
 from common.core.paths import ROOT
 from common.setup import environments
 from common.setup.uv import Uv
@@ -74,7 +74,7 @@ def choose(source: str, sha256: str = "") -> None:
     nothing is changed.
     """
     target = environments.ENVIRONMENTS["k2"].own_lock
-    with locked(environments.LOCK, lambda: _say("another set-up is running; waiting for it to end")) as lock:
+    with locked(environments.LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         if source == LOCKED:
             target.unlink(missing_ok=True)
             return
@@ -91,7 +91,7 @@ def choose(source: str, sha256: str = "") -> None:
         lines = [f"# {key}: {value}\n" for key, value in head.items()]
         target.write_text("".join(lines) + text, encoding="utf-8")
     checked = "as required" if wanted else f"not checked; K2_SHA256={digest} would require it"
-    _say(f"k2: {wheel.name} with torch {wheel.torch} and Python {wheel.python}; its sha256 is {digest} ({checked})")
+    say(f"k2: {wheel.name} with torch {wheel.torch} and Python {wheel.python}; its sha256 is {digest} ({checked})")
 
 
 def imports() -> int:
@@ -107,9 +107,9 @@ def imports() -> int:
         return EXIT_OK
     wheel, (torch, cuda) = parse(_recorded(lock)["wheel"]), (done.stdout.split() or ["?", "None"])[:2]
     why = (done.stderr.strip() or "no message").splitlines()[-1]
-    _say(f"k2: error: {wheel.name} does not import with torch {torch}: {why}{_advice(wheel, cuda)}")
+    say(f"k2: error: {wheel.name} does not import with torch {torch}: {why}{_advice(wheel, cuda)}")
     lock.unlink()
-    _say("k2: the next `make setup` makes the locked one again")
+    say("k2: the next `make setup` makes the locked one again")
     return EXIT_FAILED
 
 
@@ -189,7 +189,3 @@ def _recorded(lock: Path) -> Dict[str, str]:
 
 def _version(text: str) -> Tuple[int, ...]:
     return tuple(map(int, text.split(".")))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
