@@ -28,12 +28,8 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
     file_name = FILE_NAMES[header["record"]]
     if resume:
         path = _newest(header, log_dir, file_name, machine)
-        claim = run.claim_again(path)
-        try:
+        with run.claim_again(path) as claim:
             opened = Run(path, store.read(path), claim)
-        except UserError:
-            claim.release()
-            raise
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)

@@ -143,16 +143,18 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
     raise AssertionError("unreachable")
 
 
-def claim_again(path: Path) -> Claim:
+@contextmanager
+def claim_again(path: Path) -> Iterator[Claim]:
     """The lock of a run or sweep that is to be continued, of whose file `path` a killed process may have left a job
-    half written: that is cut off.  Raises UserError while another process has the lock."""
+    half written: that is cut off.  A UserError in the block gives it back.  Raises UserError while another process has
+    the lock."""
     claim = claim_held(path.parent)
     try:
         store.mend(path)
+        yield claim
     except UserError:
         claim.release()
         raise
-    return claim
 
 
 def claim_held(folder: Path) -> Claim:
@@ -231,8 +233,8 @@ def open_runs(
     try:
         for name in names:
             if name in paths:
-                opened[name] = Run(paths[name], claim=claim_again(paths[name]))
-                opened[name].records = kept(store.read_run(paths[name])[1])
+                with claim_again(paths[name]) as claim:
+                    opened[name] = Run(paths[name], store.read_run(paths[name])[1], claim)
             else:
                 claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)

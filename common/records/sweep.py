@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import grid
-from common.core.errors import UserError
 from common.core.settings import Settings
 from common.records import run, schema, store
 from common.records.run import Run
@@ -95,12 +94,8 @@ def resume(
 ) -> SweepFile:
     """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
     path = _newest(_identity({axis.key: axis.values for axis in axes}, shared), log_dir, machine)
-    claim = run.claim_again(path)
-    try:
+    with run.claim_again(path) as claim:
         return SweepFile(path, *store.read_sweep(path), claim)
-    except UserError:
-        claim.release()
-        raise
 
 
 def _newest(wanted: str, log_dir: Path, machine: Optional[Record]) -> Path:
