@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Type, T
 from common.core.errors import UserError
 from common.records import run, schema, store
 from common.records.run import Run
-from common.records.schema import InferenceHeader, Line, PipelineHeader, Record
+from common.records.schema import FirstLine, InferenceHeader, Line, PipelineHeader, Record
 
 FILE_NAMES = {"inference": schema.INFERENCE_FILE_NAME, "pipeline": schema.PIPELINE_FILE_NAME}
 #: Keys of a header that make two runs the same.
@@ -27,9 +27,13 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
     is none, or another process is measuring it."""
     file_name = FILE_NAMES[header["record"]]
     if resume:
-        path = _newest(header, log_dir, file_name, machine)
-        with run.claim_again(path) as claim:
-            opened = Run(path, store.read(path), claim)
+        found = run.earlier(log_dir, file_name, FirstLine, machine)
+        same = [path for head, path in found if _identity(schema.as_written(head)) == _identity(header)]
+        if not same:
+            words = f"no run of {header['name']} as it is given here under {log_dir}; leave the flag out"
+            raise run.NothingToResume(f"--resume: {words}")
+        with run.claim_again(same[-1]) as claim:
+            opened = Run(same[-1], store.read(same[-1]), claim)
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)
@@ -43,22 +47,6 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
         yield opened
     finally:
         opened.close()
-
-
-def _newest(header: Record, log_dir: Path, file_name: str, machine: Optional[Record]) -> Path:
-    newest: Optional[Tuple[str, Path]] = None
-    unreadable: List[str] = []
-    for path in sorted(log_dir.glob(f"*/{file_name}")):
-        head = store.first(path)
-        if head is None:
-            unreadable.append(path.parent.name)
-        elif _identity(schema.as_written(head)) == _identity(header) and run.is_of(head, machine):
-            newest = max(newest or (head.started, path), (head.started, path))
-    run.warn_of_unreadable(unreadable, log_dir)
-    if newest is None:
-        words = f"no run of {header['name']} as it is given here under {log_dir}; leave the flag out"
-        raise run.NothingToResume(f"--resume: {words}")
-    return newest[1]
 
 
 def _identity(head: Record) -> Any:

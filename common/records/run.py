@@ -15,7 +15,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from common.core.errors import UserError
 from common.core.files import cannot_write
@@ -32,6 +32,7 @@ from common.system.locks import Claim, Held
 MANY = (schema.Sample, schema.Call)
 #: In the folder of a run, or of a sweep, as long as a process measures into it.
 LOCK_NAME = ".measuring.lock"
+Head = TypeVar("Head", bound=FirstLine)
 
 
 class NothingToResume(UserError):
@@ -193,24 +194,25 @@ def header(name: str, settings: Settings, run_id: str, started: str, more: Mappi
     return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
+def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record]) -> List[Tuple[Head, Path]]:
+    """The first line and the path of each file of this name under `log_dir`, on the machine `of`, the newest last."""
+    found = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
+    warn_of_unreadable([path.parent.name for head, path in found if not isinstance(head, kind)], log_dir)
+    there = [(head, path) for head, path in found if isinstance(head, kind) and is_of(head, of)]
+    return sorted(there, key=lambda one: one[0].started)
+
+
 def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
     """Files of the newest run under `log_dir` with the same settings, on the machine `of`, by
     implementation; UserError without any."""
     as_written = json.loads(json.dumps(settings.to_json()))
     found: Dict[str, Dict[str, Path]] = {}
-    started: Dict[str, str] = {}
-    unreadable: List[str] = []
-    for path in sorted(log_dir.glob(f"*/{schema.FILE_NAME}")):
-        head = store.first(path)
-        if not isinstance(head, Header):
-            unreadable.append(path.parent.name)
-        elif head.name in names and head.settings == as_written and is_of(head, of):
+    for head, path in earlier(log_dir, schema.FILE_NAME, Header, of):
+        if head.name in names and head.settings == as_written:
             found.setdefault(head.run_id, {})[head.name] = path
-            started[head.run_id] = head.started
-    warn_of_unreadable(unreadable, log_dir)
     if not found:
         raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    return found[max(found, key=lambda run_id: started[run_id])]
+    return list(found.values())[-1]
 
 
 def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:

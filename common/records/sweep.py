@@ -6,7 +6,7 @@ import json
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from common.core import grid
 from common.core.settings import Settings
@@ -93,29 +93,14 @@ def resume(
     axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path, machine: Optional[Record] = None
 ) -> SweepFile:
     """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
-    path = _newest(_identity({axis.key: axis.values for axis in axes}, shared), log_dir, machine)
-    with run.claim_again(path) as claim:
-        return SweepFile(path, *store.read_sweep(path), claim)
-
-
-def _newest(wanted: str, log_dir: Path, machine: Optional[Record]) -> Path:
-    """The file of the newest sweep of this identity.  Raises UserError when there is none."""
-    newest: Optional[Tuple[str, Path]] = None
-    unreadable: List[str] = []
-    for path in sorted(log_dir.glob(f"*/{schema.SWEEP_FILE_NAME}")):
-        head = store.first(path)
-        if not isinstance(head, SweepHeader):
-            unreadable.append(path.parent.name)
-        elif not run.is_of(head, machine):
-            continue
-        elif _identity(head.grid, head.settings) == wanted and (newest is None or head.started >= newest[0]):
-            newest = head.started, path
-    run.warn_of_unreadable(unreadable, log_dir)
-    if newest is None:
-        raise run.NothingToResume(
-            f"--resume: no sweep of this grid with these settings under {log_dir}; leave the flag out"
-        )
-    return newest[1]
+    wanted = _identity({axis.key: axis.values for axis in axes}, shared)
+    found = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)
+    same = [path for head, path in found if _identity(head.grid, head.settings) == wanted]
+    if not same:
+        words = f"no sweep of this grid with these settings under {log_dir}; leave the flag out"
+        raise run.NothingToResume(f"--resume: {words}")
+    with run.claim_again(same[-1]) as claim:
+        return SweepFile(same[-1], *store.read_sweep(same[-1]), claim)
 
 
 def _identity(axes: Mapping[str, Sequence[Any]], shared: Any) -> str:
