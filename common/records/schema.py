@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Dict, List, Optional, Type, Union, get_args
+from typing import Annotated, Any, Dict, List, Optional, Type, Union
 
 from common.core.guard import require
 
@@ -618,45 +618,15 @@ class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
     ok: Annotated[bool, of("is the error not above the tolerance?")]
 
 
-Kind = Union[
-    Header,
-    Environment,
-    Correctness,
-    Sample,
-    Stop,
-    Memory,
-    Trace,
-    Limits,
-    Probe,
-    Fit,
-    Status,
-    SweepHeader,
-    InferenceHeader,
-    PipelineHeader,
-    Call,
-    CallMemory,
-    ProfiledCalls,
-    Operations,
-    OutputCheck,
+#: The types above that no other inherits from: every kind of record, and what records are made of.
+_TYPES = [
+    one
+    for name, one in list(globals().items())
+    if isinstance(one, type) and issubclass(one, Struct) and not one.__subclasses__() and not name.startswith("_")
 ]
-KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Kind)}
-PARTS = (
-    Machine,
-    Gpu,
-    MemoryLimit,
-    Option,
-    Batch,
-    Totals,
-    Distribution,
-    Histogram,
-    AtSize,
-    GapRange,
-    Schedule,
-    Copies,
-    Stream,
-    Products,
-    Exps,
-)
+KINDS: Dict[str, Type[Line]] = {str(one.__struct_config__.tag): one for one in _TYPES if issubclass(one, Line)}
+PARTS = [one for one in _TYPES if not issubclass(one, Line)]
+Kind: Any = Union[tuple(KINDS.values())]
 _DECODER = msgspec.json.Decoder(Kind)
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
 
