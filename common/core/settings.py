@@ -6,7 +6,7 @@ No torch here: the parent process, which only plans and waits, reads this too.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from common.core import workloads
@@ -26,7 +26,7 @@ LARGEST_NUM_BATCHES = 2
 LARGEST_ROUNDS = 3
 
 _SMALL = {"batch_size": 2, "max_frames": 1000, "schedule": {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}}
-#: What is specific to a preset; everything else has one default, in DEFAULTS.
+#: What is specific to a preset; everything else has one default, in Settings.
 PRESETS: Dict[str, Dict[str, Any]] = {
     "seed": {
         **{"batch_size": 30, "max_frames": 10000, "num_batches": 14, "rounds": 6, "max_seconds": 60.0},
@@ -65,37 +65,6 @@ PRESET_NOTES = {
     "of it start-up.  Its numbers compare nothing",
 }
 
-DEFAULTS: Dict[str, Any] = {
-    **workloads.DEFAULTS,
-    "dtype": "float32",
-    "amp": None,
-    "compile": False,
-    "sort_utterance": False,
-    "batches": None,
-    "vocab_size": 500,
-    "encoder_dim": 512,
-    "passes": PASSES,
-    "scopes": SCOPES,
-    "rounds": 5,
-    "threads": None,
-    "seed": 20220227,
-    "denormals": "flush",
-    "allocator": "reuse",
-    "tf32": False,
-    "l2": "cold",
-    "pruned_recipe": "icefall",
-    "prune_range": 5,
-    "spread": 0.02,
-    "record_shapes": True,
-    "with_stack": True,
-    "profile_memory": True,
-    "gzip_traces": "auto",
-    "memory_snapshot": False,
-    "find_largest": None,
-    "memory_limit": None,
-    "largest_cap": None,
-}
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -106,51 +75,51 @@ class Settings:
     are explained in common.data.variations, `logits` and `margin` (nats) in common.losses.peaky; `memory_limit` is as
     it was given ("4GiB", "80%"), `largest_cap` in the unit of what `find_largest` searches."""
 
-    shape_file: str
     device: str
     preset: str
-    dtype: str
     batch_size: int
     max_frames: int
     num_batches: int
-    sort_utterance: bool
     batches: str
-    subsampling: int
-    token_scale: float
-    concatenate: int
-    frames: Optional[int]
-    tokens: Optional[int]
-    logits: str
-    margin: float
-    vocab_size: int
-    encoder_dim: int
     schedule: Mapping[str, int]
-    passes: Tuple[str, ...]
-    scopes: Tuple[str, ...]
-    rounds: int
-    threads: Optional[int]
-    seed: int
-    denormals: str
-    pruned_recipe: str
-    prune_range: int
-    spread: float
     max_samples: int
     max_seconds: float
-    record_shapes: bool
-    with_stack: bool
-    profile_memory: bool
-    gzip_traces: str
-    memory_snapshot: bool
+    shape_file: str = "shape_info.pt"
+    dtype: str = "float32"
+    sort_utterance: bool = False
+    subsampling: int = workloads.DEFAULTS["subsampling"]
+    token_scale: float = workloads.DEFAULTS["token_scale"]
+    concatenate: int = workloads.DEFAULTS["concatenate"]
+    frames: Optional[int] = workloads.DEFAULTS["frames"]
+    tokens: Optional[int] = workloads.DEFAULTS["tokens"]
+    logits: str = workloads.DEFAULTS["logits"]
+    margin: float = workloads.DEFAULTS["margin"]
+    vocab_size: int = 500
+    encoder_dim: int = 512
+    passes: Tuple[str, ...] = PASSES
+    scopes: Tuple[str, ...] = SCOPES
+    rounds: int = 5
+    threads: Optional[int] = None
+    seed: int = 20220227
+    denormals: str = "flush"
+    pruned_recipe: str = "icefall"
+    prune_range: int = 5
+    spread: float = 0.02
+    record_shapes: bool = True
+    with_stack: bool = True
+    profile_memory: bool = True
+    gzip_traces: str = "auto"
+    memory_snapshot: bool = False
     find_largest: Optional[str] = None
     memory_limit: Optional[str] = None
     largest_cap: Optional[int] = None
-    allocator: str = "system"  # as of runs that are older than this setting
+    allocator: str = "reuse"
     tf32: bool = False
-    l2: str = "warm"
+    l2: str = "cold"
     amp: Optional[str] = None
     compile: bool = False
-    min_duration: Optional[float] = None
-    max_duration: Optional[float] = None
+    min_duration: Optional[float] = workloads.DEFAULTS["min_duration"]
+    max_duration: Optional[float] = workloads.DEFAULTS["max_duration"]
 
     @property
     def precision(self) -> str:
@@ -182,7 +151,12 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         known = {field.name for field in fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        return cls(**{**values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
+        return cls(**{**OLDER, **values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
+
+
+#: Of runs that are older than these settings.
+OLDER = {"allocator": "system", "l2": "warm"}
+DEFAULTS: Dict[str, Any] = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
 
 
 def preset_parts(text: str) -> Tuple[Optional[str], str]:
@@ -217,7 +191,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
     UserError for a setting that this device has no use for."""
     size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
     size = size or ("cpu" if device == "cpu" else "seed")
-    values = {**DEFAULTS, **PRESETS[size], "shape_file": "shape_info.pt"}
+    values = {**DEFAULTS, **PRESETS[size]}
     if given.get("file_vocab_size") and "vocab_size" not in PRESETS[size]:
         values["vocab_size"] = given["file_vocab_size"]
     own = workloads.WORKLOADS[workload]
@@ -232,7 +206,7 @@ def resolve(given: Mapping[str, Any], device: str) -> Settings:
         raise UserError(f"{flag}: belongs to --find-largest batch-size or max-frames; give that too, or leave it out")
     values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
     values["passes"] = with_correctness(values["passes"])
-    if values["batches"] is None:
+    if values.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
     if values["logits"] == "random" and given.get("margin") is not None:
         raise UserError(f"--margin {given['margin']:g}: is of --logits peaky; give both or none")

@@ -104,5 +104,5 @@ def resume(
 
 
 def _identity(axes: Mapping[str, Sequence[Any]], shared: Any) -> str:
-    """Of a grid and its settings, as text: lists and tuples are one in JSON, and the order of the keys counts."""
-    return json.dumps([[[key, list(values)] for key, values in axes.items()], shared])
+    """Of a grid and its settings, as text: lists and tuples are one in JSON; the order of the grid's keys counts."""
+    return json.dumps([[[key, list(values)] for key, values in axes.items()], shared], sort_keys=True)
