@@ -143,7 +143,7 @@ class Searches:
 
     def _probe(self, lane: Executor, search: Search) -> None:
         while (job := search.next_probe()) is not None:
-            search.failed = self.session.carry_out(job, lane) not in OUTCOMES
+            search.failed = self.session.carry_out(job, lane).status not in OUTCOMES
 
     def _time(self, searches: Sequence[Search]) -> bool:
         """The rounds at each one's size; False when one of them did not fit after all: its search goes on."""
@@ -157,7 +157,7 @@ class Searches:
             while of_round:
                 search, job = of_round[0]
                 if search.name not in too_large and not search.untimed:
-                    status = self.session.carry_out(job, lane)
+                    status = self.session.carry_out(job, lane).status
                     if status in TOO_LARGE:
                         too_large.add(search.name)
                     search.untimed = status not in OUTCOMES

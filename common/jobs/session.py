@@ -18,11 +18,11 @@ from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.progress import Progress, Standing
-from common.jobs.spec import Job
+from common.jobs.spec import Job, Runnable, like
 from common.jobs.spread import Item, OnceMore, spread
 from common.records import store
 from common.records.run import Run
-from common.records.schema import Record
+from common.records.schema import Record, Status
 from common.setup import interpreters
 from common.traces import files
 
@@ -32,7 +32,7 @@ Chain = Deque[Job]
 
 @dataclass
 class Session:
-    """run_of, python_of: the run and the Python of each implementation; timeout: seconds for one job.
+    """run_of, python_of: the run and the Python of each implementation, or task; timeout: seconds for one job.
 
     lock: of runs and progress, which all devices write to; limited: devices whose limits are known, or could not be
     measured."""
@@ -57,7 +57,7 @@ class Session:
         pending = self.pending(jobs)
         rounds = {job.round for job in pending if job.pass_name == "timing"}
         limits = [("limits", "limits")] * len(rounds if with_limits else ())
-        self.progress.expect([*limits, *((job.implementation, job.pass_name) for job in pending)])
+        self.progress.expect([*limits, *map(like, pending)])
         standing = Standing({name: run.header.kind or "exact" for name, run in self.run_of.items()})
 
         def serve(lane: Executor, chain: Chain) -> None:
@@ -65,7 +65,11 @@ class Session:
             if with_limits and pass_name == "timing":
                 self.limits(lane, number)
             while chain:
-                self._next(lane, chain[0], standing)
+                if self.run_of[chain[0].implementation].failed:
+                    with self.lock:
+                        self.progress.skip(like(chain[0]))
+                else:
+                    self.carry_out(chain[0], lane, standing)
                 chain.popleft()
             with self.lock:
                 if pass_name == "timing" and len(standing.ms) > 1:
@@ -78,23 +82,17 @@ class Session:
         """See spread."""
         spread(self.executor.lanes(), items, serve)
 
-    def _next(self, lane: Executor, job: Job, standing: Standing) -> None:
-        with self.lock:
-            if self.run_of[job.implementation].failed:
-                self.progress.skip((job.implementation, job.pass_name))
-                return
-        self.carry_out(job, lane, standing)
-
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
         """Those that are not done yet, of implementations that can run."""
         runs = [self.run_of[job.implementation] for job in jobs]
         return [job for job, run in zip(jobs, runs) if not run.failed and not run.is_done(job.name)]
 
-    def carry_out(self, job: Job, lane: Executor, standing: Optional[Standing] = None) -> str:
+    def carry_out(self, job: Runnable, lane: Executor, standing: Optional[Standing] = None) -> Status:
         """Run one job and keep its records; returns its status.  Raises Interrupted, UserError, and Lost where the job
         may run once more."""
-        title = f"{job.implementation} {job.name}"
-        run, choice = self.run_of[job.implementation], self.python_of[job.implementation]
+        name, pass_name = like(job)
+        title = f"{name} {job.name}" if isinstance(job, Job) else name
+        run, choice = self.run_of[name], self.python_of[name]
         with self.lock:
             self.progress.start(title)
         if choice.python is None:
@@ -109,11 +107,11 @@ class Session:
         with self.lock:
             self._keep(job, records)
             self._warn(records)
-            if standing and job.pass_name == "timing":
-                standing.add(job.implementation, records)
+            if standing and pass_name == "timing":
+                standing.add(name, records)
             end = run.last_status
-            self.progress.done(title, end.status, end.reason, (job.implementation, job.pass_name))
-        return end.status
+            self.progress.done(title, end.status, end.reason, like(job))
+        return end
 
     def limits(self, lane: Executor, number: Optional[int]) -> None:
         """Measure what a device does at best, in the newest torch of the run, and add the ``limits`` record to every
@@ -142,18 +140,18 @@ class Session:
                     self.run_of[name].add(of_all)
             self.progress.done(title, status["status"], status["reason"], ("limits", "limits"))
 
-    def _execute(self, job: Job, lane: Executor) -> List[Record]:
-        python, folder = self.python_of[job.implementation].python, self.run_of[job.implementation].folder
+    def _execute(self, job: Runnable, lane: Executor) -> List[Record]:
+        name, _ = like(job)
+        python, how = self.python_of[name].python, (self.settings, self.timeout, self.progress.note)
         assert python is not None
-        key, how = (job.implementation, job.name), (self.settings, self.timeout, self.progress.note)
-        return self.once_more.execute(key, lane, job, python, folder, *how)
+        return self.once_more.execute((name, job.name), lane, job, python, self.run_of[name].folder, *how)
 
-    def _keep(self, job: Job, records: Sequence[Record]) -> None:
+    def _keep(self, job: Runnable, records: Sequence[Record]) -> None:
         """What is left of traces that failed goes first: they may have filled the disk."""
-        run = self.run_of[job.implementation]
-        if job.pass_name == "trace" and records[-1]["status"] != "ok":
-            files.remove(run.folder)
-        run.add(records)
+        name, pass_name = like(job)
+        if pass_name == "trace" and records[-1]["status"] != "ok":
+            files.remove(self.run_of[name].folder)
+        self.run_of[name].add(records)
 
     def _warn(self, records: Sequence[Record]) -> None:
         """Print each warning of the workers once, whatever --quiet says: it is about the results."""

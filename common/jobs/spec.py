@@ -100,3 +100,8 @@ class Task:
 
 #: What an executor takes.
 Runnable = Union[Job, Task]
+
+
+def like(job: Runnable) -> Tuple[str, str]:
+    """What it measures, an implementation or the task itself, and its pass: jobs that are alike take as long."""
+    return (job.implementation, job.pass_name) if isinstance(job, Job) else (job.name, job.subject)
