@@ -103,23 +103,11 @@ IMPLEMENTATIONS = (
     Implementation("reference", "benchmark_reference", "main", "torch", variants={"compiled": "exact"}, control=True),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation(
-        "fast_rnnt-pruned",
-        "benchmark_fast_rnnt_pruned",
-        "main",
-        "fast_rnnt",
-        built=True,
-        kind="pruned",
-        control=True,
+        "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True
     ),
     Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
     Implementation(
-        "fast_rnnt-simple",
-        "benchmark_fast_rnnt_simple",
-        "main",
-        "fast_rnnt",
-        built=True,
-        kind="additive",
-        control=True,
+        "fast_rnnt-simple", "benchmark_fast_rnnt_simple", "main", "fast_rnnt", built=True, kind="additive", control=True
     ),
     Implementation("k2-simple", "benchmark_k2_simple", "k2", "k2", kind="additive"),
     Implementation("awni", "benchmark_awni", "main", "transducer", kind="additive"),
