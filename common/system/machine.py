@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
+import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from common.system.memory import proc_field, total_memory
+from common.system.processes import output
 
 
 def cpu_count() -> int:
@@ -123,15 +124,9 @@ def cache_bytes() -> Optional[int]:
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     """(revision, are there uncommitted changes?) of the checkout, or (None, None) outside one."""
-    try:
-        command = ["git", "-C", str(root)]
-        revision = subprocess.run([*command, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-        if revision.returncode != 0:
-            return None, None
-        status = subprocess.run([*command, "status", "--porcelain"], capture_output=True, text=True, timeout=30)
-        return revision.stdout.strip(), bool(status.stdout.strip())
-    except (OSError, subprocess.SubprocessError):
-        return None, None
+    said = output(["git", "-C", str(root), "status", "--porcelain=v2", "--branch"], timeout=30)
+    revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", said, flags=re.MULTILINE)
+    return (revision[1], bool(re.search(r"^[^#]", said, flags=re.MULTILINE))) if revision else (None, None)
 
 
 def gpu_may_be_here() -> bool:
