@@ -19,7 +19,7 @@ from test_shape_shards import a_cut, model, processes_of, recording, run, superv
 from common.core.errors import EXIT_INTERRUPTED, UserError
 from common.data import shapes
 from common.data.sources import bpe, manifests, shards, wire
-from common.data.sources.tabulate import Kept, Reading, Work
+from common.data.sources.tabulate import Kept, Work
 from common.jobs import cluster, spread
 from common.jobs.executor import Lost
 from common.jobs.node import Node
@@ -134,9 +134,9 @@ def works(tmp_path, model):  # noqa: F811
     of_supervisions = write(tmp_path / "x.jsonl", [supervision(number % 20) for number in range(250)])
     for more in ((of_cuts,), (of_supervisions, tmp_path / "x_recordings.jsonl")):
         reader, entries = manifests.opened(more[0], timing, *more[1:])
-        yield Work(Reading(reader), model, kept, (0.9, 1.0)), shards.Shard(list(entries))
+        yield Work(reader, model, kept, (0.9, 1.0)), shards.Shard(list(entries))
     read = [reader.utterance(1, json.dumps(supervision(number)), Counter()) for number in range(20)]
-    yield Work(Reading(None), model, kept, (0.9, 1.0)), shards.Shard(list(enumerate(read)))
+    yield Work(None, model, kept, (0.9, 1.0)), shards.Shard(list(enumerate(read)))
 
 
 @pytest.mark.parametrize("jobs", [1, 3])

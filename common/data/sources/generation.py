@@ -27,7 +27,7 @@ from common.data.provenance import path_of, versions
 from common.data.sources import bpe, corpora, manifests, published
 from common.data.sources.parts import Parted, Parts
 from common.data.sources.shards import Shard, cut, in_order
-from common.data.sources.tabulate import Kept, Reading, Work, why_none
+from common.data.sources.tabulate import Kept, Work, read_shard, why_none
 from common.data.sources.wire import PACKAGES
 
 SCHEMA = 1
@@ -171,17 +171,17 @@ def _from_corpus(options: Options, stack: ExitStack, elsewhere: Optional[Elsewhe
     reader, entries = source.open()
     entries = islice(entries, options.limit)
     met = np.zeros(reader.recordings.rows if reader else 0, dtype=bool)
-    reading, beside = Reading(reader), []
+    reads, beside = reader, []  # reads: the reader of `entries`
     if model is None:
-        found = list(in_order(reading, cut(entries), options.jobs))  # needed twice: to train, and to count
-        for one in found:
+        found = list(in_order(partial(read_shard, reader), cut(entries), options.jobs))
+        for one in found:  # which are needed twice: to train, and to count
             counts.update(one.counts)
             met[one.used] = True
         read = [utterance for one in found for utterance in one.utterances]
         texts = [utterance.text for utterance in read if utterance.text]
         model = bpe.train(texts, options.bpe_vocab_size, options.bpe_model_type)
         beside.append((trained_at, model))
-        reading, entries = Reading(None), enumerate(read, start=1)
+        reads, entries = None, enumerate(read, start=1)
     named = (options.bpe_model or trained_at).name
     about = {"name": named, "sha256": hashlib.sha256(model).hexdigest(), "vocab_size": bpe.vocab_size(model)}
     recorded = ("subsampling_factor", "speed_perturbation", "frame_shift", "keep_empty", "limit")
@@ -199,7 +199,7 @@ def _from_corpus(options: Options, stack: ExitStack, elsewhere: Optional[Elsewhe
     of_part = {**provenance, "source": described["files"][1:], "options": {**provenance["options"], "limit": None}}
     parts = stack.enter_context(Parts(options.output, json.dumps(of_part, sort_keys=True)))
     kept = Kept(options.subsampling_factor, options.keep_empty, options.min_duration, options.max_duration)
-    work = Work(reading, model, kept, tuple(options.speed_perturbation))
+    work = Work(reads, model, kept, tuple(options.speed_perturbation))
     parts.make(cut(entries), partial(elsewhere or partial(_here, options.jobs), work))
     for part in parts:
         counts.update(part.counts)

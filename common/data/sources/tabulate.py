@@ -77,32 +77,28 @@ def joined(parts: Sequence[Part]) -> Part:
     return Part(rows, counts, np.unique(np.concatenate([part.used for part in parts])))
 
 
-@dataclass
-class Reading:
-    """The work that makes utterances of the entries of a shard.  reader: None where they are utterances."""
-
-    reader: Optional[Reader]
-
-    def __call__(self, shard: Shard) -> Read:
-        counts: Counter = Counter()
-        if self.reader is None:
-            return Read([utterance for _, utterance in shard], counts, np.zeros(0, dtype=np.int64))
-        self.reader.used.clear()
-        utterances = [self.reader.utterance(number, line, counts) for number, line in shard]
-        return Read(utterances, counts, np.array(sorted(self.reader.used), dtype=np.int64))
+def read_shard(reader: Optional[Reader], shard: Shard) -> Read:
+    """Utterances of the entries of a shard.  reader: None where they are utterances."""
+    counts: Counter = Counter()
+    if reader is None:
+        return Read([utterance for _, utterance in shard], counts, np.zeros(0, dtype=np.int64))
+    reader.used.clear()
+    utterances = [reader.utterance(number, line, counts) for number, line in shard]
+    return Read(utterances, counts, np.array(sorted(reader.used), dtype=np.int64))
 
 
 @dataclass
 class Work:
-    """The work that makes rows of a shard, whatever process it is done in.  model: a SentencePiece model."""
+    """The work that makes rows of a shard, whatever process it is done in.  reader: as of `read_shard`; model: a
+    SentencePiece model."""
 
-    reading: Reading
+    reader: Optional[Reader]
     model: bytes
     kept: Kept
     speeds: Sequence[float]
 
     def __call__(self, shard: Shard) -> Part:
-        read = self.reading(shard)
+        read = read_shard(self.reader, shard)
         rows = table(read.utterances, bpe.counter(self.model), self.kept, read.counts, self.speeds)
         return Part(rows, read.counts, read.used)
 

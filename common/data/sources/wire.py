@@ -20,7 +20,7 @@ from common.data.provenance import versions
 from common.data.sources.manifests import Reader, Timing, Utterance
 from common.data.sources.shards import Ended, Processes, Shard
 from common.data.sources.spans import Spans
-from common.data.sources.tabulate import Kept, Part, Reading, Work, joined, lines
+from common.data.sources.tabulate import Kept, Part, Work, joined, lines
 
 #: Entries: less are not worth a process of their own.
 PIECE = 100
@@ -34,7 +34,7 @@ def save(path: Path, work: Work) -> None:
     """As a file for `Worker`."""
     about: Dict[str, Any] = {"versions": versions(*PACKAGES), "kept": asdict(work.kept), "speeds": list(work.speeds)}
     arrays: Dict[str, Any] = {"model": np.frombuffer(work.model, dtype=np.uint8)}
-    reader = work.reading.reader
+    reader = work.reader
     if reader:
         about["reader"] = {"path": str(reader.path), "timing": asdict(reader.timing), "cuts": reader.cuts}
         for name in SPANS:
@@ -75,7 +75,7 @@ class Worker:
             timing = Timing(**{**of["timing"], "speeds": tuple(of["timing"]["speeds"])})
             reader = Reader(Path(of["path"]), timing, of["cuts"], **spans)
         self.reads = reader is not None
-        work = Work(Reading(reader), model, Kept(**about["kept"]), about["speeds"])
+        work = Work(reader, model, Kept(**about["kept"]), about["speeds"])
         self.processes = Processes(work, jobs or len(os.sched_getaffinity(0)))
 
     def answer(self, request: Mapping[str, Any]) -> Dict[str, str]:
