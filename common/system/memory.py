@@ -37,13 +37,11 @@ NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b
 
 def proc_field(path: str, key: str) -> Optional[str]:
     """The value of a line "key: value"; None where the system does not tell."""
-    try:
+    with suppress(OSError):
         for line in Path(path).read_text().splitlines():
             name, _, value = line.partition(":")
             if name.strip() == key:
                 return value.strip()
-    except OSError:
-        pass
     return None
 
 
@@ -113,10 +111,8 @@ def minor_faults() -> int:
 
 def give_back_free_memory() -> None:
     gc.collect()
-    try:
+    with suppress(OSError, AttributeError):  # not glibc: it keeps nothing that this would return
         ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):
-        pass  # not glibc: it keeps nothing that this would return
 
 
 #: Of mallopt(3).
@@ -152,12 +148,10 @@ def widen_heap(count: int) -> None:
 
 def oom_kills() -> int:
     """How many processes the kernel has killed for lack of memory since it started; 0 where it does not say."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
                 return int(line.split()[1])
-    except OSError:
-        pass
     return 0
 
 

@@ -35,17 +35,14 @@ def describe(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
         import pynvml
     except ImportError:
         return None
-    try:
+    with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return _described(pynvml, uuid)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
+        try:
+            return _described(pynvml, uuid)
+        finally:
+            with suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    return None
 
 
 def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]]:
