@@ -37,13 +37,8 @@ def load_utterances(settings: Settings) -> np.ndarray:
     path = Path(settings.shape_file)
     known = provenance.known_factor(path)
     factor = variations.check_subsampling(path, known, settings.subsampling)
-    utterances = variations.between(
-        shapes.load(path),
-        provenance.frame_shift(path),
-        known or variations.SUBSAMPLING,
-        settings.min_duration,
-        settings.max_duration,
-    )
+    front_end = provenance.frame_shift(path), known or variations.SUBSAMPLING
+    utterances = variations.between(shapes.load(path), *front_end, settings.min_duration, settings.max_duration)
     lengths = {key: getattr(settings, key) for key in ("token_scale", "concatenate", "frames", "tokens")}
     return variations.vary(utterances, subsampling=factor, **lengths)
 

@@ -118,10 +118,8 @@ def _advice(wheel: Wheel, cuda: str) -> str:
     wanted = wheel.build.partition("cuda")[2] or "None"
     if wanted == cuda:
         return ""
-    there, page = (
-        "for CPUs" if cuda == "None" else f"for CUDA {cuda}",
-        wheel.build.replace("cuda", "cu").replace(".", ""),
-    )
+    there = "for CPUs" if cuda == "None" else f"for CUDA {cuda}"
+    page = wheel.build.replace("cuda", "cu").replace(".", "")
     return (
         f"; the wheel is for {wheel.build}, and the index's torch is {there}: repeat this with "
         f"PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/{page}, which has the other"
@@ -182,9 +180,8 @@ def _hash_in(lock: str) -> str:
 
 def _recorded(lock: Path) -> Dict[str, str]:
     """The first lines of the lock that was chosen: wheel, url, sha256, python; {} without one."""
-    return (
-        dict(re.findall(r"^# (\w+): (\S+)$", lock.read_text(encoding="utf-8"), re.MULTILINE)) if lock.exists() else {}
-    )
+    text = lock.read_text(encoding="utf-8") if lock.exists() else ""
+    return dict(re.findall(r"^# (\w+): (\S+)$", text, re.MULTILINE))
 
 
 def _version(text: str) -> Tuple[int, ...]:
