@@ -23,6 +23,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from common.core import scripts
 from common.core.errors import EXIT_USAGE, STOPPED, UserError
+from common.core.guard import say
 from common.core.implementations import find
 from common.core.paths import ROOT
 from common.records import schema, store
@@ -61,13 +62,13 @@ def measure(
     should be.  Raises UserError for a revision that does not exist or cannot be measured here."""
     names = baseline, new
     revisions = [_commit(name) for name in names]
-    with locked(BUILD / "revisions.lock", lambda: _say("another comparison of revisions is running; waiting for it")):
+    with locked(BUILD / "revisions.lock", lambda: say("another comparison of revisions is running; waiting for it")):
         with _work_trees(revisions) as trees, tempfile.TemporaryDirectory(prefix="compare-") as scratch:
             for tree, name in zip(trees, names):
                 _check(tree, name, flags)
             kept = _results_folders(log_dir, names)
             _run_all(trees, names, flags, kept, Path(scratch), rounds_of)
-    _say(f"results are in {kept[0]} and {kept[1]}")
+    say(f"results are in {kept[0]} and {kept[1]}")
     return kept
 
 
@@ -195,7 +196,7 @@ def _run_all(
     try:
         while number <= rounds:
             for side in (0, 1) if number % 2 else (1, 0):
-                _say(f"{f'round {number} of {rounds}' if number else before}: {names[side]}")
+                say(f"{f'round {number} of {rounds}' if number else before}: {names[side]}")
                 plan = ["--passes", before, "--rounds", "1"]
                 if number:
                     _change(kept[side], flags.passes, number, run_id)
@@ -213,7 +214,7 @@ def _run_all(
             if number == rounds and 0 < rounds < flags.most_rounds:
                 more = min(rounds_of(*kept), flags.most_rounds)
                 if more > rounds:
-                    _say(f"{rounds} rounds differ too much to show such a change (--detect): measuring {more}")
+                    say(f"{rounds} rounds differ too much to show such a change (--detect): measuring {more}")
                     rounds = more
             number += 1
     finally:  # what was measured before Ctrl-C is kept
@@ -262,7 +263,3 @@ def _finish(kept: Sequence[Path], passes: Sequence[str], rounds: int, run_id: st
     for folder in [*kept, kept[0].parent]:
         with suppress(OSError):  # goes only when it is empty
             folder.rmdir()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

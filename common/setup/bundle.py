@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
 from common.core.files import make_folder
-from common.core.guard import guarded
+from common.core.guard import guarded, say
 from common.core.paths import ROOT
 from common.setup import environments, sdists
 from common.setup.environments import ENVIRONMENTS, last_error
@@ -50,7 +50,7 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
         with log.open("w", encoding="utf-8") as stream:
             uv = Uv(stream)
             for one in chosen:
-                _say(f"{one.name}: fetching")
+                say(f"{one.name}: fetching")
                 python, version = uv.find_python(one.allowed)
                 wanted = folder / f"{one.name}.txt"
                 lock = ROOT / one.requirements
@@ -59,25 +59,25 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
                 uv.download(python, wanted, folder, tags and [*tags, "--python-version", version])
             uv.download(python, UV, folder, tags)
     except subprocess.CalledProcessError:
-        _say(f"bundle: error: {last_error(log)}; see {log}")
+        say(f"bundle: error: {last_error(log)}; see {log}")
         return EXIT_FAILED
     missing = []
     for package, source in SOURCE_PACKAGES.items() if ENVIRONMENTS["main"] in chosen else ():
         try:
-            sdists.fetch(package, folder, _say, str(environments.interpreter("main") or ""))
+            sdists.fetch(package, folder, say, str(environments.interpreter("main") or ""))
         except NotRunnable as error:
             if source.sources or error.status == "missing":
                 missing.append(f"bundle: error: {error}")
             else:
-                _say(f"{package}: left out: {error}")
+                say(f"{package}: left out: {error}")
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
     (folder / "index.html").write_text("".join(_page(files)), encoding="utf-8")
     size = sum(path.stat().st_size for path in files) / 1e9
     for line in missing:
-        _say(line)
+        say(line)
     if missing:
         return EXIT_FAILED
-    _say(f"{folder}: {len(files)} files, {size:.1f} GB; on the other machine: make setup BUNDLE={folder}")
+    say(f"{folder}: {len(files)} files, {size:.1f} GB; on the other machine: make setup BUNDLE={folder}")
     return EXIT_OK
 
 
@@ -109,10 +109,6 @@ def _page(files: List[Path]) -> Iterator[str]:
         yield f'<a href="{quote(path.name)}#sha256={digest}">{html.escape(path.name)}</a><br>\n'
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bundle", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
@@ -125,7 +121,7 @@ def main() -> int:
         try:
             return bundle(parsed.folder, parsed.names, parsed.platform, parsed.without_torch)
         except (NotRunnable, OSError) as error:
-            _say(f"bundle: error: {error}")
+            say(f"bundle: error: {error}")
             return EXIT_FAILED
 
     return guarded("bundle", run, interrupted="interrupted; run it again, what is there is not fetched again")
