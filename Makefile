@@ -90,8 +90,8 @@ lint: dev
 
 coverage: setup
 	@$(MAIN) -m coverage erase
-	@$(MAIN) -m coverage run -m pytest $(ARGS)
-	@$(MAIN) -m coverage combine -q
+	@$(MAIN) -m coverage run -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || true
+	@$(MAIN) -m coverage combine -q || true
 	@$(MAIN) -m coverage report --skip-covered --sort=cover
 
 docs: dev
