@@ -33,7 +33,7 @@ PRESETS: Dict[str, Dict[str, Any]] = {
         "max_samples": 28,
         "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
     },
-    "cpu": {**_SMALL, "num_batches": 2, "rounds": 10, "max_seconds": 1.0, "max_samples": 20},
+    "cpu": {**_SMALL, "num_batches": 2, "rounds": 10, "max_seconds": 0.7, "max_samples": 20},
     "quick": {
         **_SMALL,
         "num_batches": 2,
