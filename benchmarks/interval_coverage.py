@@ -1,6 +1,6 @@
 """How often do intervals of a ratio hold the truth?  Simulated runs over the real shapes; a Markdown table on stdout.
 
-    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000 --noise-of results/2026-11-22-amd-epyc-2-cores
+    .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000 --noise-of FOLDER
 
 Each simulated run draws batches from the shape file, and times of two losses: log(time) = level + slope x + deviation
 of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  "Holds"
