@@ -90,9 +90,9 @@ lint: dev
 
 coverage: setup
 	@$(MAIN) -m coverage erase
-	@$(MAIN) -m coverage run -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || true
-	@$(MAIN) -m coverage combine -q || true
-	@$(MAIN) -m coverage report --skip-covered --sort=cover
+	@ended=0; $(MAIN) -m coverage run -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(ARGS) || ended=$$?; \
+	$(MAIN) -m coverage combine -q; \
+	$(MAIN) -m coverage report --skip-covered --sort=cover && exit $$ended
 
 docs: dev
 	@NO_MKDOCS_2_WARNING=1 $(DEV)/mkdocs build --strict --quiet && echo site/index.html

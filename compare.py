@@ -122,8 +122,8 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
     if flags and not options.revisions:
         raise UserError(f"{flags[0]}: flags after -- are for the benchmarks of --rev")
-    for flag in ("--log-dir", "--detect"):
-        if getattr(options, flag[2:].replace("-", "_")) is not None and not options.revisions:
+    for flag, given in (("--log-dir", options.log_dir), ("--detect", options.detect)):
+        if given is not None and not options.revisions:
             raise UserError(f"{flag}: only --rev measures")
     if options.only and (options.revisions or options.log):
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"

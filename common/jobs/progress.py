@@ -9,6 +9,7 @@ from collections import defaultdict
 from contextlib import suppress
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from common.core import guard
 from common.core.statistics import mean, median
 from common.core.text import number
 
@@ -83,13 +84,13 @@ class Progress:
                 self.bar.write(line, file=sys.stderr)
             self.bar.update()
         elif not self.quiet:
-            print(", ".join(filter(None, [line, self.left()])), file=sys.stderr, flush=True)
+            guard.say(", ".join(filter(None, [line, self.left()])))
 
     def say(self, line: str) -> None:
         if self.bar is not None:
             self.bar.write(line, file=sys.stderr)
         elif not self.quiet:
-            print(line, file=sys.stderr, flush=True)
+            guard.say(line)
 
     def _count(self, like: Optional[Like]) -> None:
         self.finished += 1

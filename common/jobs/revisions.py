@@ -201,16 +201,7 @@ def _run_all(
                 if number:
                     _change(kept[side], flags.passes, number, run_id)
                     plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
-                own = [*plan, "--log-dir", str(kept[side]), "--quiet"]
-                if any((trees[side] / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
-                    own += ["--limits", "false"]
-                command = [sys.executable, str(trees[side] / "benchmark_all.py"), *_flags_of(trees[side], flags), *own]
-                code, said = _benchmark(command, _environment(scratch))
-                if code in STOPPED:
-                    raise KeyboardInterrupt
-                if code == EXIT_USAGE or not list(kept[side].glob(f"*/{schema.FILE_NAME}")):
-                    last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
-                    raise UserError(f"--rev {names[side]}: {last}")
+                _measure(trees[side], names[side], [*_flags_of(trees[side], flags), *plan], kept[side], scratch)
             if number == rounds and 0 < rounds < flags.most_rounds:
                 more = min(rounds_of(*kept), flags.most_rounds)
                 if more > rounds:
@@ -219,6 +210,19 @@ def _run_all(
             number += 1
     finally:  # what was measured before Ctrl-C is kept
         _finish(kept, flags.passes, max(rounds, flags.rounds), run_id)
+
+
+def _measure(tree: Path, name: str, flags: Sequence[str], log: Path, scratch: Path) -> None:
+    """Run the benchmarks of a work tree; UserError where they measured nothing."""
+    own = ["--log-dir", str(log), "--quiet"]
+    if any((tree / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
+        own += ["--limits", "false"]
+    code, said = _benchmark([sys.executable, str(tree / "benchmark_all.py"), *flags, *own], _environment(scratch))
+    if code in STOPPED:
+        raise KeyboardInterrupt
+    if code == EXIT_USAGE or not list(log.glob(f"*/{schema.FILE_NAME}")):
+        last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+        raise UserError(f"--rev {name}: {last}")
 
 
 def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int, str]:

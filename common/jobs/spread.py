@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, Generator, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
 
 from common.core.errors import UserError
+from common.core.guard import say
 from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs.executor import Executor, Lost
@@ -91,7 +91,7 @@ def _ended(
                     again.append(item)
                     if lane not in lost:
                         lost[lane] = str(problem)
-                        print(f"warning: {plain(lost[lane])}: left out from here on", file=sys.stderr, flush=True)
+                        say(f"warning: {plain(lost[lane])}: left out from here on")
         except BaseException:
             for lane, _ in running.values():
                 lane.stop()

@@ -66,9 +66,8 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
 def _scopes(settings: Settings, cuda: bool, number: int) -> List[str]:
     """In the order of round `number`; where rounds have batches of their own on a CPU, most have the last scope alone:
     the step."""
-    scopes = list(settings.scopes)
-    if settings.own_batches and not cuda:
-        if number % ROUNDS_FOR_A_LOSS != 1:
-            return scopes[-1:]
-        number //= 2
-    return scopes[::-1] if number // 2 % 2 else scopes
+    scopes, rarely = list(settings.scopes), settings.own_batches and not cuda
+    if rarely and number % ROUNDS_FOR_A_LOSS != 1:
+        return scopes[-1:]
+    turn = number // (ROUNDS_FOR_A_LOSS if rarely else 2)
+    return scopes[::-1] if turn % 2 else scopes
