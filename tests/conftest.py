@@ -9,10 +9,15 @@ from typing import Optional
 import forked
 import pytest
 
+from common.system import git
+
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
 # vector instructions that says whether it runs: the processor tells.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+
+for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make repositories of their own
+    os.environ.pop(name, None)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:

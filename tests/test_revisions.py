@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
 from commands import ROOT, run, start, wait_for
@@ -64,8 +65,8 @@ def slow_copy(folder):
     script.write_text(script.read_text().replace(body, body + SLEEP[4:], 1))
 
 
-def compare(folder, *arguments, code=0):
-    done = run(folder / "compare.py", *arguments, cwd=folder)
+def compare(folder, *arguments, code=0, **options):
+    done = run(folder / "compare.py", *arguments, cwd=folder, **options)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
@@ -172,3 +173,57 @@ def test_a_loss_of_ones_own_is_each_revisions_file(repository, tiny_shapes):
     assert row["name"] == "flash" and step["new_ms"] > step["baseline_ms"] + 150
     done = compare(repository, "--rev", "fast", "--rev", "WORKTREE", *flags, code=2)
     assert "--rev fast: has no benchmark_flash.py; commit it" in done.stderr
+
+
+HOOK = """#!/bin/sh
+exec {python} compare.py --rev fast --rev slow --log-dir {keep} -- {flags} >{said} 2>&1
+"""
+
+
+def test_a_hook_commits_what_the_user_has_staged(repository, tiny_shapes, tmp_path):
+    """`git commit --all` gives its hook an index of its own, which no other git may write."""
+    keep, said, hook = tmp_path / "keep", tmp_path / "said.txt", repository / ".git" / "hooks" / "pre-commit"
+    flags = " ".join([*FLAGS, "--passes", "correctness", "--shape-file", str(tiny_shapes)])
+    hook.write_text(HOOK.format(python=sys.executable, keep=keep, said=said, flags=flags))
+    hook.chmod(0o755)
+    readme = repository / "README.md"
+    readme.write_text(readme.read_text() + "precious\n")
+    (repository / "later.txt").write_text("not staged\n")
+    git(repository, "commit", "--quiet", "--all", "-m", "one line")
+    assert "results are in" in said.read_text()
+    assert git(repository, "show", "--format=", "--numstat", "HEAD").split() == ["1", "0", "README.md"]
+    assert git(repository, "status", "--porcelain").split() == ["??", "later.txt"]
+    hashes = [git(repository, "rev-parse", name).strip() for name in ("fast", "slow")]
+    runs = [records_of(keep / side / "torchaudio-2")[0] for side in ("baseline", "new")]
+    assert [(run["git_revision"], run["git_dirty"]) for run in runs] == [(commit, False) for commit in hashes]
+
+
+def test_an_index_of_the_environment_is_not_written(repository, tiny_shapes):
+    index = repository / ".git" / "index"
+    (repository / "staged.txt").write_text("staged\n")
+    git(repository, "add", "staged.txt")
+    before = index.read_bytes()
+    flags = ["--rev", "fast", "--rev", "WORKTREE", "--", *FLAGS, "--passes", "correctness"]
+    compare(repository, *flags, "--shape-file", tiny_shapes, env={**os.environ, "GIT_INDEX_FILE": str(index)})
+    assert index.read_bytes() == before
+
+
+def test_a_file_name_that_is_no_utf8(repository, tiny_shapes):
+    name = os.fsencode(repository) + b"/bad\xff\xfename"
+    with open(name, "w"):
+        pass
+    flags = ["--rev", "fast", "--rev", "WORKTREE", "--", *FLAGS, "--passes", "correctness"]
+    compare(repository, *flags, "--shape-file", tiny_shapes)
+    assert os.path.exists(name)
+
+
+def test_what_is_no_repository_says_so(repository, tmp_path):
+    """In git's own words; a download without .git may lie in a repository that is another's."""
+    revisions = ["--rev", "fast", "--rev", "slow"]
+    config = repository / ".git" / "config"
+    config.write_text(config.read_text() + "[broken\n")
+    assert "bad config" in compare(repository, *revisions, code=2).stderr
+    shutil.rmtree(repository / ".git")
+    assert "not a git repository" in compare(repository, *revisions, code=2).stderr
+    git(tmp_path, "init", "--quiet")
+    assert f"a folder in {tmp_path}" in compare(repository, *revisions, code=2).stderr

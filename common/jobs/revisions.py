@@ -28,6 +28,7 @@ from common.core.implementations import find
 from common.core.paths import ROOT
 from common.records import schema, store
 from common.setup import environments
+from common.system import git
 from common.system.locks import locked
 
 BUILD = ROOT / ".build"
@@ -72,26 +73,26 @@ def measure(
     return kept
 
 
-def _git(*arguments: str, check: bool = True) -> str:
-    """git's answer; UserError with its last line when it fails.  Without hooks: this checkout is for measuring only."""
-    command = ["git", "-C", str(ROOT), "-c", "core.hooksPath=/dev/null", *arguments]
+def _git(*arguments: str) -> str:
+    """Return what git prints for this checkout.  Raises UserError with git's reason."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
-    except OSError as error:
-        raise UserError(f"--rev needs git: {error.strerror}") from error
-    if check and done.returncode != 0:
-        raise UserError(f"git {arguments[0]}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
-    return done.stdout
+        return git.run(ROOT, *arguments)
+    except git.GitError as error:
+        raise UserError(f"--rev: {error}") from error
 
 
 def _commit(name: str) -> str:
-    """The full hash of `name`; WORKTREE for itself."""
+    """Return the full hash of the revision `name`; WORKTREE for itself.  Raises UserError where there is none."""
+    top = _git("rev-parse", "--show-toplevel").rstrip("\n")
+    if not os.path.samefile(top, ROOT):
+        raise UserError(f"--rev: {ROOT} is not a git checkout of its own, but a folder in {top}; clone it with git")
     if name == WORKTREE:
         return name
-    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}", check=False).strip()
-    if not found:
-        raise UserError(f"--rev {name}: no such revision in {ROOT}; give a commit, branch or tag, or {WORKTREE}")
-    return found
+    try:
+        return git.run(ROOT, "rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}").strip()
+    except git.GitError as error:
+        advice = f"give a commit, branch or tag, or {WORKTREE}"
+        raise UserError(f"--rev {name}: no such revision in {ROOT}; {advice} ({error})") from error
 
 
 def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Path, Path]:
@@ -136,7 +137,8 @@ def _remove(folder: Path) -> None:
     for name in _SHARED:  # links, and never what they point to
         (folder / name).unlink(missing_ok=True)
     if (folder / ".git").exists():
-        _git("worktree", "remove", "--force", "--force", str(folder), check=False)
+        with suppress(UserError):  # the folder goes below
+            _git("worktree", "remove", "--force", "--force", str(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -228,7 +230,7 @@ def _measure(tree: Path, name: str, flags: Sequence[str], log: Path, scratch: Pa
 def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int, str]:
     """Exit code and stderr of a benchmark; Ctrl-C and SIGTERM are handed on, and it keeps what it measured."""
     with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
     ) as child:
         try:
             said = child.communicate()[1]
@@ -240,15 +242,11 @@ def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int
 
 
 def _environment(scratch: Path) -> Dict[str, str]:
-    """With the links in a work tree ignored by git, which would take them for uncommitted changes."""
+    """Return the environment of a work tree's benchmarks: its own repository, which ignores the links in it, since git
+    would take them for uncommitted changes."""
     ignored = scratch / "ignored"
     ignored.write_text("".join(f"/{name}\n" for name in _SHARED))
-    return {
-        **os.environ,
-        "GIT_CONFIG_COUNT": "1",
-        "GIT_CONFIG_KEY_0": "core.excludesFile",
-        "GIT_CONFIG_VALUE_0": str(ignored),
-    }
+    return git.with_setting(git.environment(), "core.excludesFile", str(ignored))
 
 
 def _change(log: Path, passes: Sequence[str], rounds: int, run_id: str) -> None:

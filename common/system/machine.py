@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
+from common.system import git
 from common.system.memory import proc_field, total_memory
-from common.system.processes import output
 
 
 def cpu_count() -> int:
@@ -123,10 +123,13 @@ def cache_bytes() -> Optional[int]:
 
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
-    """(revision, are there uncommitted changes?) of the checkout, or (None, None) outside one."""
-    said = output(["git", "-C", str(root), "status", "--porcelain=v2", "--branch"], timeout=30)
-    revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", said, flags=re.MULTILINE)
-    return (revision[1], bool(re.search(r"^[^#]", said, flags=re.MULTILINE))) if revision else (None, None)
+    """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one."""
+    try:
+        status = git.run(root, "status", "--porcelain=v2", "--branch", timeout=30)
+    except git.GitError:
+        return None, None
+    revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
+    return (revision[1], bool(re.search(r"^[^#]", status, flags=re.MULTILINE))) if revision else (None, None)
 
 
 def gpu_may_be_here() -> bool:

@@ -92,7 +92,7 @@ def output(command: Sequence[str], timeout: Optional[float] = None, **more: Any)
     subprocess.run."""
     how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **more}
     try:
-        return str(subprocess.run(command, check=True, text=True, stdin=subprocess.DEVNULL, **how).stdout)
+        return str(subprocess.run(command, check=True, errors="replace", stdin=subprocess.DEVNULL, **how).stdout)
     except (OSError, subprocess.SubprocessError):
         return ""
 

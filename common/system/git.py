@@ -1,0 +1,68 @@
+"""Runs git in the repository of a folder, whichever repository the environment names.
+
+git gives a hook GIT_DIR, GIT_INDEX_FILE and more, which every git that the hook starts would take: it would read
+another repository's revision, and `git worktree add` would write the index of the commit that is being made.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Dict, Optional
+
+#: Those of `git rev-parse --local-env-vars`, but for GIT_CONFIG_PARAMETERS and GIT_CONFIG_COUNT: these hold settings
+#: (safe.directory, say), which git hands on to the repositories of submodules too.
+LOCAL_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+    "GIT_CONFIG",
+    "GIT_DIR",
+    "GIT_GRAFT_FILE",
+    "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_INTERNAL_SUPER_PREFIX",
+    "GIT_NO_REPLACE_OBJECTS",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+    "GIT_REPLACE_REF_BASE",
+    "GIT_SHALLOW_FILE",
+    "GIT_WORK_TREE",
+)
+
+
+class GitError(Exception):
+    """git failed; the message is its own reason in one line."""
+
+
+def environment() -> Dict[str, str]:
+    """Return this process's environment variables without those that name a repository."""
+    return {name: value for name, value in os.environ.items() if name not in LOCAL_VARIABLES}
+
+
+def with_setting(variables: Dict[str, str], key: str, value: str) -> Dict[str, str]:
+    """Return environment variables to which git's setting `key` is added, after those that they have already."""
+    number = variables.get("GIT_CONFIG_COUNT", "")
+    count = int(number) if number.isdecimal() else 0
+    setting = {f"GIT_CONFIG_KEY_{count}": key, f"GIT_CONFIG_VALUE_{count}": value}
+    return {**variables, **setting, "GIT_CONFIG_COUNT": str(count + 1)}
+
+
+def run(root: Path, *arguments: str, timeout: Optional[float] = None) -> str:
+    """Return what git prints on stdout for the repository at `root`; a file name that is no UTF-8 comes with surrogate
+    escapes.  Without hooks, and without taking a lock that another git may wait for.  Raises GitError with git's own
+    reason when it fails, is not there, or takes more than `timeout` seconds."""
+    command = ["git", "--no-optional-locks", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, env=environment(), timeout=timeout
+        )
+    except OSError as error:
+        raise GitError(f"git cannot be started: {error.strerror or error}") from error
+    except subprocess.TimeoutExpired as error:
+        raise GitError(f"git {arguments[0]}: took more than {timeout:g} s") from error
+    if ended.returncode != 0:
+        lines = os.fsdecode(ended.stderr).strip().splitlines() or [f"exit code {ended.returncode}"]
+        reason = next((line for line in lines if line.startswith(("fatal: ", "error: "))), lines[-1])
+        raise GitError(f"git {arguments[0]}: {reason}")
+    return os.fsdecode(ended.stdout)
