@@ -17,7 +17,7 @@ from common.cli.flags import BOOL, EXECUTOR, SWITCH, add_table, by_preset, repea
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
-from common.core.files import another, write_whole
+from common.core.files import another, read_text, write_whole
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import plain
@@ -298,7 +298,7 @@ def _write(cells: List[Size], folder: Path, pngs: bool) -> None:
     print("\n".join(shown), end="")
     of_cells = [folder / str(place) if place else folder for place in range(len(cells))]
     tables_of_operators = [one / f"{one.name}.txt" for one in of_cells]
-    operators = [path.read_text(encoding="utf-8") for path in tables_of_operators if path.exists()]
+    operators = [read_text(path) for path in tables_of_operators if path.exists()]
     title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / records.FILE_NAME)
     files: Dict[str, Any] = {
         "profile-filtered.txt": "\n".join(shown),

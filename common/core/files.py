@@ -1,4 +1,4 @@
-"""Files that are written whole, and the one sentence for what cannot be written."""
+"""Files that are read and written whole, and the one sentence for what cannot be written."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from common.core.paths import not_a_file
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
 #: What a file gets: its text or bytes, or what writes them to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
+#: Bytes of the largest file that is held in memory as a whole.
+LARGEST = 2**30
 
 _scratch: List[Path] = []
 
@@ -31,23 +33,34 @@ def scratch_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(dir=_scratch[0] if _scratch else None)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """To read.  A pipe or a device is refused, which may never say anything: OSError."""
-    mode = os.stat(path).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # of a folder the next line says so
+def open_file(path: Union[str, Path]) -> BinaryIO:
+    """Open a regular file to read its bytes, without waiting for a writer.  Raises OSError where it cannot be opened,
+    and for a pipe, a socket or a device, which may never end."""
+    stream = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
         raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
-    return open(path, "rb")
+    return stream
 
 
-def read_text(path: Path) -> str:
-    """Of a file in UTF-8; a pipe or a device is none.  Raises UserError."""
-    problem = not_a_file(path)
+def read_bytes(path: Union[str, Path], largest: int = LARGEST) -> bytes:
+    """Return the bytes of a regular file.  Raises OSError as `open_file` does, and for more than `largest` bytes."""
+    with open_file(path) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > largest:
+            raise OSError(errno.EFBIG, f"{size:,} bytes, more than the {largest:,} that are read", str(path))
+        return stream.read() or b""
+
+
+def read_text(path: Path, largest: int = LARGEST) -> str:
+    """Return the text of a regular file in UTF-8 of at most `largest` bytes.  Raises UserError."""
+    reason = not_a_file(path)
     try:
-        if not problem:
-            return path.read_text(encoding="utf-8")
+        if not reason:
+            return read_bytes(path, largest).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        problem = getattr(error, "strerror", None) or str(error)
-    raise UserError(f"cannot read {path}: {problem}")
+        reason = getattr(error, "strerror", None) or str(error)
+    raise UserError(f"cannot read {path}: {reason}")
 
 
 def open_new(path: Path) -> BinaryIO:

@@ -92,9 +92,10 @@ def safe_streams() -> None:
 
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
     """Run the body of the command `program`; returns its exit code.  A user's mistake becomes one line on stderr and
-    EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a stdout that takes no more a line and EXIT_USAGE, a
-    closed pipe, silently, EXIT_FAILED, a file that must not be read or written one line and EXIT_USAGE.  SIGTERM and
-    SIGHUP are a KeyboardInterrupt too, so that they end as Ctrl-C does, with EXIT_SIGNAL and their number."""
+    EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a closed pipe, silently, EXIT_FAILED.  A stdout that
+    takes no more, a file that must not be read or written, and too little memory become one line and EXIT_USAGE.
+    SIGTERM and SIGHUP are a KeyboardInterrupt too, so that they end as Ctrl-C does, with EXIT_SIGNAL and their
+    number."""
     safe_streams()
     with _interruptions() as signals:
         code = _ended(program, body, interrupted)
@@ -124,6 +125,10 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
             return EXIT_FAILED
         print(f"{program}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
         return EXIT_USAGE
+    except MemoryError:
+        pass  # said below, when what the body held is free again
+    print(f"{program}: error: not enough memory here; free some, or ask for less at once", file=sys.stderr)
+    return finished(EXIT_USAGE)
 
 
 def finished(code: int) -> int:

@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 from common.core.errors import NotRunnable, UserError
+from common.core.files import read_bytes
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS, LAYOUTS, Implementation
 from common.core.paths import ROOT, not_a_file
 
@@ -171,7 +172,7 @@ def beside(file: Path) -> Optional[Path]:
 
 def _parsed(file: Path) -> ast.Module:
     try:
-        return ast.parse(file.read_bytes())
+        return ast.parse(read_bytes(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from error
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

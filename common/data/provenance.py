@@ -1,4 +1,4 @@
-"""What the JSON file beside a shape file says of it: its front end, frame shift and vocabulary.  Standard library."""
+"""What the JSON file beside a shape file says of it: its front end, frame shift and vocabulary.  No torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import math
 from pathlib import Path
 from typing import Any, Dict, Optional
+
+from common.core.files import read_bytes
 
 FACTORS = (1, 2, 4, 6, 8)
 #: Seconds between feature frames, where nothing else is said.
@@ -20,8 +22,8 @@ def path_of(shape_file: Path) -> Path:
 def part(shape_file: Path, name: str) -> Dict[str, Any]:
     """{} where there is none to be read."""
     try:
-        found = json.loads(path_of(shape_file).read_text(encoding="utf-8"))[name]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Dict, Optional, Tuple
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import another, open_file, write_whole
+from common.core.files import another, open_file, read_bytes, write_whole
 from common.core.paths import not_a_file
 from common.data import provenance
 from common.data.provenance import FACTORS
@@ -154,7 +154,7 @@ def _load_tensor(path: Path) -> Any:
     if problem:
         raise UserError(f"{path}: {problem}; {MAKE_ONE}, or name another with --shape-file")
     try:
-        content = io.BytesIO(path.read_bytes())
+        content = io.BytesIO(read_bytes(path))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     _check_against_provenance(path, content.getvalue())

@@ -8,17 +8,21 @@ from typing import Any
 import torch
 
 from common.core.errors import UserError
+from common.core.paths import not_a_file
 
 #: Standard deviation of noise in the place of audio: about that of speech.
 LEVEL = 0.1
 
 
 def read(path: Path, sample_rate: int) -> torch.Tensor:
-    """(samples,) in float32: the mean of the channels, resampled.  Raises UserError."""
+    """Return the mean of the channels, resampled, (samples,) in float32.  Raises UserError."""
     try:
         import soundfile
     except ImportError as error:
         raise UserError("reading audio needs soundfile: pip install soundfile") from error
+    reason = not_a_file(path)
+    if reason:
+        raise UserError(f"cannot read {path}: {reason}")
     try:
         channels, rate = soundfile.read(str(path), dtype="float32", always_2d=True)
     except (RuntimeError, OSError) as error:

@@ -14,6 +14,7 @@ import numpy
 import torch
 
 from common.core.errors import UserError
+from common.core.files import open_file, read_text
 from common.models import audio
 
 Example = Dict[str, Any]
@@ -86,10 +87,7 @@ def _manifest(path: Path, target_sr: int) -> List[Entry]:
 
 def _lines(path: Path) -> Any:
     """(the folder, [(number of the line, relative path, samples or None)])"""
-    try:
-        first, *others = path.read_text(encoding="utf-8").splitlines() or [""]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
+    first, *others = read_text(path).splitlines() or [""]
     root = path.parent / first.strip()
     if not first.strip() or not root.is_dir():
         raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
@@ -115,13 +113,15 @@ def _below(root: Path, name: str, where: str) -> Path:
 
 def _arrays(path: Path, trust_pickle: bool) -> List[Entry]:
     try:
-        loaded = numpy.load(path, allow_pickle=trust_pickle)
-        if isinstance(loaded, numpy.ndarray):
-            return _list_of_examples(loaded, path)
-        missing = [key for key in ARRAYS if key not in loaded.files]
-        if missing:
-            raise UserError(f"{path}: has no {', '.join(missing)}; it needs {', '.join(ARRAYS)}, a row of each example")
-        ids, tokens, lengths = (loaded[key] for key in ARRAYS)
+        with open_file(path) as stream:
+            loaded = numpy.load(stream, allow_pickle=trust_pickle)
+            if isinstance(loaded, numpy.ndarray):
+                return _list_of_examples(loaded, path)
+            missing = [key for key in ARRAYS if key not in loaded.files]
+            if missing:
+                needed = f"it needs {', '.join(ARRAYS)}, a row of each example"
+                raise UserError(f"{path}: has no {', '.join(missing)}; {needed}")
+            ids, tokens, lengths = (loaded[key] for key in ARRAYS)
     except UserError:
         raise
     except ValueError as error:

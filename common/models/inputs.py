@@ -10,6 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from common.core.errors import UserError
+from common.core.files import read_text
 from common.core.paths import not_there
 
 #: Letters in a shape or value: samples of the utterance, and its frames.
@@ -85,7 +86,8 @@ def lengths(source: Path, sample_rate: int) -> List[int]:
     if problem:
         raise UserError(f"{source}: {problem}")
     if os.path.isdir(source):
-        found = [_length(path, sample_rate) for path in sorted(source.rglob("*")) if path.suffix.lower() in AUDIO]
+        files = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in AUDIO and path.is_file()]
+        found = [_length(path, sample_rate) for path in files]
     else:
         found = _listed(source)
     if not found:
@@ -108,17 +110,15 @@ def _length(path: Path, sample_rate: int) -> int:
 
 
 def _listed(path: Path) -> List[int]:
-    found = []
-    try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            words = line.split("#")[0].split()
-            if words:
-                if not words[0].isdigit() or int(words[0]) < 1:
-                    raise UserError(f"{path}, line {number}: give a number of samples, not {words[0]!r}")
-                found.append(int(words[0]))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-    return found
+    """Return the numbers that the lines of a text file begin with.  Raises UserError."""
+    samples = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        words = line.split("#")[0].split()
+        if words:
+            if not words[0].isdigit() or int(words[0]) < 1:
+                raise UserError(f"{path}, line {number}: give a number of samples, not {words[0]!r}")
+            samples.append(int(words[0]))
+    return samples
 
 
 def bucketed(sorted_lengths: Sequence[int]) -> Dict[str, List[int]]:

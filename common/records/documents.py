@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from common.core.errors import UserError
+from common.core.files import read_bytes
 from common.core.text import said
 from common.records import schema
 from common.records.conformance import Asked, Outcome
@@ -166,10 +167,10 @@ def read(path: Path, kind: Any) -> Any:
     """The JSON of a file, checked.  kind: of its content.  Raises FileNotFoundError, and UserError with the reason for
     what cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_bytes(path).decode("utf-8"))
         msgspec.convert(found, kind)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, OverflowError, RecursionError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise UserError(f"{type(error).__name__}: {said(str(error))}") from error
     return found

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
-from common.core.files import cannot_write, write_whole
+from common.core.files import cannot_write, open_file, read_bytes, write_whole
 from common.core.text import plain, said
 from common.records import schema
 from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Status, SweepHeader
 
 ANEW = "delete the folder and run again"
 MOST_LINES = 5  # that a warning numbers
+#: Bytes of the first line that are read where nothing else of a file is.
+LONGEST_LINE = 2**24
 
 
 class NotWritten(UserError):
@@ -27,7 +29,7 @@ class NotWritten(UserError):
 def change_first(path: Path, changes: Record) -> None:
     """Change fields of the first record of a file in one step: a reader meets the old file or the new one.  Raises
     UserError."""
-    first, rest = path.read_bytes().split(b"\n", 1)
+    first, rest = read_bytes(path).split(b"\n", 1)
     write_whole("free some space", (path, _line({**json.loads(first), **changes}) + rest))
 
 
@@ -96,9 +98,17 @@ def read(path: Path) -> List[Line]:
     a record, and for one that a newer version of this suite wrote."""
     path = _file(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        return _records(path)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except MemoryError:
+        pass  # raised below, when what was read is free again
+    raise UserError(f"cannot read {path}: it takes more memory than there is; {ANEW}")
+
+
+def _records(path: Path) -> List[Line]:
+    """Return the records of a file as `read` does.  Raises UserError, OSError and MemoryError."""
+    lines = read_bytes(path).split(b"\n")
     newer = schema.version(lines[0])
     if newer > schema.SCHEMA:
         raise UserError(f"{path}: written by a newer version (schema {newer}, this one reads {schema.SCHEMA})")
@@ -165,11 +175,11 @@ def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line
 def first(path: Path) -> Optional[FirstLine]:
     """The first record of a file; None where it cannot be read."""
     try:
-        with path.open("rb") as stream:
-            found = schema.decoded(stream.readline())
-    except (OSError, ValueError):
+        with open_file(path) as stream:
+            record = schema.decoded(stream.readline(LONGEST_LINE))
+    except (OSError, ValueError, MemoryError):
         return None
-    return found if isinstance(found, FirstLine) else None
+    return record if isinstance(record, FirstLine) else None
 
 
 def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:

@@ -27,6 +27,7 @@ from common.analysis import logs, metrics
 from common.analysis.groups import groups, heading
 from common.analysis.row import SCOPES, Row
 from common.core.errors import UserError
+from common.core.files import read_bytes
 from common.core.text import plain
 from common.records import schema
 from common.report import writing
@@ -103,10 +104,13 @@ def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
 
 
 def pictures(folder: Path, prefix: str = "") -> List[Value]:
-    """The PNG files directly in a folder."""
+    """Return the PNG files directly in a folder, without those that cannot be read."""
     found = []
     for path in sorted(folder.glob("*.png")):
-        data = path.read_bytes()
+        try:
+            data = read_bytes(path)
+        except OSError:
+            continue
         if data.startswith(PNG):
             width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
             image = summary_pb2.Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=data)

@@ -16,6 +16,7 @@ from typing import Dict, Tuple
 from urllib.parse import unquote, urlsplit
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
+from common.core.files import read_bytes
 from common.core.guard import say
 from common.core.paths import ROOT
 from common.setup import environments
@@ -158,7 +159,7 @@ def _requirements(wheel: Wheel) -> str:
 def _digest(wheel: Wheel) -> str:
     path = Path(unquote(urlsplit(wheel.url).path))
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(read_bytes(path)).hexdigest()
     except OSError as error:
         raise UserError(f"K2_WHEEL: {path} cannot be read: {error.strerror}; name a wheel file or its URL") from error
 

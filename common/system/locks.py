@@ -5,9 +5,11 @@ The package filelock does not serve: set-up takes a lock before any package is i
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import platform
+import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable, Iterator, Optional
@@ -64,6 +66,8 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError(errno.EINVAL, "a pipe or a device, not a file", str(path))
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, TypeVar
 
 from common.core.errors import UserError
+from common.core.files import open_file
 from common.core.statistics import median
 from common.traces.events import Broken, Collector, Enough, read_events
 from common.traces.kineto import Event
@@ -134,7 +135,7 @@ def collect(path: Path, collector: Collector, fast: bool = True) -> int:
     """Hand the events of a trace to a collector.  Returns how many of them were not valid JSON; TraceError as for
     ``read``, but a trace need not have steps."""
     try:
-        with open(path, "rb") as stream:
+        with open_file(path) as stream:
             packed = stream.read(2) == b"\x1f\x8b"
             stream.seek(0)
             unpacked: Any = gzip.open(stream) if packed else stream

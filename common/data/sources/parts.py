@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Tup
 import numpy as np
 
 from common.core.errors import UserError
-from common.core.files import another, make_folder, write_whole
+from common.core.files import another, make_folder, open_file, write_whole
 from common.data.sources.shards import Shard
 from common.data.sources.tabulate import Part, lines
 from common.system.locks import Claim, Held
@@ -130,7 +130,7 @@ class Parts:
             return self._short[name]
         path = self._path(name)
         try:
-            with open(path, "rb") as stream:
+            with open_file(path) as stream:
                 return Part.of(stream)
         except Exception as error:  # a damaged archive can raise anything
             raise UserError(f"{path}: damaged; remove the folder {self.folder}, and start again") from error
