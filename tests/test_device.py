@@ -23,7 +23,7 @@ from common.losses.passes import probe, timing
 from common.measure import clock, device, memory, memory_limit
 from common.records import schema
 from common.setup import interpreters
-from common.system import load, machine, nvml
+from common.system import machine, nvml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,12 +66,6 @@ def test_the_real_torch_answers(monkeypatch, capsys):
     monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
     device = interpreters.resolve_device("auto", [Path(sys.executable)])
     assert device in ("cpu", "cuda") and ("warning: torch " in capsys.readouterr().err) == (device == "cpu")
-
-
-def test_load_is_flagged_in_cores_and_not_by_the_size_of_the_machine():
-    assert load.busy_flags(0.04, cpus=64) == ["busy"]  # more than two cores
-    assert load.busy_flags(0.04, cpus=2) == load.busy_flags(0.0, cpus=64) == load.busy_flags(None) == []
-    assert load.busy_flags(0.06, cpus=2) == ["busy"]
 
 
 def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):

@@ -51,6 +51,13 @@ def current(device: Any) -> Any:
     return device
 
 
+def host_threads(device: Any) -> int:
+    """Return how many CPU threads a step keeps busy: those of torch, or one where a GPU computes."""
+    import torch
+
+    return 1 if device.type == "cuda" else torch.get_num_threads()
+
+
 def cache_bytes(device: Any) -> Optional[int]:
     """All of the device's last-level cache; None where it is not known (CUDA before torch 2.5)."""
     import torch

@@ -17,7 +17,7 @@ import torch
 
 from common.core.settings import Settings
 from common.measure.clock import Clock
-from common.measure.device import cache_bytes, facts, set_up_torch
+from common.measure.device import cache_bytes, facts, host_threads, set_up_torch
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 
@@ -140,6 +140,6 @@ def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) 
         "cache_bytes": cache_bytes(device),
         **found,
         "foreign_cpu": foreign,
-        "flags": busy_flags(foreign),
+        "flags": busy_flags(foreign, host_threads(device)),
         "reason": "; ".join(reasons),
     }

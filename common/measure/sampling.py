@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
-from typing import Any, Callable, Dict, Generator, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Sequence
 
 from common.core import statistics
 from common.system.load import ForeignLoad, busy_flags
@@ -65,10 +65,13 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
 
 
 class WithLoad:
-    """Keeps samples until the load beside them is known: the system counts it too coarsely for one short sample."""
+    """Keeps samples until the load beside them is known: the system counts it too coarsely for one short sample.
 
-    def __init__(self) -> None:
-        self.load = ForeignLoad()
+    threads: CPU threads that a sample keeps busy; None: as many as there are cores.
+    """
+
+    def __init__(self, threads: Optional[int] = None) -> None:
+        self.threads, self.load = threads, ForeignLoad()
         self.waiting: List[Dict[str, Any]] = []
 
     def add(self, sample: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
@@ -79,15 +82,19 @@ class WithLoad:
     def flush(self) -> Iterator[Dict[str, Any]]:
         share = self.load.share()
         for sample in self.waiting:
-            yield {**sample, "foreign_cpu": share, "flags": busy_flags(share)}
+            yield {**sample, "foreign_cpu": share, "flags": busy_flags(share, self.threads)}
         self.waiting = []
 
 
 def warm_up(
-    sample: Callable[[int, int, bool], Dict[str, Any]], batches: Sequence[int], max_seconds: float
+    sample: Callable[[int, int, bool], Dict[str, Any]],
+    batches: Sequence[int],
+    max_seconds: float,
+    threads: Optional[int] = None,
 ) -> Iterator[Dict[str, Any]]:
-    """Samples, marked as warm-up, of the first of `batches` until it is warmed up, and one of each other batch."""
-    samples = WithLoad()
+    """Samples, marked as warm-up, of the first of `batches` until it is warmed up, and one of each other batch.
+    threads: as of WithLoad."""
+    samples = WithLoad(threads)
     durations: List[int] = []
     while batches and not warmed_up(durations, max_seconds):
         warm = sample(batches[0], len(durations), True)
@@ -105,12 +112,14 @@ def sweep(
     spread: float,
     max_samples: int,
     max_seconds: float,
+    threads: Optional[int] = None,
 ) -> Generator[Dict[str, Any], None, str]:
     """Samples with the load beside them, of all `batches` in turn until `enough`.  Returns why they ended.
 
-    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.
+    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.  threads: as of
+    WithLoad.
     """
-    samples = WithLoad()
+    samples = WithLoad(threads)
     measured: Dict[int, List[int]] = {batch: [] for batch in batches}
     repeat = 0
     while True:

@@ -24,7 +24,7 @@ from common.core.text import finite
 from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
-from common.measure.device import facts, set_up_torch
+from common.measure.device import facts, host_threads, set_up_torch
 from common.models import audio, recognisers
 from common.models.recognisers import Recogniser
 from common.system import machine
@@ -226,9 +226,15 @@ def _timed(calls: Calls, settings: Settings) -> Iterator[Record]:
     def sample(_: int, repeat: int, warmup: bool) -> Record:
         return timed(calls.step, clock, repeat, warmup)
 
-    yield from sampling.warm_up(sample, [0], settings.max_seconds)
+    threads = host_threads(calls.device)
+    yield from sampling.warm_up(sample, [0], settings.max_seconds, threads)
     yield from sampling.sweep(
-        sample, [0], spread=settings.spread, max_samples=settings.max_samples, max_seconds=settings.max_seconds
+        sample,
+        [0],
+        spread=settings.spread,
+        max_samples=settings.max_samples,
+        max_seconds=settings.max_seconds,
+        threads=threads,
     )
 
 

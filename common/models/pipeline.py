@@ -19,7 +19,7 @@ from common.core.errors import NotRunnable, UserError
 from common.core.settings import Settings
 from common.measure import sampling
 from common.measure.clock import Clock
-from common.measure.device import set_up_torch
+from common.measure.device import host_threads, set_up_torch
 from common.measure.flops.counter import FlopCounter
 from common.models import audio, examples, inference, loading
 from common.system import perf
@@ -109,7 +109,7 @@ def _itself(call: StageCall) -> StageCall:
 
 def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[Record]:
     """`warmup` calls, then `repeats`."""
-    samples = sampling.WithLoad()
+    samples = sampling.WithLoad(host_threads(clock.device))
     for number in range(stage["warmup"] + stage["repeats"]):
         repeat = number - stage["warmup"]
         record = inference.timed(partial(_itself, call), clock, max(repeat, 0), repeat < 0)

@@ -403,8 +403,11 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
     total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
     stages: Annotated[Optional[Dict[str, Duration]], of("wall time of each stage; of CUDA events on CUDA")] = None
     minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
-    flags: Annotated[Optional[List[str]], of('["busy"]: it ran beside other load')] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    flags: Annotated[
+        Optional[List[str]],
+        of('"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
+    ] = None
 
     @property
     def ranked_ns(self) -> float:
@@ -451,7 +454,7 @@ class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
     profiler: Annotated[Any, of("{record_shapes, with_stack, profile_memory}")] = None
     memory_snapshot: Annotated[Optional[str], of("name of a file")] = None
     foreign_cpu: Annotated[Optional[Share], of("of the profiled loop; null where it was too short to tell")] = None
-    flags: Annotated[Optional[List[str]], of('["busy"], likewise')] = None
+    flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
     note: Annotated[Optional[str], of('why there is no trace, else ""; schedule and profiler are null then')] = ""
     warnings: Annotated[List[str], of("lines for the user")] = []
 
@@ -474,8 +477,8 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
     products: Annotated[List[Products], of("of matrices of the dtype")] = []
     exps: Annotated[List[Exps], of("in float64 for that dtype, else in float32")] = []
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
-    flags: Annotated[Optional[List[str]], of('["busy"]: measured beside other load')] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
     reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
 
 
@@ -571,8 +574,11 @@ class Call(JobLine, kw_only=True, frozen=True, tag="call"):
     total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
     first_ns: Annotated[Optional[Duration], of("until the first token of a model that streams")] = None
     minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the machine's CPU time, 0 to 1")] = None
-    flags: Annotated[Optional[List[str]], of('["busy"]: it ran beside other load')] = None
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    flags: Annotated[
+        Optional[List[str]],
+        of('"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
+    ] = None
 
 
 class CallMemory(JobLine, kw_only=True, frozen=True, tag="call_memory"):

@@ -1,27 +1,68 @@
-"""What others take of the machine."""
+"""What others take of the CPUs that this process may use, and whether times measured beside that can be compared.
+
+/proc/stat counts the whole machine, that of a container's host too.  What slows a step is another process on a core
+that the step needs, so only the CPUs of this process's affinity count, and cores that its threads leave free bear some
+load.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from pathlib import Path
-from typing import List, Optional
+from typing import AbstractSet, List, Optional
 
-#: Cores that others keep busy, from which on a sample is flagged "busy": however many there are, a step that waits for
+STAT = Path("/proc/stat")
+#: Cores that others keep busy, from which on a sample is flagged "busy" where it needs all cores: a step that waits for
 #: all of its threads waits for the one that shares its core.
 BUSY_CORES = 0.1
+#: Likewise as a share of the CPUs: large servers always do something beside.
+BUSY_SHARE = 0.01
+#: Of the cores that the threads leave free, others may have this share: cores share caches, memory and clocks.
+FREE_SHARE = 0.5
+#: So many times as much is flagged "loaded" too: two losses may change places then.
+LOADED = 2.0
 #: /proc/stat counts in ticks of 10 ms: shares over less than this are noise.
 SHORTEST_WINDOW_NS = 200_000_000
 
 
-def _busy_seconds() -> Optional[float]:
-    """CPU time all processes have used since the machine started, in seconds; time stolen by a hypervisor counts."""
+def _affinity() -> AbstractSet[int]:
+    """Return the numbers of the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+#: When this was imported: OpenMP may bind the threads that it starts later.
+CPUS = _affinity()
+
+
+def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Return how many cores these CPUs are: several hyper-threads of one count once, where the system tells."""
+    siblings = set()
+    for cpu in cpus:
+        try:
+            siblings.add((root / f"cpu{cpu}/topology/thread_siblings_list").read_text().strip())
+        except OSError:
+            return len(cpus)
+    return len(siblings)
+
+
+def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
+    """Return the CPU time that all processes have used on these CPUs since the machine started, in seconds.
+
+    Time stolen by a hypervisor counts.  None where the system does not tell.
+    """
     try:
-        words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = (int(word) for word in words[:8])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    mine = [row for row in rows if row[0][3:].isdigit() and int(row[0][3:]) in cpus] or rows[:1]
+    busy = 0
+    for row in mine:
+        user, nice, system, _idle, _iowait, irq, softirq, steal = (int(ticks) for ticks in row[1:9])
+        busy += user + nice + system + irq + softirq + steal
+    return busy / os.sysconf("SC_CLK_TCK") if mine else None
 
 
 def _own_seconds() -> float:
@@ -30,14 +71,15 @@ def _own_seconds() -> float:
 
 
 class ForeignLoad:
-    """The share of the machine's CPU time that other processes took since the last `share()`."""
+    """The share of the CPU time that other processes took since the last `share()`, of the CPUs of this one."""
 
-    def __init__(self) -> None:
-        self.cpus = os.cpu_count() or 1
+    def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Path = STAT) -> None:
+        self.cpus, self.stat = cpus, stat
         self._mark()
 
     def _mark(self) -> None:
-        self.busy, self.own, self.since = _busy_seconds(), _own_seconds(), time.perf_counter_ns()
+        self.busy, self.own = _busy_seconds(self.cpus, self.stat), _own_seconds()
+        self.since = time.perf_counter_ns()
 
     def ready(self) -> bool:
         """Has enough time passed for a share to mean something?"""
@@ -51,10 +93,47 @@ class ForeignLoad:
         if before is None or self.busy is None or elapsed <= 0:
             return None
         foreign = (self.busy - before) - (self.own - own)
-        return round(min(max(foreign / (elapsed * self.cpus), 0.0), 1.0), 4)
+        return round(min(max(foreign / (elapsed * len(self.cpus)), 0.0), 1.0), 4)
 
 
-def busy_flags(share: Optional[float], cpus: Optional[int] = None) -> List[str]:
-    """["busy"] for what was measured beside more load than BUSY_CORES.  share: of `cpus`, of this machine's if None."""
-    cores = (share or 0) * (cpus or os.cpu_count() or 1)
-    return ["busy"] if cores > BUSY_CORES else []
+def busy_flags(
+    share: Optional[float], threads: Optional[int] = None, cpus: Optional[int] = None, physical: Optional[int] = None
+) -> List[str]:
+    """Return ["busy"] for what was measured beside noticeable load, ["busy", "loaded"] beside LOADED times as much.
+
+    Args:
+        share: of the CPUs that this process may use, as of ForeignLoad; None where it is not known, which is no load.
+        threads: that what was measured keeps busy; None: as many as there are cores.
+        cpus, physical: how many CPUs this process may use, and how many cores these are; None: as this machine says.
+    """
+    physical = physical or cpus or cores()
+    cpus = cpus or len(CPUS)
+    free = 0 if threads is None else max(physical - threads, 0)
+    bearable = max(BUSY_CORES, BUSY_SHARE * cpus) + FREE_SHARE * free
+    taken = (share or 0.0) * cpus
+    if taken <= bearable:
+        return []
+    return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"]
+
+
+def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
+    """Return how busy others keep this machine: "load 24 on 2 cores, others use 97% of the CPU"; "" where it is quiet.
+
+    The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
+    look decides.
+
+    Args:
+        load: since when others are looked at; where that was just now, this waits.
+        threads: as of busy_flags.
+        longer: seconds of that look.
+    """
+    time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
+    share = load.share()
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
+        time.sleep(longer)
+        share = load.share()
+    if share is None or "loaded" not in busy_flags(share, threads):
+        return ""
+    number = len(load.cpus)
+    return f"load {average:.3g} on {number} core{'s' * (number != 1)}, others use {share:.0%} of the CPU"

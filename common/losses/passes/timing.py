@@ -17,6 +17,7 @@ from common.core.settings import Settings
 from common.data.batching import heaviest, lightest
 from common.measure import sampling
 from common.measure.clock import Clock, time_step
+from common.measure.device import host_threads
 from common.system import memory
 
 #: One of so many rounds measures the loss alone: its logits take the joiner's time, which no sample shows.
@@ -43,6 +44,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
     once, scopes, before = own and not clock.cuda, settings.scopes, memory.status_bytes("VmRSS")
+    threads = host_threads(context.device)
     for scope in _scopes(settings, clock.cuda, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
@@ -50,7 +52,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
             place = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
             return {"record": "sample", **place, "warmup": warmup, **timed}
 
-        yield from sampling.warm_up(sample, warm_up, settings.max_seconds)
+        yield from sampling.warm_up(sample, warm_up, settings.max_seconds, threads)
         if settings.allocator == "reuse" and not clock.cuda and before is not None:
             memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
         why = yield from sampling.sweep(
@@ -59,6 +61,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
             spread=settings.spread,
             max_samples=len(batches) if once and scope != scopes[-1] else settings.max_samples,
             max_seconds=settings.max_seconds,
+            threads=threads,
         )
         yield {"record": "stop", "scope": scope, "round": round_number, "why": why}
 

@@ -14,6 +14,7 @@ import torch
 
 from common.losses.step import LossStep
 from common.measure import memory, profiler
+from common.measure.device import host_threads
 from common.system.load import busy_flags
 from common.traces import files
 
@@ -64,7 +65,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
         "profiler": {option: getattr(settings, option) for option in profiler.OPTIONS},
         "memory_snapshot": path.name if path.exists() else None,
         "foreign_cpu": foreign,
-        "flags": busy_flags(foreign),
+        "flags": busy_flags(foreign, host_threads(context.device)),
         "note": "",
         "warnings": warnings,
     }
