@@ -298,6 +298,18 @@ def test_flops_are_those_of_the_layers(twelve, rows):
     assert 0 < rows["rnnt_encoder"]["of_limit"] < 1
 
 
+def test_flops_are_of_the_label_that_runs_and_not_of_a_module_s_name(twelve, rows):
+    """The projections of the simple loss are modules below the joiner, which is not running when they are called."""
+    batch = json.loads((twelve[1] / "profile.json").read_text())[0]["batches"][0]
+    frames, tokens = batch["N"] * batch["T_max"], batch["N"] * (batch["U_max"] + 1)
+    joined = 5 * frames * SMALL["joiner_dim"] * SMALL["vocab_size"]
+    assert rows["joiner"]["macs"] == joined and rows["joiner.backward"]["macs"] == 2 * joined
+    to_joiner = (frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]) * SMALL["joiner_dim"]
+    simple = (frames * SMALL["encoder_dim"] + tokens * SMALL["decoder_dim"]) * SMALL["vocab_size"]
+    assert rows["other"]["macs"] == 3 * (to_joiner + simple)
+    assert json.loads((twelve[1] / "profile.json").read_text())[0]["not_counted"] == []
+
+
 def test_what_is_written(twelve, rows):
     printed, folder = twelve
     assert (folder / "profile-filtered.txt").read_text() == printed

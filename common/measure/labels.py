@@ -18,11 +18,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from common.core.errors import UserError
 from common.measure.clock import Clock
+from common.measure.flops import rules
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 MOST_NAMED = 40  # modules, where a pattern matches none
 #: Of a span: its label and those it lies in, outermost first; its phase.
 Place = Tuple[Tuple[str, ...], str]
+#: Of what runs in no span.
+OUTSIDE: Place = ((), "")
 #: Makes what a span is entered by.
 Span = Callable[[Place, bool], ContextManager]
 
@@ -152,6 +155,9 @@ class _Mark(torch.autograd.Function):
         return (None, *gradients)
 
 
+rules.register(_Mark, None)  # an identity
+
+
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
     """The values, their tensors that need a gradient behind a mark; those that are one stay one."""
     leaves, spec = tree_flatten(values)
@@ -186,6 +192,38 @@ class Spans:
             )
             for place, calls in self._begun.items()
         }
+
+
+class Operations:
+    """Counts the operations of spans by the span that runs, each span without those that lie in it.
+
+    total: returns (MACs, FLOPs) of everything so far, as FlopCounter.total does.
+    """
+
+    def __init__(self, total: Callable[[], Tuple[int, int]]):
+        self._total, self._before = total, total()
+        self._running: List[Place] = []
+        self._counts: Dict[Place, Tuple[int, int]] = {}
+
+    @contextmanager
+    def __call__(self, place: Place, again: bool) -> Iterator[None]:
+        self._assign()
+        self._running.append(place)
+        yield
+        self._assign()
+        self._running.pop()
+
+    def counts(self) -> Dict[Place, Tuple[int, int]]:
+        """Return (MACs, FLOPs) by place; what ran in no span is at OUTSIDE."""
+        self._assign()
+        return self._counts
+
+    def _assign(self) -> None:
+        """Add what was counted since the last call to the innermost span that runs."""
+        place = self._running[-1] if self._running else OUTSIDE
+        macs, flops = self._counts.get(place, (0, 0))
+        before, self._before = self._before, self._total()
+        self._counts[place] = macs + self._before[0] - before[0], flops + self._before[1] - before[1]
 
 
 def named(place: Place) -> str:

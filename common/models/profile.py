@@ -19,7 +19,7 @@ from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, Li
 import torch
 from torch import nn
 from torch.profiler import record_function
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import checkpoint
 
 from common.core import scripts
 from common.core.errors import NotRunnable, OutOfMemory, UserError
@@ -35,7 +35,7 @@ from common.measure import peaks, profiler
 from common.measure.clock import Clock
 from common.measure.device import facts, set_up_torch
 from common.measure.flops.counter import FlopCounter
-from common.measure.labels import Labels, Place, Spans
+from common.measure.labels import Labels, Operations, Place, Spans
 from common.models import loading, transducer
 from common.models.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
 from common.system import memory
@@ -355,35 +355,25 @@ class Profiling:
         ]
 
     def flops(self) -> Dict[str, Any]:
-        """`flops` of a step by place, without what lies in it; the mean of all batches."""
+        """Return `flops`: the operations of a step by place, without what lies in it, the mean of all batches; and
+        `not_counted`: operators without a rule.
+
+        Operations belong to the label that runs, as its time does: a module may be called from outside its parent.
+        """
         counter = FlopCounter(self.model)
+        operations = Operations(counter.total)
         for inputs in self.inputs:
-            with self._failures(None), set_checkpoint_early_stop(False), counter:  # it leaves modules by an exception
-                self.step(inputs.given(), counter.label, lambda: None)
+            with counter:
+                self.labelled(inputs.given(), operations)
             self.forget()
-        document, count = counter.document(), len(self.inputs)
-        found: Dict[Place, List[int]] = {}
-        for one in document["counts"]:
-            chain = self._chain(one["path"])
-            phase = labelling.UPDATE if chain == (OPTIMIZER,) else one["phase"]
-            of_place = found.setdefault((chain, phase), [0, 0])
-            of_place[0] += one["macs"]
-            of_place[1] += one["flops"]
+        count = len(self.inputs)
         return {
             "flops": [
                 {"chain": list(chain), "phase": phase, "macs": macs / count, "flops": flops / count}
-                for (chain, phase), (macs, flops) in found.items()
+                for (chain, phase), (macs, flops) in operations.counts().items()
             ],
-            "not_counted": sorted({one["operator"] for one in document["not_counted"]}),
+            "not_counted": sorted({one["operator"] for one in counter.document()["not_counted"]}),
         }
-
-    def _chain(self, path: str) -> Tuple[str, ...]:
-        """The labels that a module's path lies in."""
-        if path == f"({OPTIMIZER})":
-            return (OPTIMIZER,)
-        names = path.split(".")
-        prefixes = (".".join(names[: count + 1]) for count in range(len(names)))
-        return tuple(self.labels[one] for one in prefixes if one in self.labels)
 
     def compile(self) -> Dict[str, Any]:
         """The forward of each labelled module that holds no other; of joiner and losses the modules alone.  Then steps
