@@ -2,15 +2,17 @@
 """Benchmark a transducer loss of your own against every other: put yours into `transducer_loss` and run this script.
 
 It is checked against the float64 oracle first.  If it is right its time and memory are measured and it is traced, like
-every other row.  The loss in this file is an example: the lattice row by row, with torch.logcumsumexp along u, T steps
-instead of T + U.  --only torchaudio,k2 chooses the rows beside it; --preset quick tries it out in a minute.  A copy of
-this file is a row of its own, with the name in `name` or else of the file: benchmark_flash.py is flash.
+every other row.  The loss in this file is an example: the lattice by anti-diagonals, T + U steps of torch.logaddexp.
+--only torchaudio,k2 chooses the rows beside it; --preset quick tries it out in a minute.  A copy of this file is a row
+of its own, with the name in `name` or else of the file: benchmark_flash.py is flash.
 """
 
 from types import SimpleNamespace
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter
+
+LOG_ZERO = -1e30  # log of 0 that stays finite in sums, so that no gradient is inf - inf
 
 
 def transducer_loss(logits, targets, T_lengths, U_lengths):
@@ -20,16 +22,24 @@ def transducer_loss(logits, targets, T_lengths, U_lengths):
     N, T, U1, _ = logits.shape
     n, t, u = (torch.arange(size, device=logits.device) for size in (N, T, U1))
     outside = (t[:, None] >= T_lengths.view(-1, 1, 1)) | (u > U_lengths.view(-1, 1, 1))
-    log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1)  # padding may be anything, even NaN
-    blank = log_probs[..., 0]
-    index = targets.long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
-    label = log_probs[:, :, :-1].gather(3, index).squeeze(3)
-    along = torch.nn.functional.pad(label.cumsum(2), (1, 0))  # log-probability of emitting u targets on frame t
-    alphas = [along[:, 0]]
-    for now in range(1, T):
-        alphas.append(along[:, now] + torch.logcumsumexp(alphas[-1] + blank[:, now - 1] - along[:, now], dim=1))
-    last = n, T_lengths.long() - 1, U_lengths.long()
-    return -(torch.stack(alphas, 1)[last] + blank[last]).sum()
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # half precision is summed in float32
+    log_probs = logits.masked_fill(outside.unsqueeze(-1), 0).log_softmax(-1, dtype)  # padding may be NaN
+    index = torch.nn.functional.pad(targets.long(), (0, 1)).view(N, 1, U1, 1).expand(N, T, U1, 1)
+    label = log_probs.gather(3, index).squeeze(3).masked_fill(u == U1 - 1, LOG_ZERO)
+
+    def by_diagonal(arc):
+        """(N, T, U+1) -> (N, T, T+U): frame t is moved right by t, so cell (t, u) stands in column t + u."""
+        moved = torch.nn.functional.pad(arc.clamp(min=LOG_ZERO), (0, T), value=LOG_ZERO).flatten(1)
+        return moved[:, : T * (T + U1 - 1)].view(N, T, T + U1 - 1)
+
+    blank, label = by_diagonal(log_probs[..., 0]), by_diagonal(label)
+    alphas = [torch.where(t == 0, 0.0, LOG_ZERO).to(dtype).expand(N, T)]
+    for now in range(T + U1 - 2):
+        waited = torch.nn.functional.pad(alphas[-1] + blank[..., now], (1, -1), value=LOG_ZERO)
+        alphas.append(torch.logaddexp(waited, alphas[-1] + label[..., now]))
+    last = n, T_lengths.long() - 1, T_lengths.long() - 1 + U_lengths.long()
+    losses = -(torch.stack(alphas, 2)[last] + blank[last])
+    return losses.masked_fill(losses > -LOG_ZERO / 2, torch.inf).sum()  # infinite where no path is possible
 
 
 class Mine(Adapter):

@@ -26,10 +26,10 @@ from common.conformance.cases import BY_NAME, CASES
 from common.conformance.isolated import examine
 from common.conformance.judge import judge
 from common.conformance.reproductions import DIES
-from common.core import settings
+from common.core import scripts, settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
 from common.core.implementations import with_variants
-from common.losses import vectorised
+from common.losses import oracle, vectorised
 from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Judged, Outcome
 from common.setup import environments, obtaining
 from common.tables import conformance as matrix
@@ -448,7 +448,7 @@ def test_a_death_costs_one_cell_and_the_next_process_goes_on(module_of):
 LOST_LOSS = """
 from benchmark_reference import Reference
 from common.conformance import questions
-from common.losses import vectorised
+from common.losses import oracle, vectorised
 
 lost = []
 questions.context_lost = lambda device: bool(lost)
@@ -573,6 +573,37 @@ def test_the_command_writes_and_prints_the_matrix(tmp_path):
     page = (tmp_path / "conformance.md").read_text()
     assert "## Matrix" in page and "conformance.py --only reference,torchaudio --cases" in page
     assert str(tmp_path) not in json.dumps(document) + page
+
+
+def test_the_unchanged_template_is_right_in_every_case(tmp_path):
+    path = tmp_path / "benchmark_flash.py"
+    path.write_text((ROOT / "benchmark_mine.py").read_text())
+    done = run("conformance.py", "--in-place", "--only", path, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
+    assert {name: cell for name, cell in row["cells"].items() if cell["result"] not in ("pass", "n/a")} == {}
+    assert {"impossible-target", "minus-inf", "nan-padding"} <= row["cells"].keys()
+
+
+def test_a_target_that_the_template_may_not_emit_leaves_its_gradient_finite():
+    """In one cell -inf leaves other paths; in all cells it leaves none, and an infinite loss."""
+    adapter = scripts.load(str(ROOT / "benchmark_mine.py"))(settings.resolve({"preset": "quick"}, "cpu"))
+    loss = adapter.function()
+    for frames, infinite in ((slice(1, 2), False), (slice(None), True)):
+        logits = torch.sin(torch.arange(2 * 4 * 3 * 5.0)).view(2, 4, 3, 5)
+        logits[0, frames, :, 3] = -math.inf
+        logits[0, 0, 1, 0] = -math.inf
+        targets, T_lengths, U_lengths = torch.tensor([[1, 3], [2, 2]]), torch.tensor([4, 3]), torch.tensor([2, 1])
+        leaf, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
+        value = loss(leaf, targets, T_lengths, U_lengths)
+        value.backward()
+        assert leaf.grad.isfinite().all()
+        if infinite:
+            assert math.isinf(value)
+            continue
+        right = oracle.losses(truth, targets, [(4, 2), (3, 1)]).sum()
+        right.backward()
+        assert abs(value - right) < 1e-5 and (leaf.grad - truth.grad).abs().max() < 1e-5
 
 
 def test_an_own_loss_that_is_wrong_in_a_simulator_is_shown_with_it(tmp_path):

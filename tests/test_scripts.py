@@ -14,7 +14,7 @@ from common.core.implementations import with_variants
 
 QUICK = ["--in-place", "--preset", "quick", "--limits", "false"]
 RIGHT = ["--passes", "correctness"]
-RESULT = "return -(torch.stack"
+RESULT = "return losses"
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def run_copy(path, *arguments):
 
 def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
     """A wrong loss in the copy is found wrong, under the copy's name, though nobody changed `name`."""
-    path = copy(replaced={RESULT: "return -2 * (torch.stack"})
+    path = copy(replaced={RESULT: "return -2 * losses"})
     done = run_copy(path, *quick, *RIGHT, "--only", "reference")
     assert done.returncode == 1, done.stderr
     rows = rows_of(tmp_path / "log")
@@ -54,7 +54,7 @@ def test_a_copy_measures_its_own_file(copy, quick, tmp_path):
 
 
 def test_a_module_that_the_loss_lacks_while_it_runs_is_missing(copy, quick, tmp_path):
-    path = copy(replaced={RESULT: "import nowhere\n    return -(torch.stack"})
+    path = copy(replaced={RESULT: "import nowhere\n    return losses"})
     run_copy(path, *quick, *RIGHT, "--only", "reference")
     row = rows_of(tmp_path / "log")["flash"]
     assert row["status"] == "missing" and "nowhere" in row["reason"] and "pip install" in row["reason"]
