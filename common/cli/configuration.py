@@ -5,63 +5,37 @@ from __future__ import annotations
 import difflib
 import math
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Sequence
 
+from common.core import plain_yaml
 from common.core.errors import UserError
 from common.core.files import read_text
+from common.core.text import shown
 
 Mapped = Dict[str, Any]
 
 
 def read(path: Path) -> Mapped:
-    """The mapping in a YAML file.  Raises UserError."""
-    found = parsed(read_text(path), str(path))
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: give keys and values, such as `general:`, not {type(found).__name__}")
-    return found
+    """Return the mapping in a YAML file.  Raises UserError."""
+    values = parsed(read_text(path, plain_yaml.LARGEST_FILE), str(path))
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise UserError(f"{path}: give keys and values, such as `general:`, not {shown(values)}")
+    return values
 
 
 def parsed(text: str, where: str) -> Any:
-    """What safe YAML makes of `text`: no tags that make objects, no key twice.  Raises UserError."""
+    """Return what the YAML `text` says.  where: names it in messages.  Raises UserError."""
     try:
-        import yaml
+        return plain_yaml.parsed(text, where)
     except ImportError as error:
         raise UserError("configurations need PyYAML, which is not installed here: pip install PyYAML") from error
-    try:
-        loader = yaml.SafeLoader(text)
-        try:
-            node = loader.get_single_node()
-            twice = next(_twice(node), None) if node else None
-            if twice:
-                key, first, second = twice
-                raise UserError(f"{where}, line {second}: {key!r} is given twice, first in line {first}; keep one")
-            return loader.construct_document(node) if node else None
-        finally:
-            loader.dispose()
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(f"{where}: no YAML of plain data ({said})") from error
-
-
-def _twice(node: Any) -> Iterator[Tuple[str, int, int]]:
-    """(key, line of the first, line of the second) of keys that a mapping has twice."""
-    met: Dict[str, int] = {}
-    for entry in node.value if isinstance(node.value, list) else ():
-        key, values = (entry[0], entry[1:]) if isinstance(entry, tuple) else (None, [entry])
-        if key is not None:
-            line = key.start_mark.line + 1
-            if isinstance(key.value, str) and key.value in met:
-                yield key.value, met[key.value], line
-            met[str(key.value)] = line
-        for value in values:
-            yield from _twice(value)
 
 
 def check_keys(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
     """Raises UserError for a key that is not known, with the nearest one that is."""
     for key in found:
         if key not in known:
-            raise UserError(f"{where}: unknown key {key!r}{nearest(str(key), known)}; there are {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {shown(key)}{nearest(key, known)}; there are {', '.join(known)}")
 
 
 def nearest(key: str, known: Sequence[str]) -> str:
@@ -78,13 +52,13 @@ def override(config: Mapped, given: Sequence[str], known: Mapping[str, Iterable[
         name, equals, value = word.partition("=")
         key = name.lstrip("-")
         if not name.startswith("--") or not equals:
-            raise UserError(f"{word!r}: give --key=value{nearest(key, [*paths])}")
+            raise UserError(f"{shown(word)}: give --key=value{nearest(key, [*paths])}")
         if key not in paths and key not in short:
             raise UserError(f"--{key}: unknown key{nearest(key, [*paths])}; there are {', '.join(paths)}")
         part, leaf = paths.get(key) or short[key]
         config[part] = {} if config.get(part) is None else config[part]
         if not isinstance(config[part], dict):
-            raise UserError(f"{part}: give keys and values, not {config[part]!r}")
+            raise UserError(f"{part}: give keys and values, not {shown(config[part])}")
         config[part][leaf] = parsed(value, f"--{key}")
 
 
@@ -94,37 +68,37 @@ def override(config: Mapped, given: Sequence[str], known: Mapping[str, Iterable[
 def positive(value: Any, where: str) -> float:
     """A number above 0.  Raises UserError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise UserError(f"{where}: give a number above 0, not {value!r}")
+        raise UserError(f"{where}: give a number above 0, not {shown(value)}")
     return value
 
 
 def whole(value: Any, where: str, low: int = 1) -> int:
     """Raises UserError."""
     if type(value) is not int or value < low:
-        raise UserError(f"{where}: give a whole number of at least {low}, not {value!r}")
+        raise UserError(f"{where}: give a whole number of at least {low}, not {shown(value)}")
     return value
 
 
 def several(value: Any, where: str, check: Any) -> List[Any]:
     """A list without repetition, of what `check(value, where)` takes.  Raises UserError."""
     if not isinstance(value, list) or not value:
-        raise UserError(f"{where}: give a list such as [1, 2], not {value!r}")
+        raise UserError(f"{where}: give a list such as [1, 2], not {shown(value)}")
     found = [check(one, where) for one in value]
     twice = [one for place, one in enumerate(found) if one in found[:place]]
     if twice:
-        raise UserError(f"{where}: {twice[0]} is given twice")
+        raise UserError(f"{where}: {shown(twice[0])} is given twice")
     return found
 
 
 def text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
-        raise UserError(f"{where}: give a text, not {value!r}")
+        raise UserError(f"{where}: give a text, not {shown(value)}")
     return value
 
 
 def truth(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
-        raise UserError(f"{where}: give true or false, not {value!r}")
+        raise UserError(f"{where}: give true or false, not {shown(value)}")
     return value
 
 
@@ -133,7 +107,7 @@ def mapping(value: Any, where: str) -> Mapped:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{where}: give keys and values, not {value!r}")
+        raise UserError(f"{where}: give keys and values, not {shown(value)}")
     return value
 
 

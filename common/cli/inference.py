@@ -19,7 +19,7 @@ from common.core import inference as grid
 from common.core import paths, settings
 from common.core.errors import UserError
 from common.core.settings import Settings
-from common.core.text import count
+from common.core.text import count, shown
 from common.jobs import carried
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
@@ -188,7 +188,7 @@ def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]
     model, dimensions = config["pretrained_model"], config["profiling_dimensions"]
     if model["type"] not in TYPES:
         near = configuration.nearest(str(model["type"]), TYPES)
-        words = f"unknown type {model['type']!r}{near}; there are {', '.join(TYPES)}"
+        words = f"unknown type {shown(model['type'])}{near}; there are {', '.join(TYPES)}"
         raise UserError(f"{path}: pretrained_model.type: {words}")
     source = configuration.text(model["source"], f"{path}: pretrained_model.source")
     model["source"] = _located(source, model["type"], path)
@@ -219,9 +219,9 @@ def _located(source: str, kind: str, path: Path) -> str:
 
 def _check_environment(environment: Any) -> None:
     """Raises UserError for one that does not exist; one that is not made is another Python's turn."""
-    if environment is not None and environment not in environments.ENVIRONMENTS:
+    if environment is not None and environment not in [*environments.ENVIRONMENTS]:
         names = ", ".join(environments.ENVIRONMENTS)
-        raise UserError(f"pretrained_model.environment: there is no {environment!r}; there are {names}")
+        raise UserError(f"pretrained_model.environment: there is no {shown(environment)}; there are {names}")
 
 
 def planned(config: Mapping[str, Any], axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:

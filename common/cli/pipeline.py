@@ -18,7 +18,7 @@ from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_OK, UserError
-from common.core.text import count
+from common.core.text import count, shown
 from common.jobs import carried
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
@@ -231,14 +231,14 @@ def configured(path: Path, flags: Mapping[str, Any]) -> Dict[str, Any]:
     names = [stage["name"] for stage in stages]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise UserError(f"{path}: two stages are called {name!r}; give each a name of its own")
+            raise UserError(f"{path}: two stages are called {shown(name)}; give each a name of its own")
     return {"general": whole, "stages": stages}
 
 
 def _stages(found: Mapping[str, Any], path: Path) -> List[str]:
     """stage1 ... stageN.  Raises UserError for a gap and for other keys."""
-    numbers = sorted(int(name[5:]) for name in found if re.fullmatch(r"stage[1-9]\d*", str(name)))
-    known = ["general", *(f"stage{number}" for number in range(1, max([*numbers, 0]) + 2))]
+    numbers = sorted(int(name[5:]) for name in found if re.fullmatch(r"stage[1-9]\d{0,3}", name))
+    known = ["general", *(f"stage{number}" for number in sorted({*numbers, *range(1, len(numbers) + 2)}))]
     configuration.check_keys(found, known, str(path))
     if not numbers:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
@@ -251,9 +251,9 @@ def _stages(found: Mapping[str, Any], path: Path) -> List[str]:
 def _check_whole(whole: Dict[str, Any], path: Path, stages: int) -> None:
     where = f"{path}: general"
     kind = whole["model_type"]
-    if kind is not None and kind not in MODEL_TYPES:
+    if kind is not None and kind not in [*MODEL_TYPES]:
         near = configuration.nearest(str(kind), list(MODEL_TYPES))
-        raise UserError(f"{where}.model_type: unknown {kind!r}{near}; there are {', '.join(MODEL_TYPES)}")
+        raise UserError(f"{where}.model_type: unknown {shown(kind)}{near}; there are {', '.join(MODEL_TYPES)}")
     if kind is not None and stages not in MODEL_TYPES[kind]:
         wanted = " or ".join(map(str, MODEL_TYPES[kind]))
         raise UserError(
@@ -261,7 +261,7 @@ def _check_whole(whole: Dict[str, Any], path: Path, stages: int) -> None:
         )
     if whole["dataset_type"] not in DATASET_TYPES:
         near = configuration.nearest(str(whole["dataset_type"]), DATASET_TYPES)
-        raise UserError(f"{where}.dataset_type: unknown {whole['dataset_type']!r}{near}")
+        raise UserError(f"{where}.dataset_type: unknown {shown(whole['dataset_type'])}{near}")
     if whole["dataset_size"] is not None:
         configuration.whole(whole["dataset_size"], "dataset_size")
     configuration.whole(whole["target_sr"], f"{where}.target_sr")

@@ -17,11 +17,12 @@ from typing import Any, Callable, Iterator, List, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.paths import ROOT
-from common.core.text import plain
+from common.core.text import plain, said
 
 #: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
 #: benchmark that got it from the terminal already.  A repetition must not stop the writing of the results.
 SAME_REQUEST = 1.0
+LONGEST_MISTAKE = 4000  # characters
 
 
 def say(line: str) -> None:
@@ -108,7 +109,7 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"{program}: error: {plain(error)}", file=sys.stderr)  # it may quote a file that anyone wrote
+        print(f"{program}: error: {said(str(error), LONGEST_MISTAKE)}", file=sys.stderr)  # it may quote any file
         return finished(EXIT_USAGE)
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)

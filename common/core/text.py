@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import reprlib
 import unicodedata
 from typing import Any, Dict, Iterable, List, Optional, Tuple, TypeVar
 
@@ -19,6 +20,8 @@ _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x
 
 #: JSON has no infinity: what is not finite is written as this.
 UNBOUNDED = 1e300
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
@@ -83,6 +86,11 @@ def plain(text: Any) -> str:
 def said(text: str, longest: int = LONGEST_SAID) -> str:
     """What a package said, which may be of any size, as `plain` text of at most `longest` characters."""
     return short(plain(text[: 2 * longest]), longest)
+
+
+def shown(value: Any) -> str:
+    """Return `value` as Python writes it, for a message; of something long, its beginning and end."""
+    return _SHORT.repr(value)
 
 
 def without_folders(text: str) -> str:

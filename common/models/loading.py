@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple
 
 import torch
 
+from common.core import plain_yaml
 from common.core.errors import NotRunnable, UserError
 from common.core.files import read_text
 from common.core.paths import not_a_file
@@ -67,7 +68,7 @@ def _parts(name: str, forms: str) -> Tuple[str, str]:
 
 def read_arguments(path: Path) -> Dict[str, Any]:
     """The mapping in a YAML or JSON file.  Raises UserError."""
-    found = parse_value(read_text(path), str(path))
+    found = parse_value(read_text(path, plain_yaml.LARGEST_FILE), str(path))
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UserError(f"{path}: give a mapping of the constructor's arguments, such as `hidden_size: 256`")
     return found
@@ -76,16 +77,13 @@ def read_arguments(path: Path) -> Dict[str, Any]:
 def parse_value(text: str, where: str) -> Any:
     """What YAML (or, where PyYAML is not installed, JSON) makes of `text`.  Raises UserError."""
     try:
-        import yaml
+        return plain_yaml.parsed(text, where)
     except ImportError:
-        try:
-            return json.loads(text)
-        except ValueError as error:
-            raise UserError(f"{where}: no JSON ({error}); for YAML, pip install PyYAML") from error
+        pass
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise UserError(f"{where}: no YAML ({line(error)})") from error
+        return json.loads(text)
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"{where}: no JSON ({line(error)}); for YAML, pip install PyYAML") from error
 
 
 def run_file(path: Path) -> None:

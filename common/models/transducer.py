@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from common.core.errors import UserError
+from common.core.text import shown
 from common.data.shapes import subsampled
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
@@ -54,7 +55,7 @@ def sizes(given: Mapping[str, Any], where: str) -> Sizes:
         else:
             fits, wanted = _is_whole(value), "a whole number of at least 1"
         if not fits:
-            raise UserError(f"{where}: {key} is {value!r}; give {wanted}")
+            raise UserError(f"{where}: {key} is {shown(value)}; give {wanted}")
     values: Dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
     made = Sizes(**values)
     for key, value, divisor in (("encoder_dim", made.encoder_dim, made.heads), ("kernel", made.kernel + 1, 2)):
@@ -68,7 +69,7 @@ def check_key(key: str, known: Sequence[str], where: str) -> None:
     """Raises UserError for a key that is not known, with the nearest one that is."""
     if key not in known:
         near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-        raise UserError(f"{where}: unknown key {key!r}, the nearest is {near[0]!r}; there are {', '.join(known)}")
+        raise UserError(f"{where}: unknown key {shown(key)}, the nearest is {near[0]!r}; there are {', '.join(known)}")
 
 
 def _is_whole(value: Any) -> bool:
