@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import random
+import subprocess
+import sys
 import wave
+from pathlib import Path
 
 import pytest
 import torch
 from commands import ROOT, SHARED, assert_user_error, run
 from fixtures_model_runs import InProcess, write_inference
 from fixtures_traces import kineto, memory, span, write
+from torchaudio.functional import edit_distance
 
 from common.analysis import inference as analysis
 from common.cli import configuration
@@ -19,8 +25,11 @@ from common.core import inference as grid
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
+from common.jobs.local import Local
+from common.jobs.spec import Task
 from common.measure import profiler
 from common.models import audio, inference, recognisers
+from common.models import outputs as outputs_of
 from common.plots.inference import figures
 from common.report.inference import sections
 from common.setup import environments
@@ -235,7 +244,55 @@ def test_differences_of_outputs():
     assert inference.difference(torch.ones(2), torch.ones(3)) == float("inf")
 
 
+def test_integer_tensors_are_sequences_of_symbols():
+    """A model that returns the best symbol of each frame: 1 of 800 frames changed is 0.125%, however they are kept."""
+    plain = torch.arange(800)[None]
+    changed = plain.clone()
+    changed[0, 100] = -1
+    assert inference.difference(plain, changed) == 1 / 800
+    assert inference.difference(plain.numpy(), changed.numpy()) == 1 / 800
+    assert inference.difference({"tokens": plain}, {"tokens": torch.cat([plain[:, :1], plain], 1)}) == 1 / 801
+    assert inference.difference(plain, plain[:, :0]) == 1
+
+
+def test_edits_are_those_of_levenshtein():
+    generator = random.Random(0)
+    for _ in range(20):
+        first, second = ([generator.randrange(4) for _ in range(generator.randrange(30))] for _ in range(2))
+        assert outputs_of.edits(first, second) == edit_distance(first, second), (first, second)
+
+
+def test_very_long_sequences_are_compared_place_by_place():
+    first = torch.zeros(2, 10 * outputs_of.MOST_EDITED, dtype=torch.uint8)
+    second = first.clone()
+    second[1, :5] = 1
+    assert outputs_of.edits(*(one.flatten().tolist() for one in (first, second))) == 5
+
+
 # -- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("signature", "gets"),
+    [
+        ("waves", False),
+        ("waves, lengths", True),
+        ("waves, sizes", True),
+        ("waves, lengths=None", True),
+        ("waves, mask=None, x_lens=None", True),
+        ("waves, *, input_lengths=None", True),
+        ("waves, wav_lens=None", False),  # shares of the longest, as SpeechBrain has them
+        ("waves, max_length=10", False),
+        ("waves, **options", False),
+    ],
+)
+def test_a_module_gets_lengths_where_it_takes_some(signature, gets):
+    scope = {}
+    exec(f"def forward(self, {signature}): return {{k: v for k, v in locals().items() if k != 'self'}}", scope)
+    module = type("Takes", (torch.nn.Module,), {"forward": scope["forward"]})()
+    arguments = recognisers.Plain(module)(torch.zeros(2, 30), torch.tensor([30, 30]))
+    lengths = [value for name, value in arguments.items() if name != "waves" and isinstance(value, torch.Tensor)]
+    assert [one.tolist() for one in lengths] == ([[30, 30]] if gets else [])
 
 
 def loaded(source, **arguments):
@@ -601,6 +658,28 @@ def test_a_run_for_real(tmp_path):
     late, cell = json.loads(done.stdout)
     assert done.returncode == 1 and cell["status"] == "ok" and cell["rtf"] > 0, done.stderr
     assert late["status"] == "timeout" and late["rtf"] is None and "--timeout" in late["reason"]
+
+
+def test_the_whole_process_holds_its_libraries(tmp_path):
+    """A cell is a fork of a process that has torch loaded; it reads what a process of its own would."""
+    config = {
+        "pretrained_model": {"type": "factory", "source": "torch.nn:Identity"},
+        "profiling_dimensions": {"example_audio": None, "export_logs": False},
+    }
+    cell = {**grid.VARIANTS, grid.SECONDS: 1, grid.BATCH: 1}
+    task = Task("1s", "inference", {"config": config, "cell": cell})
+    given = settings.resolve({"max_seconds": 0.1, "max_samples": 1, "allocator": "system"}, "cpu")
+    forked = Local().execute(task, Path(sys.executable), tmp_path, given, math.inf, lambda text: None)
+    job = {**task.to_json(given, tmp_path), "output": str(tmp_path / "records.jsonl")}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    code = "import sys; from common.jobs.worker import main; sys.exit(main(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "job.json")], cwd=ROOT, check=True, capture_output=True)
+    alone = map(json.loads, (tmp_path / "records.jsonl").read_text().splitlines())
+    expected, measured = (
+        [record["process_peak_bytes"] for record in records if record["record"] == "call_memory"]
+        for records in (alone, forked)
+    )
+    assert measured == pytest.approx(expected, rel=0.05) and measured[0] > 300e6
 
 
 def test_the_script_ends_in_one_line(tmp_path):

@@ -26,15 +26,16 @@ from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
 from common.measure.device import facts, host_threads, set_up_torch
 from common.models import audio, recognisers
+from common.models.outputs import difference
 from common.models.recognisers import Recogniser
 from common.system import machine
-from common.system.memory import status_bytes
+from common.system.memory import process_peak_bytes
 from common.traces import files, spans
 from common.traces.reader import CPU, CUDA
 
 #: Of the profiler: the last two of six batches are recorded.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: What the outputs of a variant may be off by, see `difference`: rounding, 8 bits of mantissa, weights of 8 bits.
+#: What the outputs of a variant may be off by, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
 Record = Dict[str, Any]
@@ -172,41 +173,6 @@ def quantized(model: Recogniser, device: torch.device) -> Recogniser:
     return found
 
 
-def difference(plain: Any, other: Any) -> float:
-    """RMS of the difference of all floating-point outputs over the RMS of the plain ones; of a model without any, the
-    share of symbols, or characters of its texts, that have to be edited."""
-    first, second = _leaves(plain), _leaves(other)
-    numbers = [
-        (one.double().flatten(), two.double().flatten())
-        for one, two in zip(first, second)
-        if isinstance(one, torch.Tensor) and one.is_floating_point() and isinstance(two, torch.Tensor)
-    ]
-    if numbers:
-        if any(one.shape != two.shape for one, two in numbers):
-            return float("inf")
-        one, two = (torch.cat(parts) for parts in zip(*numbers))
-        error = float((one - two).norm() / one.norm().clamp_min(1e-30))
-        return error if error == error else float("inf")
-    from torchaudio.functional import edit_distance
-
-    symbols = [[symbol for leaf in of for symbol in _symbols(leaf)] for of in (first, second)]
-    return edit_distance(*symbols) / max(*map(len, symbols), 1)
-
-
-def _symbols(leaf: Any) -> List[str]:
-    """Characters of a text; anything else is one."""
-    return list(leaf) if isinstance(leaf, str) else [str(leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf)]
-
-
-def _leaves(outputs: Any) -> List[Any]:
-    """Tensors, numbers and texts in any nesting."""
-    if isinstance(outputs, Mapping):
-        outputs = list(outputs.values())
-    if isinstance(outputs, (list, tuple)):
-        return [leaf for one in outputs for leaf in _leaves(one)]
-    return [] if outputs is None else [outputs]
-
-
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +212,7 @@ def peaks(step: Callable[[], Any], device: torch.device) -> Record:
     """The ``call_memory`` record of one call."""
     found = memory.peaks(step, device, profiler=False)
     del found["torch_allocated_bytes"]
-    return {"record": "call_memory", **found, "process_peak_bytes": status_bytes("VmHWM")}
+    return {"record": "call_memory", **found, "process_peak_bytes": process_peak_bytes()}
 
 
 def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Record:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -21,6 +22,9 @@ from common.models import loading
 from common.system.memory import is_out_of_memory
 
 SAMPLE_RATE = 16000
+#: Names of arguments that take lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are shares.
+LENGTHS = re.compile(r"(?!wavs?_lens)(\w+_)?(lengths|lens)")
+KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class Recogniser(nn.Module):
@@ -42,7 +46,10 @@ class Recogniser(nn.Module):
 
 
 class Plain(Recogniser):
-    """Any module that takes waves, or waves and their lengths."""
+    """Calls any module that takes waves, or waves and their lengths.
+
+    Its second argument is the lengths where it has to be given, else the first one whose name LENGTHS matches.
+    """
 
     def __init__(self, module: nn.Module, sample_rate: Optional[int] = None):
         """sample_rate: where the module has none of its own."""
@@ -50,12 +57,16 @@ class Plain(Recogniser):
         self.module = module
         own: Any = getattr(module, "sample_rate", SAMPLE_RATE)
         self.sample_rate = int(sample_rate or own)
-        parameters = inspect.signature(module.forward).parameters.values()
-        needed = [one for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        self.with_lengths = len(needed) > 1
+        parameters = [*inspect.signature(module.forward).parameters.values()]
+        needed = [part for part in parameters if part.default is part.empty and part.kind is part.POSITIONAL_OR_KEYWORD]
+        self.needs_lengths = len(needed) > 1
+        named = [part.name for part in parameters if part.kind in KEYWORDS and LENGTHS.fullmatch(part.name)]
+        self.lengths_name = named[0] if named and not self.needs_lengths else None
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        return self.module(waves, lengths) if self.with_lengths else self.module(waves)
+        if self.lengths_name:
+            return self.module(waves, **{self.lengths_name: lengths})
+        return self.module(waves, lengths) if self.needs_lengths else self.module(waves)
 
     def parts(self) -> Sequence[nn.Module]:
         return [self.module]
@@ -112,8 +123,9 @@ def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> 
     if isinstance(bundle, getattr(pipelines, "SourceSeparationBundle", ())):
         return _Separation(module, rate)
     made = Plain(module, rate)
-    if made.with_lengths:
+    if made.needs_lengths:
         raise NotRunnable("unsupported", f"{source}: takes more than one wave for each utterance")
+    made.lengths_name = None  # bundles normalised by groups are trained without lengths, and no wave here is padded
     return made
 
 

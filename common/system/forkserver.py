@@ -21,6 +21,7 @@ import traceback
 from contextlib import suppress
 from typing import Any, Callable, Dict, Sequence, TextIO
 
+from common.system import memory
 from common.system.processes import adopting, die_with_parent
 
 
@@ -50,6 +51,7 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
     parent = os.getpid()
 
     def job() -> Any:
+        memory.forked_from = parent
         die_with_parent(parent)
         os.setsid()
         said, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)

@@ -6,11 +6,15 @@ import ctypes
 import gc
 import re
 import resource
+from array import array
 from contextlib import suppress
 from pathlib import Path
-from typing import List, Optional
+from typing import BinaryIO, List, Optional
 
 CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
+
+#: Of an entry of /proc/PID/pagemap: the page is in memory; it is there, and of a file.
+PRESENT, FILE_PAGE = 1 << 63, 5 << 61
 
 #: Limit and use of a cgroup's memory: version 2, then 1.
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -93,6 +97,43 @@ def _number(path: Path) -> Optional[int]:
 def status_bytes(key: str) -> Optional[int]:
     """Of this process: "VmRSS", "VmHWM" (its peak), "VmSize"."""
     return _proc_bytes("/proc/self/status", key)
+
+
+#: In a fork of common.system.forkserver: the process id of its parent, which has the libraries loaded.
+forked_from: Optional[int] = None
+
+
+def process_peak_bytes() -> Optional[int]:
+    """Return the resident peak of this process, in bytes, as one that was not forked would have it.
+
+    A fork begins without the pages of files that its parent has mapped (of torch's libraries) and maps only those that
+    it uses itself; a process that imports the libraries holds both.  None where the system does not tell.
+    """
+    peak = status_bytes("VmHWM")
+    if peak is None or forked_from is None:
+        return peak
+    try:
+        return peak + _pages_of_parent(forked_from) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
+
+
+def _pages_of_parent(parent: int) -> int:
+    """Return how many pages of files the process `parent` has mapped and this one has not.  Raises OSError."""
+    count = 0
+    with open(f"/proc/{parent}/pagemap", "rb") as theirs, open("/proc/self/pagemap", "rb") as ours:
+        for line in Path(f"/proc/{parent}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            span, _, _, _, inode, *_ = line.split()
+            if inode != "0":
+                begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
+                pages = [_entries(file, begin, end - begin) for file in (theirs, ours)]
+                count += sum(page & FILE_PAGE == FILE_PAGE and not own & PRESENT for page, own in zip(*pages))
+    return count
+
+
+def _entries(pagemap: BinaryIO, begin: int, count: int) -> array[int]:
+    pagemap.seek(8 * begin)
+    return array("Q", pagemap.read(8 * count))
 
 
 def clear_peak() -> bool:

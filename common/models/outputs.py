@@ -1,0 +1,75 @@
+"""Measures how far the outputs of a changed model are from those of the plain one.
+
+Leaves out whether either is right: a model with random weights has no right outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Sequence
+
+import torch
+
+#: Symbols of a sequence up to which edits are counted; a longer one is compared place by place.
+MOST_EDITED = 20_000
+
+
+def difference(plain: Any, other: Any) -> float:
+    """Return the distance of two outputs, 0 where they are equal.
+
+    Of floating-point outputs it is the RMS of their difference over the RMS of the plain ones.  Of a model without
+    any it is the share of symbols that have to be edited: each element of an integer tensor, each character of a text.
+    """
+    first, second = _leaves(plain), _leaves(other)
+    numbers = [
+        (left.double().flatten(), right.double().flatten())
+        for left, right in zip(first, second)
+        if isinstance(left, torch.Tensor) and left.is_floating_point() and isinstance(right, torch.Tensor)
+    ]
+    if numbers:
+        if any(left.shape != right.shape for left, right in numbers):
+            return float("inf")
+        left, right = (torch.cat(parts) for parts in zip(*numbers))
+        error = float((left - right).norm() / left.norm().clamp_min(1e-30))
+        return error if error == error else float("inf")
+    symbols = [[symbol for leaf in leaves for symbol in _symbols(leaf)] for leaves in (first, second)]
+    return edits(*symbols) / max(*map(len, symbols), 1)
+
+
+def edits(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many insertions, deletions and substitutions make `second` of `first`.
+
+    Sequences above MOST_EDITED symbols are compared place by place, which never gives less.
+    """
+    numbers: Dict[Any, int] = {}
+    left, right = ([numbers.setdefault(symbol, len(numbers)) for symbol in symbols] for symbols in (first, second))
+    if max(len(left), len(right)) > MOST_EDITED:
+        return sum(a != b for a, b in zip(left, right)) + abs(len(left) - len(right))
+    columns, places = torch.tensor(right), torch.arange(len(right) + 1)
+    row = places.clone()
+    for symbol in left:
+        before, row = row, row + 1
+        row[1:] = torch.minimum(row[1:], before[:-1] + (columns != symbol))
+        # an insertion costs 1 more than the place to its left: a running minimum once the slope is taken away
+        row = torch.cummin(row - places, 0).values + places
+    return int(row[-1])
+
+
+def _symbols(leaf: Any) -> List[Any]:
+    """Return the elements of a tensor, the characters of a text; anything else is one symbol."""
+    if isinstance(leaf, torch.Tensor):
+        return list(leaf.flatten().tolist())
+    return list(leaf) if isinstance(leaf, str) else [str(leaf)]
+
+
+def _leaves(outputs: Any) -> List[Any]:
+    """Return the tensors, numbers and texts of any nesting, in order; arrays of numpy as tensors."""
+    if isinstance(outputs, Mapping):
+        outputs = list(outputs.values())
+    if isinstance(outputs, (list, tuple)):
+        return [leaf for part in outputs for leaf in _leaves(part)]
+    if hasattr(outputs, "__array__") and not isinstance(outputs, torch.Tensor):
+        try:
+            outputs = torch.as_tensor(outputs)
+        except TypeError:  # an array of texts or objects
+            return _leaves(outputs.tolist())
+    return [] if outputs is None else [outputs]
