@@ -57,6 +57,13 @@ def test_the_interval_is_over_rounds_as_clusters():
     assert math.log(found.high / found.ratio) == pytest.approx(student_t(0.95, 2) * error)
 
 
+def test_with_one_batch_a_round_the_line_takes_a_degree_of_freedom_more():
+    logs = {at: {at: 0.1 + 0.01 * (at % 3)} for at in range(10)}
+    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding({at: 0.05 * at for at in range(10)}, 0.2))
+    assert found.of_file and found.freedom == 8
+    assert math.log(found.high / found.ratio) == pytest.approx(student_t(0.95, 8) * found.error)
+
+
 @pytest.mark.parametrize("rounds, batches", [(2, 6), (3, 3)])
 def test_with_few_rounds_or_batches_it_is_of_the_measured_batches_alone(rounds, batches):
     logs = {at: {(at, place): 0.1 * at for place in range(batches)} for at in range(rounds)}
@@ -152,10 +159,11 @@ def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, p
     assert 0.65 <= planted.power(design, median(found), x, runs=200, seed=6) <= 0.95
 
 
+@pytest.mark.parametrize("scope", ["(the CPU preset)", "(scope loss in the CPU preset)"])
 @pytest.mark.parametrize("world", ["as measured", "one process in ten is an outlier", "an effect common to a run"])
-def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simulation, world):
+def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simulation, world, scope):
     """1,500 simulated runs with a fixed seed: chance alone is within 1.7%."""
-    design = next(one for one in simulation.DESIGNS if "CPU preset" in one.title)
+    design = next(one for one in simulation.DESIGNS if one.title.endswith(scope))
     x = simulation.padding(2, ROOT / "shape_info.pt")
     held, width = simulation.coverage(simulation.WORLDS[world], design, x, runs=1500, seed=7)
     assert 0.93 <= held <= 0.975, held
@@ -173,8 +181,12 @@ def test_the_noise_of_a_run_is_told_from_its_times(simulation):
 
 def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
     from common.core import settings
+    from common.losses.passes import timing
 
     designs = {design.title.partition("(")[2]: design for design in simulation.DESIGNS if "(" in design.title}
     for name, device in (("the CPU preset)", "cpu"), ("the seed preset)", "cuda")):
         chosen = settings.resolve({}, device)
         assert (designs[name].rounds, designs[name].batches) == (chosen.rounds, chosen.num_batches)
+    alone = designs["scope loss in the CPU preset)"]
+    cpu = settings.resolve({}, "cpu")
+    assert (alone.rounds, alone.batches) == (cpu.rounds, len(timing._for_the_loss(range(cpu.num_batches), 1)))

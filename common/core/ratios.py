@@ -115,7 +115,8 @@ def own_batches_ratio(
         center, error = regression(rounds, padding.mean)
     else:
         center, error = _over_rounds([mean([pair.y for pair in pairs]) for pairs in rounds])
-    found = _ratio(center, error, len(rounds) - 1, confidence, before, after, len(cells))
+    freedom = min(len(rounds) - 1, len(cells) - 2) if of_file else len(rounds) - 1  # a line takes two of the batches
+    found = _ratio(center, error, freedom, confidence, before, after, len(cells))
     ratios = [math.exp(pair.y) for pair in cells]
     return found._replace(of_file=of_file, least=min(ratios), most=max(ratios))
 

@@ -423,7 +423,11 @@ class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
     scope: Annotated[str, of('"loss" or "step"')]
     round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
     why: Annotated[
-        str, of('"spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds')
+        str,
+        of(
+            '"spread": the median is known as wanted; "sample cap": --max-samples; "time cap": --max-seconds; "time '
+            'share": what the loss alone has of that beside the step'
+        ),
     ]
 
 

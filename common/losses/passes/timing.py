@@ -11,7 +11,7 @@ sample is kept, warm-up samples too (marked), with the load of other processes b
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from common.core.settings import Settings
 from common.data.batching import heaviest, lightest
@@ -20,17 +20,19 @@ from common.measure.clock import Clock, time_step
 from common.measure.device import host_threads
 from common.system import memory
 
-#: One of so many rounds measures the loss alone: its logits take the joiner's time, which no sample shows.
-ROUNDS_FOR_A_LOSS = 4
+#: On a CPU the loss alone is timed on one of so many batches of a round, and for so little of the time of a step: its
+#: logits take the joiner's time, which no sample shows.
+BATCHES_FOR_A_LOSS = 3
+LOSS_SHARE_OF_SECONDS = 0.05
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
-    """``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to round.
-    `context`: common.losses.context.Context.
+    """Yield the ``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to
+    round.  `context`: common.losses.context.Context.
 
-    Where rounds have batches of their own on a CPU, each measures the step, and every fourth one the loss alone too,
-    once a batch: the step ranks.  Loops in Python compile nothing and take seconds: no warm-up, and the lightest batch
-    of the first round is enough.
+    Where rounds have batches of their own on a CPU, each round measures the step, which has warmed up the loss too, and
+    then the loss alone on some of its batches.  Loops in Python compile nothing and take seconds: no warm-up, and the
+    lightest batch of the first round is enough.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
@@ -43,34 +45,40 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         batches, warm_up = [lightest(context.all_batches, batches)], []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
-    once, scopes, before = own and not clock.cuda, settings.scopes, memory.status_bytes("VmRSS")
+    loss_last, before = own and not clock.cuda, memory.status_bytes("VmRSS")
     threads = host_threads(context.device)
-    for scope in _scopes(settings, clock.cuda, number):
+    for scope in _scopes(settings, loss_last, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
             timed = time_step(context.step(scope, batch, repeat), clock)
-            place = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
-            return {"record": "sample", **place, "warmup": warmup, **timed}
+            key = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
+            return {"record": "sample", **key, "warmup": warmup, **timed}
 
-        yield from sampling.warm_up(sample, warm_up, settings.max_seconds, threads)
-        if settings.allocator == "reuse" and not clock.cuda and before is not None:
+        after_step = loss_last and scope == "loss" and "step" in settings.scopes
+        if not after_step:
+            yield from sampling.warm_up(sample, warm_up, settings.max_seconds, threads)
+        if settings.allocator == "reuse" and not clock.cuda and before is not None and not after_step:
             memory.widen_heap((memory.status_bytes("VmRSS") or 0) - before)
         why = yield from sampling.sweep(
             sample,
-            batches,
+            _for_the_loss(batches, number) if after_step else batches,
             spread=settings.spread,
-            max_samples=len(batches) if once and scope != scopes[-1] else settings.max_samples,
-            max_seconds=settings.max_seconds,
+            max_samples=settings.max_samples,
+            max_seconds=settings.max_seconds * (LOSS_SHARE_OF_SECONDS if after_step else 1),
             threads=threads,
         )
+        if after_step and why == "time cap":
+            why = "time share"
         yield {"record": "stop", "scope": scope, "round": round_number, "why": why}
 
 
-def _scopes(settings: Settings, cuda: bool, number: int) -> List[str]:
-    """In the order of round `number`; where rounds have batches of their own on a CPU, most have the last scope alone:
-    the step."""
-    scopes, rarely = list(settings.scopes), settings.own_batches and not cuda
-    if rarely and number % ROUNDS_FOR_A_LOSS != 1:
-        return scopes[-1:]
-    turn = number // (ROUNDS_FOR_A_LOSS if rarely else 2)
-    return scopes[::-1] if turn % 2 else scopes
+def _scopes(settings: Settings, loss_last: bool, number: int) -> List[str]:
+    """Return the scopes in the order of round `number`."""
+    scopes = list(settings.scopes)
+    return scopes[::-1] if loss_last or number // 2 % 2 else scopes
+
+
+def _for_the_loss(batches: Sequence[int], number: int) -> List[int]:
+    """Return a third of a round's batches, at least one; others in the next round, since they may be sorted by size."""
+    count = max(1, len(batches) // BATCHES_FOR_A_LOSS)
+    return [batches[(number * count + index) % len(batches)] for index in range(count)]
