@@ -50,10 +50,17 @@ def test_repeats_fill_their_time_and_the_first_does_not_count():
 
 
 def test_products_grow_until_the_next_would_take_too_long():
-    fast_then_slow = FakeClock(*[MS] * peaks.MOST, 60 * MS)
+    many = peaks.MOST_SHORT
+    fast_then_slow = FakeClock(*[MS] * 3 * many, 60 * MS)
     found = list(peaks.products(CPU, torch.float32, fast_then_slow, 0.4))
-    assert [line["n"] for line in found] == [256, 512]  # the next: 8 x 60 ms
-    assert found[0]["ns"] == [MS] * peaks.MOST and found[1]["ns"] == [60 * MS] * 7
+    assert [line["n"] for line in found] == [256, 512, 1024, 2048]  # the next: 8 x 60 ms
+    assert found[0]["ns"] == [MS] * many and found[3]["ns"] == [60 * MS] * 7
+
+
+def test_products_beside_load_are_of_several_sizes_and_enough_samples():
+    """Another process takes so long that not even the smallest size ends in time."""
+    found = list(peaks.products(CPU, torch.float32, FakeClock(150 * MS), 0.4))
+    assert [line["n"] for line in found] == [256, 512, 1024] and min(len(line["ns"]) for line in found) >= 10
 
 
 def test_buffers_are_from_an_utterance_s_size_to_far_above_caches_and_leave_memory_to_others():

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from commands import KILLS, ROOT, assert_user_error, run
-from fixtures_model_runs import InProcess
+from fixtures_model_runs import InProcess, write_profile
 from torch import nn
 
 from common.analysis.profile import profile
@@ -295,7 +295,7 @@ def test_flops_are_those_of_the_layers(twelve, rows):
     parts = [row["macs"] for row in rows.values() if row["depth"] == 0 and row["label"] != "step"]
     assert sum(parts) == rows["step"]["macs"]
     assert rows["conv"]["flops_per_second"] == pytest.approx(rows["conv"]["flops"] / rows["conv"]["ms"] * 1e3)
-    assert 0 < rows["rnnt_encoder"]["of_limit"] < 1
+    assert rows["rnnt_encoder"]["of_limit"] > 0
 
 
 def test_flops_are_of_the_label_that_runs_and_not_of_a_module_s_name(twelve, rows):
@@ -324,6 +324,56 @@ def test_what_is_written(twelve, rows):
     page = folder / "all.html"
     done = run("report.py", folder.parent, "--output", page)
     assert done.returncode == 0 and "profile-time-" in page.read_text(), done.stderr
+
+
+def made_up(log, limits=None, **steps):
+    """The profile that the fixture writes, with a limit, and with more about its steps."""
+    write_profile(log)
+    document = json.loads((log / "profile-2" / "profile.json").read_text())[0]
+    document["limits"] = limits
+    document["steps"].update(steps)
+    return profile(document)
+
+
+def limited(ns, flags=()):
+    """A limits record whose best product is 2 FLOPs in so many nanoseconds."""
+    return {"record": "limits", "products": [{"n": 1, "ns": [ns]}], "flags": list(flags), "foreign_cpu": 0.9}
+
+
+def test_a_share_above_the_limit_is_never_printed(tmp_path):
+    """The fixture's labels do 2,000 FLOPs in 1 to 5 ms, 0.4 to 2 MFLOP/s."""
+    right = made_up(tmp_path, limited(1.0))
+    assert ">100%" not in tables.text(right) and "limit is wrong" not in tables.text(right)
+    wrong = made_up(tmp_path, limited(3e6, ["busy"]))
+    shown = [row[-1].shown for row in tables.labels(wrong).rows]
+    assert ">100%" in shown and not any(
+        float(share.rstrip("%")) > 100 for share in shown if share not in (">100%", "-")
+    )
+    (line,) = [line for line in tables.lines(wrong) if "100%" in line]
+    assert "beside other load" in line and "encoder.backward" in line
+
+
+def test_steps_beside_other_load_are_said_to_be(tmp_path):
+    quiet, busy = made_up(tmp_path), made_up(tmp_path, foreign_cpu=0.45, flags=["busy", "loaded"])
+    assert "other load" not in tables.text(quiet)
+    assert "45.0% of the CPUs" in tables.text(busy) and "other load" in tables.lines(busy)[-1]
+
+
+def test_the_labels_cost_is_not_negative(tmp_path):
+    slower = made_up(tmp_path, bare_ns=[3e7, 3e7])
+    assert slower.hooks_ms < 0 and "-" not in tables.text(slower).partition("labels' own cost:")[2].splitlines()[0]
+
+
+def test_the_last_line_is_the_verdict(tmp_path):
+    """A step is 20.5 ms; the loss has 2 x 1.05 of it, the encoder 2 x 5.25."""
+    *_, last = tables.lines(made_up(tmp_path))
+    assert last == "VERDICT: loss: 10.2% of a step; encoder: 51.2%"
+
+
+def test_load_beside_the_steps_is_measured(twelve):
+    steps = json.loads((twelve[1] / "profile.json").read_text())[0]["steps"]
+    assert 0 <= steps["foreign_cpu"] <= 1 and isinstance(steps["flags"], list)
+    assert "VERDICT: decoder, joiner and loss: " in twelve[0]
 
 
 def test_boxes_lie_in_the_box_above(twelve):

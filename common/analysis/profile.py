@@ -21,6 +21,12 @@ Chain = Tuple[str, ...]
 FORWARD, BACKWARD = "forward", "backward"
 PHASES = (FORWARD, BACKWARD, "update")
 STEP, OTHER = "step", "other"
+#: What a transducer adds to its encoder: the part in words, and its labels.
+OWN_PARTS = {
+    "decoder": ("rnnt_decoder",),
+    "joiner": ("joiner",),
+    "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
+}
 
 
 @dataclass
@@ -72,6 +78,11 @@ class Part:
         return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
 
 
+def share_of_limit(share: Optional[float]) -> str:
+    """Return the share in words; one above 1 shows that the limit or the time is wrong, so its number is not told."""
+    return ">100%" if share is not None and share > 1 else percent(share)
+
+
 _MS: Dict[str, Any] = {"unit": "ms", "better": "lower"}
 _MB: Dict[str, Any] = {"unit": "MB", "better": "lower", "profiled": True}
 #: Of a row: its keys in CSV and JSON, in this order.
@@ -89,7 +100,7 @@ NUMBERS = (
     metric("macs", "MACs", quantity),
     metric("flops", "FLOPs", quantity),
     metric("flops_per_second", "FLOPs /s", quantity, better="higher"),
-    metric("of_limit", "of limit", percent, better="higher"),
+    metric("of_limit", "of limit", share_of_limit, better="higher"),
 )
 
 
@@ -104,6 +115,24 @@ class Profile:
     step_ms: float
     bare_ms: float
     hooks_ms: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes ran beside the timed steps."""
+        return bool(self.document["steps"].get("flags"))
+
+    @property
+    def limit_was_busy(self) -> bool:
+        """Whether other processes ran beside the measurement of the limit."""
+        return bool((self.document["limits"] or {}).get("flags"))
+
+    def outermost(self) -> Dict[str, float]:
+        """Return the share of the step of each label that lies in no other, forward and backward together."""
+        shares: Dict[str, float] = {}
+        for part in self.parts:
+            if part.depth == 0 and part.phase:
+                shares[part.label] = shares.get(part.label, 0.0) + part.share
+        return shares
 
     def rows(self) -> List[Dict[str, Any]]:
         """As CSV and JSON have them."""

@@ -34,17 +34,22 @@ CPU_EXPS, CUDA_EXPS = 2**16, (2**22, 256)
 #: scope is.
 SECONDS, SHORTEST = 0.4, 0.1
 FEWEST, MOST = 3, 20  # repeats
+#: The SHORT smallest products take less than a time slice, so other load slows all of a few: repeats of each, and how
+#: many times `seconds` the next of them may take.
+SHORT, FEWEST_SHORT, MOST_SHORT, PATIENCE = 3, 10, 200, 4
 
 #: One size: what was repeated, and the nanoseconds of each repeat.
 Measured = Dict[str, Any]
 
 
-def repeated(action: Callable[[], Any], clock: Clock, seconds: float) -> List[int]:
-    """Nanoseconds of each repeat, after one that does not count: at least FEWEST, until `seconds` are full, at most
-    MOST."""
+def repeated(
+    action: Callable[[], Any], clock: Clock, seconds: float, fewest: int = FEWEST, most: int = MOST
+) -> List[int]:
+    """Return the nanoseconds of each repeat, after one that does not count: at least `fewest`, until `seconds` are
+    full, at most `most`."""
     action()
     taken: List[int] = []
-    while len(taken) < FEWEST or (sum(taken) < seconds * 1e9 and len(taken) < MOST):
+    while len(taken) < fewest or (sum(taken) < seconds * 1e9 and len(taken) < most):
         clock.synchronize()
         begin = clock.mark()
         action()
@@ -93,16 +98,19 @@ def exps(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float)
 
 
 def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
-    """Matrix products, smallest first; stops before one that would take more than `seconds`."""
+    """Yield products of square matrices, the smallest first, of more than SHORT sizes those of which one takes no more
+    than `seconds`."""
     generator = torch.Generator().manual_seed(0)
     last = 0.0
-    for size in SIZES:
-        if 8 * last > seconds * 1e9:
+    for number, size in enumerate(SIZES):
+        short = number < SHORT
+        if 8 * last > seconds * 1e9 * (PATIENCE if short else 1):
             return
         # random, since a GPU's clock depends on how many bits change
         one, other = (torch.rand(size, size, generator=generator).to(device, dtype) for _ in range(2))
         out = torch.empty_like(one)
-        taken = repeated(partial(torch.mm, one, other, out=out), clock, seconds)
+        repeats = (FEWEST_SHORT, MOST_SHORT) if short else (FEWEST, MOST)
+        taken = repeated(partial(torch.mm, one, other, out=out), clock, seconds, *repeats)
         last = min(taken)
         yield {"n": size, "ns": taken}
 

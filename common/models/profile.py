@@ -39,6 +39,7 @@ from common.measure.labels import Labels, Operations, Place, Spans
 from common.models import loading, transducer
 from common.models.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
 from common.system import memory
+from common.system.load import ForeignLoad, busy_flags
 from common.traces import files, spans
 
 FORMAT = 1
@@ -302,6 +303,7 @@ class Profiling:
         bare: List[Any] = []
         labelled: List[Any] = []
         of_place: Dict[Place, List[Any]] = {}
+        load = ForeignLoad()
         for number in range(self.choice.steps):
             inputs, taken = self.inputs[number % len(self.inputs)], Spans(self.clock)
             with_labels = partial(self.labelled, inputs.given(), taken)
@@ -310,6 +312,7 @@ class Profiling:
                 kept.append(self.timed(run))
             for place, values in taken.taken().items():
                 of_place.setdefault(place, []).append(values)
+        foreign = load.share() if load.ready() else None
         listed = [
             {
                 "chain": list(chain),
@@ -325,6 +328,8 @@ class Profiling:
                 "bare_ns": [host for host, _ in bare],
                 "host_ns": [host for host, _ in labelled],
                 "device_ns": [device for _, device in labelled],
+                "foreign_cpu": foreign,
+                "flags": busy_flags(foreign, torch.get_num_threads()),
             },
             "spans": listed,
         }

@@ -17,7 +17,7 @@ from common.core.files import read_bytes
 from common.core.text import said
 from common.records import schema
 from common.records.conformance import Asked, Outcome
-from common.records.schema import Count, Duration, Machine, Nanoseconds, Positive, of
+from common.records.schema import Count, Duration, Machine, Nanoseconds, Positive, Share, of
 
 Times = Annotated[List[Nanoseconds], Meta(min_length=1)]
 
@@ -79,6 +79,8 @@ class Steps(Struct, kw_only=True):
     bare_ns: Annotated[Times, of("without labels, of the host")]
     host_ns: Annotated[Times, of("with labels, of the host")]
     device_ns: Annotated[List[Optional[Nanoseconds]], Meta(min_length=1), of("with labels; null on a CPU")]
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    flags: Annotated[List[str], of('"busy" and "loaded": other processes ran beside the steps')] = []
 
 
 class Place(Struct, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import metrics, profile
-from common.analysis.profile import OTHER, Part, Profile, limit_of
+from common.analysis.profile import OWN_PARTS, OTHER, Part, Profile, limit_of
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number, percent
 from common.core.units import quantity
@@ -15,6 +15,8 @@ from common.tables.text import aligned, listed
 LONGEST = 60
 #: Of what lies in the row above; spaces would be taken away.
 INDENT = "· "
+#: Labels that a remark names.
+MOST_NAMED = 4
 
 #: A size of a sweep: its words ("batch-size 4"), and its profile or why there is none.
 Size = Tuple[str, Optional[Profile], str]
@@ -54,12 +56,10 @@ def lines(found: Profile) -> List[str]:
     )
     count = len(document["steps"]["host_ns"])
     on = [name for name, value in document["options"].items() if value]
-    share = found.hooks_ms / found.bare_ms
     result = [
         f"{document['implementation']}, {document['model'] or 'Conformer transducer'}, {parts['model']} parameters",
         f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
-        f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {number(found.hooks_ms)} ms "
-        f"({percent(share)})",
+        f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {_hooks(found)}",
         f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
         f"{document['threads']} threads, torch {document['torch']}; "
         + (f"best matrix product {quantity(limit, 'FLOPs')} /s" if limit else "no measured limit"),
@@ -74,7 +74,49 @@ def lines(found: Profile) -> List[str]:
         )
     if document["not_counted"]:
         result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
+    return [*result, *remarks(found), verdict(found)]
+
+
+def _hooks(profiled: Profile) -> str:
+    if profiled.hooks_ms <= 0:
+        return "less than steps differ by"
+    return f"{number(profiled.hooks_ms)} ms ({percent(profiled.hooks_ms / profiled.bare_ms)})"
+
+
+def remarks(profiled: Profile) -> List[str]:
+    """Return a line for each reason not to trust the times or the shares of the limit."""
+    result = []
+    if profiled.busy:
+        foreign = percent(profiled.document["steps"]["foreign_cpu"])
+        result.append(
+            f"the steps ran beside other load, which took {foreign} of the CPUs: their times are too long; "
+            "profile again when the machine is quiet"
+        )
+    over = [part.name for part in profiled.parts if part.of_limit is not None and part.of_limit > 1]
+    if over:
+        names = ", ".join(over[:MOST_NAMED]) + (" ..." if len(over) > MOST_NAMED else "")
+        why = "it was measured beside other load" if profiled.limit_was_busy else "it was measured too low"
+        result.append(f"above 100% of the limit, so the limit is wrong ({why}): {names}")
+    elif profiled.limit_was_busy:
+        result.append("the limit was measured beside other load: shares of it may be too high")
     return result
+
+
+def verdict(profiled: Profile) -> str:
+    """Return what share of a step the transducer's own parts take, and the largest label beside them."""
+    shares = profiled.outermost()
+    parts = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
+    names = [name for name, own in parts.items() if own]
+    told = []
+    if names:
+        words = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+        told.append(f"{words}: {percent(sum(map(sum, parts.values())))} of a step")
+    if shares:
+        largest = max(shares, key=lambda label: shares[label])
+        told.append(f"{largest}: {percent(shares[largest])}")
+    if profiled.busy:
+        told.append("measured beside other load")
+    return "VERDICT: " + "; ".join(told)
 
 
 def text(found: Profile, title: str = "") -> str:
