@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import metrics, profile
-from common.analysis.profile import OWN_PARTS, OTHER, Part, Profile, limit_of
+from common.analysis.profile import OTHER, OWN_PARTS, Part, Profile, limit_of
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number, percent
 from common.core.units import quantity
