@@ -15,6 +15,8 @@ from common.system import git
 # vector instructions that says whether it runs: the processor tells.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Commands see an idle machine, whatever runs beside the tests: what they say of load is tested with made-up numbers.
+os.environ["HOST_PROC"] = str(Path(__file__).parent / "data" / "idle")
 
 for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make repositories of their own
     os.environ.pop(name, None)

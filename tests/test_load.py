@@ -6,9 +6,15 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from commands import ROOT
 
+from common.cli import benchmark, flags, inference, pipeline, profile
+from common.cli.parser import Parser, add_choice
+from common.core.guard import guarded
+from common.jobs.executor import Executor
 from common.system import load
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -84,9 +90,9 @@ def test_hyper_threads_of_one_core_count_once(tmp_path):
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("busy, average, words", [(0, 0.1, ""), (0, 24.0, ""), (9, 24.0, "load 24 on 2 cores")])
-def test_what_is_said_before_measuring(tmp_path, monkeypatch, busy, average, words):
+def test_what_is_said_before_measuring(tmp_path, busy, average, words):
     """A load average alone may be that of the user's own set-up, which has ended."""
-    monkeypatch.setattr(load.os, "getloadavg", lambda: (average, 1.0, 1.0))
+    (tmp_path / "loadavg").write_text(f"{average} 1.0 1.0 3/103 8865\n")
     stat = write_stat(tmp_path / "stat", 0, 0)
     watch = load.ForeignLoad({0, 1}, stat)
     write_stat(stat, 2 * busy, 2 * busy)
@@ -98,9 +104,65 @@ def test_a_real_busy_loop_is_seen():
     loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in load.CPUS]
     try:
         time.sleep(0.3)  # they start
-        said = load.disturbance(load.ForeignLoad())
+        said = load.disturbance(load.ForeignLoad(stat=Path("/proc/stat")))
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
     assert f"on {len(load.CPUS)} core" in said and "% of the CPU" in said
+
+
+class OnABusyMachine(Executor):
+    """Nothing can be measured, beside load that is made up."""
+
+    def disturbance(self, settings):
+        return "load 24 on 2 cores, others use 97% of the CPU"
+
+    def execute(self, job, *_):
+        return [job.status("missing", "no package")]
+
+
+class Elsewhere(OnABusyMachine):
+    here = False
+    disturbance = Executor.disturbance
+
+
+def benchmark_flags(*words):
+    parser = Parser()
+    add_choice(parser)
+    flags.add_flags(parser)
+    return parser.parse_args(["--in-place", "--preset", "quick", "--device", "cpu", "--quiet", *words])
+
+
+COMMANDS = {
+    "benchmark": lambda log, on: benchmark.benchmark(["reference"], benchmark_flags("--log-dir", log), executor=on),
+    "sweep": lambda log, on: benchmark.benchmark(
+        ["reference"], benchmark_flags("--sweep", "vocab-size=8,16", "--log-dir", log), executor=on
+    ),
+    "profile": lambda log, on: profile.main(profile.parser().parse_args(["--device", "cpu", "--log-dir", log]), on),
+    "inference": lambda log, on: inference.main(
+        *inference.parsed([str(ROOT / "profile.yaml"), "--device", "cpu", "--log-dir", log]), on
+    ),
+    "pipeline": lambda log, on: pipeline.main(
+        pipeline.parser().parse_args(["--config", str(ROOT / "pipeline.yaml"), "--device", "cpu", "--log-dir", log]), on
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_that_time_warn_of_a_busy_machine_before_they_measure(name, tmp_path, capsys):
+    guarded(name, lambda: COMMANDS[name](str(tmp_path / "log"), OnABusyMachine()))
+    said = capsys.readouterr().err
+    assert said.count("warning: load 24 on 2 cores") == 1 and "quiet" in said
+    assert "Traceback" not in said
+
+
+def test_load_of_this_machine_says_nothing_of_a_cluster(tmp_path, capsys):
+    guarded("x", lambda: COMMANDS["benchmark"](str(tmp_path / "log"), Elsewhere()))
+    assert "warning: load" not in capsys.readouterr().err
+
+
+def test_nothing_is_said_of_load_where_nothing_is_timed(tmp_path, capsys):
+    given = benchmark_flags("--passes", "correctness,memory", "--log-dir", str(tmp_path / "log"))
+    benchmark.benchmark(["reference"], given, executor=OnABusyMachine())
+    assert "warning: load" not in capsys.readouterr().err

@@ -59,6 +59,8 @@ def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Names
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)
 
         def measure() -> None:
+            if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
+                ending.warn_of_load(executor, resolved)
             with Progress(arguments.quiet) as progress:
                 session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
                 if resolved.find_largest:

@@ -12,6 +12,8 @@ from common.analysis.logs import Log
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE, UserError
 from common.core.files import write_whole
 from common.core.guard import drop_stdout
+from common.core.settings import Settings
+from common.jobs.executor import Executor
 from common.records import store
 from common.records.run import Run
 from common.report import writing
@@ -57,6 +59,13 @@ def finish(
         print(f"interrupted: {kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
     return EXIT_FAILED if failed or statuses is None else exit_code(statuses)
+
+
+def warn_of_load(executor: Executor, settings: Settings) -> None:
+    """Warn on stderr, whatever --quiet says, where others keep this machine so busy that times will be wrong."""
+    disturbance = executor.disturbance(settings)
+    if disturbance:
+        print(f"warning: {disturbance}: times will be too long; wait until the machine is quiet", file=sys.stderr)
 
 
 def exit_code(statuses: Sequence[str]) -> int:

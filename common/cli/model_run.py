@@ -62,6 +62,7 @@ def finish(
     for what is missing and for other mistakes; a run without results leaves nothing then."""
 
     def measure() -> None:
+        ending.warn_of_load(executor, settings)
         with Progress(arguments.quiet) as progress:
             missing = jobs.carry_out(run, tasks, python, settings, arguments.timeout, progress, executor)
         if missing:

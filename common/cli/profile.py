@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.analysis.profile import profile
-from common.cli import configuration, devices, flag_types, model_run
+from common.cli import configuration, devices, ending, flag_types, model_run
 from common.cli.flags import BOOL, EXECUTOR, SWITCH, add_table, by_preset, repeatable
 from common.cli.parser import Parser
 from common.core import paths, settings
@@ -162,6 +162,7 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
     stopped: Union[KeyboardInterrupt, UserError, None] = None
     try:
         try:
+            ending.warn_of_load(executor, every[0])
             _measure(choice, files, every, folder, arguments, executor, cells)
         except (KeyboardInterrupt, UserError) as error:
             if not cells:

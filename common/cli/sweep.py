@@ -55,6 +55,8 @@ def benchmark(
     )
 
     def measure() -> None:
+        if "timing" in settings_of[0].passes:
+            ending.warn_of_load(executor, settings_of[0])
         took: List[float] = []  # seconds, of the cells that had something to measure
         for number, (cell, resolved) in enumerate(zip(cells, settings_of)):
             run_of = {name: file.open_run(number, cell, name, resolved) for name in names}

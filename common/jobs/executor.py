@@ -13,7 +13,7 @@ from common.jobs.spec import Runnable
 from common.records.schema import Record
 from common.setup import environments, interpreters
 from common.setup.interpreters import Choice
-from common.system import memory
+from common.system import load, memory
 
 
 class Interrupted(KeyboardInterrupt):
@@ -76,6 +76,13 @@ class Executor(ABC):
     def controls(self, python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
         """See interpreters.controls."""
         return interpreters.controls(python_of, device)
+
+    def disturbance(self, settings: Settings) -> str:
+        """Return how busy others keep this machine, as load.disturbance does; "" where jobs run elsewhere too."""
+        if not self.here:
+            return ""
+        on_cpu = settings.device.partition(":")[0] == "cpu"
+        return load.disturbance(load.ForeignLoad(), settings.threads if on_cpu else 1)
 
     def with_newest_torch(self, pythons: Mapping[str, Path]) -> Optional[str]:
         """See interpreters.with_newest_torch."""

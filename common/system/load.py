@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import AbstractSet, List, Optional
 
-STAT = Path("/proc/stat")
+#: The variable that names the folder of the host's /proc where that is mounted in a container, as monitors take it.
+PROC = "HOST_PROC"
 #: Cores that others keep busy, from which on a sample is flagged "busy" where it needs all cores: a step that waits for
 #: all of its threads waits for the one that shares its core.
 BUSY_CORES = 0.1
@@ -73,8 +74,8 @@ def _own_seconds() -> float:
 class ForeignLoad:
     """The share of the CPU time that other processes took since the last `share()`, of the CPUs of this one."""
 
-    def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Path = STAT) -> None:
-        self.cpus, self.stat = cpus, stat
+    def __init__(self, cpus: AbstractSet[int] = CPUS, stat: Optional[Path] = None) -> None:
+        self.cpus, self.stat = cpus, stat or Path(os.environ.get(PROC) or "/proc", "stat")
         self._mark()
 
     def _mark(self) -> None:
@@ -116,6 +117,14 @@ def busy_flags(
     return ["busy", "loaded"] if taken > LOADED * bearable else ["busy"]
 
 
+def _load_average(path: Path) -> float:
+    """Return that of the last minute, 0 where the system does not tell."""
+    try:
+        return float(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
     """Return how busy others keep this machine: "load 24 on 2 cores, others use 97% of the CPU"; "" where it is quiet.
 
@@ -129,7 +138,7 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
     """
     time.sleep(max(0, SHORTEST_WINDOW_NS - (time.perf_counter_ns() - load.since)) / 1e9)
     share = load.share()
-    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    average = _load_average(load.stat.with_name("loadavg"))
     if "loaded" not in busy_flags(share, threads) and average > len(load.cpus):
         time.sleep(longer)
         share = load.share()
