@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import List, Sequence
 
@@ -46,7 +47,11 @@ def library_name() -> str:
 
 
 def compiler() -> List[str]:
-    given = shlex.split(os.environ.get("CXX", ""))
+    """Return the words that call the compiler: CXX, or the first that there is.  Raises BuildError."""
+    try:
+        given = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise BuildError(f"CXX is {os.environ['CXX']!r}: {error}") from error
     for words in [given] if given else [["c++"], ["g++"], ["clang++"]]:
         if shutil.which(words[0]):
             return words
@@ -69,19 +74,33 @@ def _has_openmp(words: Sequence[str], folder: Path) -> bool:
     return True
 
 
-def build(target: Path, more: Sequence[str] = ()) -> None:
-    """Writes the library to `target`, at once and whole.  more: flags.  Raises BuildError."""
+def build(target: Path, flags: Sequence[str] = ()) -> None:
+    """Write the library to `target`, at once and whole; flags: added to FLAGS.  Raises BuildError, OSError."""
     words = compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        flags = [*FLAGS, *more] + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
+        flags = [*FLAGS, *flags] + (["-fopenmp"] if _has_openmp(words, folder) else ["-Wno-unknown-pragmas"])
         jobs = [("dispatch.cpp", folder / "dispatch.o", flags)]
         jobs += [("kernels.cpp", folder / f"{i}.o", flags + of_set) for i, of_set in enumerate(instruction_sets())]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2) as pool:
             list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
         made = folder / "made.so"
         _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
-        beside = target.with_name(f"{target.name}.{os.getpid()}")
-        shutil.copyfile(made, beside)
-        os.replace(beside, target)
+        place(made, target)
+
+
+def place(made: Path, target: Path) -> None:
+    """Copy a file to `target` such that a crash, a full disk or another process never leaves a part of it there."""
+    descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.")
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(made.read_bytes())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(partial, 0o644)
+        os.replace(partial, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(partial)
+        raise

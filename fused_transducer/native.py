@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import os
+import threading
 from functools import cache
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
@@ -11,7 +11,7 @@ from typing import List, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer import compiling
+from fused_transducer import compiling, library
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 
 #: Activations and logits of a tile take about so many bytes a thread, within these numbers of cells (whole groups).
@@ -20,6 +20,8 @@ TILE_BYTES, FEWEST, MOST = 3 * 2**17, 112, 2240
 MANY, AT_ONCE = 1024, 512
 #: Logits that take no more are kept for backward.
 KEPT_BYTES = 2**21
+
+_first = threading.Lock()
 
 
 class Problem(ctypes.Structure):
@@ -76,37 +78,33 @@ class Problem(ctypes.Structure):
     ]
 
 
-def _cache() -> Path:
-    given = os.environ.get("FUSED_TRANSDUCER_CACHE")
-    return (
-        Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "fused_transducer"
-    )
-
-
 @cache
-def _library() -> Tuple[Optional[ctypes.CDLL], str]:
-    """(library, "") or (None, why not): the one that was installed, else the one in the cache, which is made first."""
+def _first_load() -> Tuple[Optional[ctypes.CDLL], str]:
     try:
-        name = compiling.library_name()
-        path = Path(__file__).parent / name
-        if not path.exists():
-            path = _cache() / name
-        if not path.exists():
-            compiling.build(path)
-        return loaded(path), ""
+        with library.located() as path:
+            return loaded(path), ""
     except (compiling.BuildError, OSError) as error:
         return None, f"the C++ code could not be compiled or loaded ({error})"
 
 
+def _library() -> Tuple[Optional[ctypes.CDLL], str]:
+    """Return (library, ""), or (None, why there is none); the first call may compile it, and others wait for that."""
+    with _first:
+        return _first_load()
+
+
 def loaded(path: Path) -> ctypes.CDLL:
-    """A library with the types of what its functions return.  Raises OSError."""
-    library = ctypes.CDLL(str(path))
-    library.fused_transducer_isa.restype = ctypes.c_char_p
-    for function in ("forward_bytes", "backward_bytes"):
-        getattr(library, f"fused_transducer_{function}").restype = ctypes.c_int64
-    for function in ("forward", "backward"):
-        getattr(library, f"fused_transducer_{function}").restype = None
-    return library
+    """Return a library with the types of what its functions return.  Raises OSError."""
+    opened = ctypes.CDLL(str(path))
+    try:
+        opened.fused_transducer_isa.restype = ctypes.c_char_p
+        for function in ("forward_bytes", "backward_bytes"):
+            getattr(opened, f"fused_transducer_{function}").restype = ctypes.c_int64
+        for function in ("forward", "backward"):
+            getattr(opened, f"fused_transducer_{function}").restype = None
+    except AttributeError as error:
+        raise OSError(f"{path} is another library ({error}): delete it") from error
+    return opened
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:
@@ -179,10 +177,10 @@ class _Arguments:
                 self.tensors.append(tensor)
 
     def run(self, function: str) -> None:
-        library, at = _library()[0], ctypes.byref(self.problem)
-        workspace = torch.empty(getattr(library, f"fused_transducer_{function}_bytes")(at) + 63, dtype=torch.uint8)
+        native, at = _library()[0], ctypes.byref(self.problem)
+        workspace = torch.empty(getattr(native, f"fused_transducer_{function}_bytes")(at) + 63, dtype=torch.uint8)
         self.problem.workspace = (workspace.data_ptr() + 63) // 64 * 64
-        getattr(library, f"fused_transducer_{function}")(at)
+        getattr(native, f"fused_transducer_{function}")(at)
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:

@@ -22,7 +22,7 @@ class BuildLibrary(build_ext):
     def build_extension(self, extension):
         try:
             compiling.build(Path(self.get_ext_fullpath(extension.name)))
-        except compiling.BuildError as error:
+        except (compiling.BuildError, OSError) as error:
             self.warn(f"the C++ code was not compiled, plain PyTorch code will run instead: {error}")
 
     def get_outputs(self):

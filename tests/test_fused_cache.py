@@ -1,0 +1,184 @@
+"""Where fused_transducer keeps its compiled code: whom it trusts, and what it does without a home, room or compiler.
+
+The compiler of these tests copies the library that is there; what is tested is all around it.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import functools
+import os
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ROOT
+from fused_helpers import NAMES  # noqa: F401  (sets where the compiled code is)
+
+from fused_transducer import compiling, library, native
+
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux") or bool(native.unavailable("cpu", torch.float32)),
+    reason="needs Linux and the compiled code",
+)
+REPORT = """
+import torch
+from fused_transducer import backend_of
+print(backend_of("cpu", torch.float32))
+"""
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """A program in the place of c++ that copies the compiled library, and writes a line whenever it links one."""
+    whole = tmp_path / "whole.so"
+    whole.write_bytes(Path(native._library()[0]._name).read_bytes())
+    program = tmp_path / "compiler"
+    program.write_text(
+        f"""#!/bin/sh
+for word; do test "$last" = -o && to="$word"; test "$word" = -shared && links=1; last="$word"; done
+test -z "$links" || {{ sleep 0.3; echo linked >> {tmp_path}/links; }}
+cp {whole} "$to"
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(autouse=True)
+def empty_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("FUSED_TRANSDUCER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def first_use(**variables):
+    """Return (whether the compiled code was loaded, why not, the warnings) of a first use with these variables."""
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        loaded, reason = native._first_load.__wrapped__()
+    return loaded is not None, reason, [str(warning.message) for warning in given]
+
+
+@pytest.mark.parametrize("value", ["", "relative/folder", None])
+def test_without_an_absolute_xdg_folder_it_is_that_of_the_home(value, monkeypatch, tmp_path):
+    if value is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+    assert library.cache_folder() == tmp_path / "home" / ".cache" / "fused_transducer"
+
+
+def test_no_library_of_the_current_folder_is_loaded(compiler, tmp_path, monkeypatch):
+    planted = tmp_path / "fused_transducer" / compiling.library_name()
+    planted.parent.mkdir()
+    planted.write_text("not a library")
+    monkeypatch.chdir(tmp_path)
+    assert first_use(XDG_CACHE_HOME="", CXX=compiler) == (True, "", [])
+    folder = tmp_path / "home" / ".cache" / "fused_transducer"
+    assert folder.stat().st_mode & 0o777 == 0o700 and library.is_whole(folder / compiling.library_name())
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_others_can_write_is_not_loaded(what, compiler, tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes((tmp_path / "whole.so").read_bytes()[:-8] + b"planted!")
+    (path.parent if what == "folder" else path).chmod(0o777)
+    loaded, _, given = first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler)
+    assert loaded and (tmp_path / "links").read_text().split() == ["linked"]
+    if what == "folder":  # compiled for the process alone
+        assert path.read_bytes().endswith(b"planted!")
+        assert len(given) == 1 and "others can write" in given[0] and str(path.parent) in given[0]
+    else:
+        assert not path.read_bytes().endswith(b"planted!") and not library.refusal(path)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_belongs_to_another_user_is_not_loaded(what, compiler, tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes((tmp_path / "whole.so").read_bytes())
+    os.chown(path.parent if what == "folder" else path, 54321, 54321)
+    loaded, _, _ = first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler)
+    assert loaded and (tmp_path / "links").read_text().split() == ["linked"]
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.01, 0.7, 0.999])
+def test_a_library_that_lost_its_end_is_compiled_again(kept, compiler, tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    whole = (tmp_path / "whole.so").read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole))])
+    assert first_use(FUSED_TRANSDUCER_CACHE=path.parent, CXX=compiler) == (True, "", [])
+    assert path.read_bytes() == whole
+
+
+def test_another_library_of_that_name_is_named(tmp_path):
+    path = tmp_path / "cache" / compiling.library_name()
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(Path(_ctypes.__file__).read_bytes())
+    loaded, reason, _ = first_use(FUSED_TRANSDUCER_CACHE=path.parent)
+    assert not loaded and str(path) in reason
+
+
+@pytest.mark.parametrize("CXX", ["g++ '", "no-such-compiler", "/dev/null", "   "])
+def test_an_odd_compiler_is_a_reason(CXX, tmp_path, monkeypatch):
+    if not CXX.strip():
+        monkeypatch.setenv("PATH", str(tmp_path))  # with no word in CXX it would find the real one
+    loaded, reason, _ = first_use(FUSED_TRANSDUCER_CACHE=tmp_path / "cache", CXX=CXX)
+    assert not loaded and reason
+
+
+def test_without_a_home_it_is_compiled_for_the_process(compiler, tmp_path, monkeypatch):
+    import pwd
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # KeyError, as of a user that the system does not know
+    loaded, _, given = first_use(CXX=compiler)
+    assert loaded and len(given) == 1 and "home" in given[0]
+
+
+def test_a_full_disk_leaves_no_part_of_a_library(tmp_path):
+    """A limit on the size of files ends a write in the middle, as a full disk does."""
+    import resource
+
+    made = tmp_path / "made.so"
+    made.write_bytes(bytes(200_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError):
+            compiling.place(made, tmp_path / "placed.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["made.so"]
+
+
+def test_threads_that_come_first_compile_once(compiler, tmp_path, monkeypatch):
+    monkeypatch.setattr(native, "_first_load", functools.cache(native._first_load.__wrapped__))
+    os.environ.update(FUSED_TRANSDUCER_CACHE=str(tmp_path / "cache"), CXX=str(compiler))
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: native.unavailable("cpu", torch.float32), range(4)))
+    assert made == [""] * 4 and (tmp_path / "links").read_text().split() == ["linked"]
+
+
+def test_processes_that_come_first_compile_once(compiler, tmp_path):
+    variables = {"FUSED_TRANSDUCER_CACHE": str(tmp_path / "cache"), "CXX": str(compiler), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "FUSED_TRANSDUCER_BACKEND": "", **variables}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", REPORT], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=300)[0].split() for process in processes] == [["native"]] * 2
+    assert (tmp_path / "links").read_text().split() == ["linked"]
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {compiling.library_name(), "lock"}
+
+
+def test_the_library_of_the_suite_is_whole(tmp_path):
+    assert not library.is_whole(tmp_path / "no such file")
+    assert all(library.is_whole(path) for path in (ROOT / ".build" / "fused_transducer").glob("_native-*.so"))
