@@ -23,6 +23,12 @@ def module_of(backend: str) -> ModuleType:
     return importlib.import_module("fused_transducer." + MODULES[backend])
 
 
+def check_name(backend: Optional[str]) -> None:
+    """Raise ValueError for a backend that there is none of; None stands for the fastest."""
+    if backend is not None and backend not in MODULES:
+        raise ValueError(f"backend: there are {', '.join(MODULES)}, not {backend!r}")
+
+
 @cache
 def _warn_of_torch(reason: str) -> None:
     warnings.warn(f"fused_transducer: {reason}; the plain PyTorch code runs instead, slower", stacklevel=4)
@@ -36,8 +42,7 @@ def backend_of(device_type: str, dtype: torch.dtype, wanted: Optional[str] = Non
     is available.  Raises ValueError for one that is not.
     """
     wanted = wanted or os.environ.get("FUSED_TRANSDUCER_BACKEND") or None
-    if wanted not in (None, *MODULES):
-        raise ValueError(f"backend: there are {', '.join(MODULES)}, not {wanted!r}")
+    check_name(wanted)
     best = {"cpu": "native", "cuda": "triton"}.get(device_type, "torch")
     backend = wanted or best
     if backend == "torch":

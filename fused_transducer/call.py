@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Optional
+from numbers import Integral, Real
+from typing import Any, Optional
 
 import torch
 
@@ -59,13 +60,8 @@ def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def check_values(call: Call) -> None:
-    """Raises ValueError, with the utterance, for lengths and targets outside their tensors.
-
-    On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing is checked.
-    """
-    if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return
+def check_lengths(call: Call) -> None:
+    """Raise ValueError, with the utterance, for lengths outside their tensors.  On a GPU this waits for the stream."""
     T_lengths, U_lengths = call.T_lengths.tolist(), call.U_lengths.tolist()
     for n, (T, U) in enumerate(zip(T_lengths, U_lengths)):
         if not 1 <= T <= call.T:
@@ -74,6 +70,16 @@ def check_values(call: Call) -> None:
             raise ValueError(
                 f"utterance {n}: U_lengths is {U}; decoder_out has {call.U1} states, for 0 to {call.U1 - 1}"
             )
+
+
+def check_values(call: Call) -> None:
+    """Raise ValueError, with the utterance, for lengths and targets outside their tensors.
+
+    On a GPU this waits for the stream; while a CUDA graph is captured, which cannot wait, nothing is checked.
+    """
+    if call.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return
+    check_lengths(call)
     if call.U1 == 1:
         return
     valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(call.device).unsqueeze(1)
@@ -85,6 +91,19 @@ def check_values(call: Call) -> None:
         )
 
 
+def check_tensors(**tensors: Any) -> None:
+    """Raise ValueError for arguments that are not dense tensors; of these, only bias may be None."""
+    for name, tensor in tensors.items():
+        if tensor is None and name == "bias":
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} must be a tensor; it is of type {type(tensor).__name__}")
+        if tensor.is_nested:
+            raise ValueError(f"{name} is a nested tensor: pad it, with torch.nested.to_padded_tensor")
+        if tensor.layout != torch.strided:
+            raise ValueError(f"{name} has the layout {tensor.layout}: give a dense tensor, with to_dense()")
+
+
 def check_shapes(
     encoder_out: torch.Tensor,
     decoder_out: torch.Tensor,
@@ -94,7 +113,7 @@ def check_shapes(
     T_lengths: torch.Tensor,
     U_lengths: torch.Tensor,
 ) -> None:
-    """Raises ValueError for what a look at shapes, dtypes and devices shows."""
+    """Raise ValueError for what a look at shapes, dtypes and devices shows."""
     for name, tensor, dimensions in (
         ("encoder_out", encoder_out, "(N, T, H)"),
         ("decoder_out", decoder_out, "(N, U+1, H)"),
@@ -137,14 +156,29 @@ def check_shapes(
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {encoder_out.device}")
 
 
-def check_options(call_blank: int, V: int, activation: str, reduction: str, numbers: List[float]) -> None:
-    """Raises ValueError; numbers: fastemit_lambda, negligible, tile_cells (0: not given)."""
-    if not 0 <= call_blank < V:
-        raise ValueError(f"blank is {call_blank}; the {V} symbols are 0 to {V - 1}")
+def check_options(
+    V: int,
+    blank: Any = 0,
+    activation: Any = "tanh",
+    reduction: Any = "mean",
+    fastemit_lambda: Any = 0.0,
+    negligible: Any = 0.0,
+    tile_cells: Any = None,
+) -> None:
+    """Raise ValueError for options of another type or outside their range; V: the number of symbols."""
+    for name, value in (("blank", blank), ("tile_cells", 0 if tile_cells is None else tile_cells)):
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"{name} must be an integer; it is {value!r}")
+    if not 0 <= blank < V:
+        raise ValueError(f"blank is {blank}; the {V} symbols are 0 to {V - 1}")
+    if tile_cells is not None and not 0 <= tile_cells < 2**63:
+        raise ValueError(f"tile_cells must be 0 or more, and below 2^63; it is {tile_cells}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: there are {', '.join(ACTIVATIONS)}, not {activation!r}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
-    for name, value in zip(("fastemit_lambda", "negligible", "tile_cells"), numbers):
+    for name, value in (("fastemit_lambda", fastemit_lambda), ("negligible", negligible)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ValueError(f"{name} must be a number; it is {value!r}")
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be 0 or more; it is {value}")

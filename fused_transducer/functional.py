@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fused_transducer import operators
 from fused_transducer.backends import PACKED, backend_of, module_of
-from fused_transducer.call import accumulated, check_options, check_shapes
+from fused_transducer.call import accumulated, check_options, check_shapes, check_tensors
 
 
 def transducer_loss(
@@ -44,40 +44,62 @@ def transducer_loss(
     leaves out exact zeros only.  tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps
     them for backward.  None: as many as fit the caches, and a small batch keeps its logits.  backend: see `backend_of`.
 
-    Returns a float32 (float64) tensor, differentiable once.  With return_dropped also, for each utterance, the
-    posterior probability of all dropped cells over that of all cells (float64): the gradient of a cell's logits has an
-    L1 norm of at most twice its posterior.
+    Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
+    raises RuntimeError.  With return_dropped also, for each utterance, the posterior probability of all dropped cells
+    over that of all cells (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda)
+    times its posterior.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
     """
+    check_tensors(
+        encoder_out=encoder_out, decoder_out=decoder_out, weight=weight, bias=bias,
+        targets=targets, T_lengths=T_lengths, U_lengths=U_lengths,
+    )  # fmt: skip
     floats = (encoder_out, decoder_out, weight, bias)
     device = encoder_out.device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        floats = tuple(one if one is None or one.dtype == torch.float64 else one.to(dtype) for one in floats)
+        floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
     encoder_out, decoder_out, weight, bias = floats
     check_shapes(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths)
-    check_options(blank, weight.shape[0], activation, reduction, [fastemit_lambda, negligible, tile_cells or 0])
+    check_options(weight.shape[0], blank, activation, reduction, fastemit_lambda, negligible, tile_cells)
     backend = backend_of(device, encoder_out.dtype, backend)
-    gradient = torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in floats)
-    cells, kept_cells = _storage(encoder_out, decoder_out, weight, T_lengths, U_lengths, backend, tile_cells, gradient)
-    losses, dropped, _, _ = operators.losses(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, blank, activation,
-        float(fastemit_lambda), float(negligible), tile_cells or 0, backend, gradient, cells, kept_cells,
+    gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats)
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if not in_graph:
+        # numpy and .data can change these before backward, and autograd would not see it
+        targets, T_lengths, U_lengths = targets.clone(), T_lengths.clone(), U_lengths.clone()
+    cells, kept_cells = encoder_out.shape[0] * encoder_out.shape[1] * decoder_out.shape[1], 0
+    if PACKED[backend] and not in_graph:
+        cells, kept_cells = _storage(
+            weight.shape[0], T_lengths, U_lengths, backend, encoder_out.dtype, tile_cells, gradient, cells
+        )
+    losses_of = operators.losses if in_graph else operators.Losses.apply
+    losses, dropped, _, _ = losses_of(
+        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, int(blank), activation,
+        float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend, gradient, cells, kept_cells,
     )  # fmt: skip
     loss = losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
     loss = loss.to(accumulated(encoder_out.dtype))
     return (loss, dropped) if return_dropped else loss
 
 
-def _storage(encoder_out, decoder_out, weight, T_lengths, U_lengths, backend, tile_cells, gradient) -> Tuple[int, int]:
-    """(cells to have room for, cells whose logits are kept for backward).  Sizes that follow from values are known to
-    eager mode alone: a compiled graph has room for the padding too, and keeps no logits."""
-    N, T, _ = encoder_out.shape
-    U1, V = decoder_out.shape[1], weight.shape[0]
-    if not PACKED[backend] or torch.compiler.is_compiling():
-        return N * T * U1, 0
-    cells = int((T_lengths.long().clamp(0, T) * (U_lengths.long().clamp(0, U1 - 1) + 1)).sum())
-    most = tile_cells or module_of(backend).most_kept(V, accumulated(encoder_out.dtype))
-    return cells, cells if gradient and cells <= most else 0
+def _storage(
+    V: int,
+    T_lengths: Tensor,
+    U_lengths: Tensor,
+    backend: str,
+    dtype: torch.dtype,
+    tile_cells: Optional[int],
+    gradient: bool,
+    most: int,
+) -> Tuple[int, int]:
+    """Return (cells to have room for, cells whose logits are kept for backward); most: the cells with padding."""
+    try:
+        cells = int((T_lengths.long() * (U_lengths.long() + 1)).sum())
+    except RuntimeError:  # meta and fake tensors, vmap: the lengths have no values
+        return most, 0
+    cells = min(max(cells, 0), most)  # lengths that are wrong are refused where the values are checked
+    most_kept = tile_cells or module_of(backend).most_kept(V, accumulated(dtype))
+    return cells, cells if gradient and cells <= most_kept else 0

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from numbers import Integral
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
+from fused_transducer.backends import check_name
+from fused_transducer.call import check_options
 from fused_transducer.functional import transducer_loss
 
+#: The arguments of `transducer_loss` that are no tensors.
+_OPTIONS = {p.name for p in inspect.signature(transducer_loss).parameters.values() if p.default is not p.empty}
 _ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}
 
 
@@ -17,7 +23,8 @@ class TransducerLoss(nn.Module):
 
     joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
     joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
-    The other options are those of `transducer_loss`.
+    The other options are those of `transducer_loss`, from blank on.  Raises TypeError for one that it does not have,
+    and ValueError for a value that it would refuse.
     """
 
     def __init__(
@@ -34,6 +41,15 @@ class TransducerLoss(nn.Module):
         **options: Any,
     ):
         super().__init__()
+        unknown = sorted(set(options) - _OPTIONS)
+        if unknown:
+            raise TypeError(f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(_OPTIONS))}")
+        for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+                raise ValueError(f"{name} must be an integer, 1 at least; it is {size!r}")
+        checked = {name: value for name, value in options.items() if name not in ("backend", "return_dropped")}
+        check_options(vocab_size, activation=activation, **checked)
+        check_name(options.get("backend"))
         how = {"device": device, "dtype": dtype}
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
         self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()

@@ -5,13 +5,48 @@ torch.compile, FakeTensor, autocast and autograd know them by this registration;
 
 from __future__ import annotations
 
-from typing import List, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 from torch import Tensor
 
-from fused_transducer.backends import module_of
-from fused_transducer.call import Call, accumulated, check_values
+from fused_transducer.backends import PACKED, backend_of, module_of
+from fused_transducer.call import Call, accumulated, check_lengths, check_options, check_shapes, check_values
+
+
+def _check(call: Call, backend: str) -> None:
+    """Raise ValueError for arguments with which a backend would read or write outside their memory."""
+    check_shapes(
+        call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths
+    )
+    check_options(call.V, call.blank, call.activation, tile_cells=call.tile_cells)
+    backend_of(call.device.type, call.encoder_out.dtype, backend)
+
+
+def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
+    """Raise ValueError or RuntimeError where the lengths, arcs and kept do not belong together."""
+    cells = call.N * call.T * call.U1
+    if PACKED[backend]:
+        check_lengths(call)
+        cells = int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
+    rows, dtype = module_of(backend).rows(call.V), accumulated(call.encoder_out.dtype)
+    if (
+        arcs.dim() != 2
+        or len(arcs) != rows
+        or not (cells <= arcs.shape[1] if PACKED[backend] else cells == arcs.shape[1])
+    ):
+        raise RuntimeError(
+            f"arcs has the shape {tuple(arcs.shape)}, but the utterances have {cells} cells, with {rows} numbers each: "
+            "a traced graph takes only lengths with as many cells as those it was traced with"
+        )
+    if kept.dim() != 2 or len(kept) not in (0, cells) or kept.shape[1] != call.V:
+        raise RuntimeError(f"kept must have the shape ({cells}, {call.V}) or (0, {call.V}); it has {tuple(kept.shape)}")
+    for name, tensor in (("arcs", arcs), ("kept", kept)):
+        if tensor.dtype != dtype or tensor.device != call.device or not tensor.is_contiguous():
+            raise RuntimeError(
+                f"{name} must be contiguous, {dtype} and on {call.device}; it has the strides {tensor.stride()}, is "
+                f"{tensor.dtype} and on {tensor.device}"
+            )
 
 
 def _saved(
@@ -49,8 +84,11 @@ def losses(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells,
     )  # fmt: skip
+    _check(call, backend)
     check_values(call)
     saved = _saved(call, backend, gradient, cells, kept_cells)
+    if gradient or kept_cells:
+        _check_room(call, backend, *saved[2:])
     module_of(backend).forward(call, gradient, *saved)
     return saved
 
@@ -94,16 +132,18 @@ def gradients(
     backend: str,
     wanted: List[bool],
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of encoder_out, decoder_out, weight and bias; empty where not wanted."""
+    """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, 0.0, negligible, tile_cells,
     )  # fmt: skip
-    found = _gradients(call, wanted)
-    module_of(backend).backward(
-        call, grad_losses, arcs, kept, [one if want else None for one, want in zip(found, wanted)]
-    )
-    a, b, c, d = (one.to(encoder_out.dtype) for one in found)
+    _check(call, backend)
+    _check_room(call, backend, arcs, kept)
+    if grad_losses.shape != (call.N,):
+        raise RuntimeError(f"grad_losses must have the shape ({call.N},); it has {tuple(grad_losses.shape)}")
+    sums = _gradients(call, wanted)
+    module_of(backend).backward(call, grad_losses, arcs, kept, [x if want else None for x, want in zip(sums, wanted)])
+    a, b, c, d = (x.to(encoder_out.dtype) for x in sums)
     return a, b, c, d
 
 
@@ -116,7 +156,7 @@ def _(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, 0.0, negligible, tile_cells,
     )  # fmt: skip
-    a, b, c, d = (one.to(encoder_out.dtype) for one in _gradients(call, wanted))
+    a, b, c, d = (x.to(encoder_out.dtype) for x in _gradients(call, wanted))
     return a, b, c, d
 
 
@@ -128,27 +168,57 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(*tensors, arcs, kept)
 
 
-def _backward(ctx, grad_losses, *_):
-    *tensors, arcs, kept = ctx.saved_tensors
-    wanted = list(ctx.needs_input_grad[:4])
-    found = gradients(
-        grad_losses,
-        arcs,
-        kept,
-        *tensors,
-        ctx.blank,
-        ctx.activation,
-        ctx.negligible,
-        ctx.tile_cells,
-        ctx.backend,
-        wanted,
-    )
-    return (*(one if want else None for one, want in zip(found, wanted)), *([None] * 12))
+def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """Return the backward of `losses` that calls `gradients`, or the Function around it."""
+
+    def backward(ctx, grad_losses, *_):
+        *tensors, arcs, kept = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:4])
+        options = ctx.blank, ctx.activation, ctx.negligible, ctx.tile_cells, ctx.backend
+        made = gradients_of(grad_losses, arcs, kept, *tensors, *options, wanted)
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 12))
+
+    return backward
 
 
 def _no_second_derivative(ctx, *_):
     raise RuntimeError("fused_transducer has no second derivative: call backward without create_graph=True")
 
 
-losses.register_autograd(_backward, setup_context=_save)
-gradients.register_autograd(_no_second_derivative, setup_context=lambda ctx, inputs, output: None)
+def _no_forward_mode(ctx, *_):
+    raise RuntimeError("fused_transducer has no forward-mode derivative: use backward, torch.func.grad or vjp")
+
+
+def _save_nothing(ctx, inputs, output) -> None:
+    pass
+
+
+losses.register_autograd(_backward_of(gradients), setup_context=_save)
+gradients.register_autograd(_no_second_derivative, setup_context=_save_nothing)
+
+
+class Gradients(torch.autograd.Function):
+    """`gradients` for eager mode, as a part of `Losses`."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_save_nothing)
+    backward = staticmethod(_no_second_derivative)
+    jvp = staticmethod(_no_forward_mode)
+
+    @staticmethod
+    def forward(*inputs):
+        return gradients(*inputs)
+
+
+class Losses(torch.autograd.Function):
+    """`losses` for eager mode: unlike an operator, a Function takes part in torch.func.grad, and can refuse forward
+    mode, which would take the derivative of an operator for 0."""
+
+    generate_vmap_rule = True
+    setup_context = staticmethod(_save)
+    backward = staticmethod(_backward_of(Gradients.apply))
+    jvp = staticmethod(_no_forward_mode)
+
+    @staticmethod
+    def forward(*inputs):
+        return losses(*inputs)

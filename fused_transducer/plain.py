@@ -98,8 +98,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     if not gradient:
         return
     of_blank, of_label = (_straight(one, call.T) for one in _posteriors(likelihood, by_blank, by_label, joiner))
-    of_label = of_label * (1 + call.fastemit_lambda)
-    arcs.copy_(torch.stack([of_blank, of_label]).view(2, -1))
+    arcs.copy_(torch.stack([of_blank, of_label * (1 + call.fastemit_lambda)]).view(2, -1))
     posterior = torch.where(inside & ~_counts(call, arcs).view(shape), of_blank + of_label, 0)
     dropped.copy_(posterior.sum((1, 2)) / (joiner.T_lengths + joiner.U_lengths))
 
