@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.analysis import logs, ranking
 from common.analysis.groups import groups
+from common.analysis.row import Row
 from common.core import ratios, statistics
 from common.data import batching, shapes
 
@@ -177,6 +178,52 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
     return float(held), float(width)
 
 
+#: Of four losses, the first of them the fastest: level and slope of log(time), the latter times the world's.
+FOUR = {"fused": (1.0, 0.0), "ours": (2.17, 1.0), "ours@old": (4.5, 1.0), "other": (4.57, 1.0)}
+ASSUMPTIONS = ("divided", "surplus_kept")
+
+
+def same_torch_coverage(
+    world: World, rounds: int, batches: int, x: np.ndarray, runs: int, seed: int
+) -> Dict[str, Tuple[float, float]]:
+    """Return the same as ``coverage``, of what a row of another torch would take under the fastest's, by each of the
+    two assumptions of common.analysis.ranking.  "ours" was measured under both torches."""
+    rng = np.random.default_rng(seed)
+    deviation = world.deviation / math.sqrt(2)  # two losses make a ratio
+    truth = {
+        name: math.log(level) + slope * world.slope * x + rng.normal(0, deviation, len(x))
+        for name, (level, slope) in FOUR.items()
+    }
+    fused, ours, old, other = (math.exp((truth[name] - truth["fused"]).mean()) for name in FOUR)
+    whole = dict(zip(ASSUMPTIONS, (other / old * ours, (other - old + ours) / fused)))
+    intervals: Dict[str, List[Tuple[bool, float]]] = {name: [] for name in ASSUMPTIONS}
+    for _ in range(runs):
+        chosen = rng.choice(len(x), rounds * batches, replace=False).reshape(rounds, batches)
+        rows = [_row(name, world, of[chosen], chosen, x, rng) for name, of in truth.items()]
+        standing = next(
+            one for one in ranking.standings(rows, "step", statistics.CONFIDENCE) if one.row.name == "other"
+        )
+        for name in ASSUMPTIONS:
+            ratio = getattr(standing, name)
+            held = ratio.low <= whole[name] <= ratio.high
+            intervals[name].append((held, math.log(ratio.high / ratio.low) / 2))
+    means = {name: np.mean(held_and_width, axis=0) for name, held_and_width in intervals.items()}
+    return {name: (float(held), float(width)) for name, (held, width) in means.items()}
+
+
+def _row(name: str, world: World, truth: np.ndarray, chosen: np.ndarray, x: np.ndarray, rng) -> Row:
+    """One of FOUR, measured on the `chosen` (rounds, batches); truth: log(time) of each."""
+    rounds, _ = chosen.shape
+    process = rng.normal(0, world.process, (rounds, 1))
+    process += (rng.random((rounds, 1)) < world.outlier) * rng.exponential(0.2, (rounds, 1))
+    times = np.exp(truth + process + rng.normal(0, world.noise, chosen.shape))
+    medians = {str(at): dict(zip(map(str, chosen[at]), map(float, times[at]))) for at in range(rounds)}
+    torch = "1.13.1" if name in ("ours@old", "other") else "2.11.0"
+    row = Row(name, kind="exact", run_id="one", torch_version=torch, round_medians_ms={"step": medians})
+    row.padding = ratios.Padding({str(batch): float(x[batch]) for batch in chosen.ravel()}, float(x.mean()))
+    return row
+
+
 def in_words(world: World) -> str:
     shares = ("deviation", world.deviation), ("processes", world.process), ("samples", world.noise)
     return ", ".join([f"slope {world.slope:.2f}", *(f"{name} {share:.1%}" for name, share in shares)])
@@ -211,11 +258,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--noise-of", type=Path, metavar="FOLDER", help="the last world has the noise of this run")
     arguments = parser.parse_args(argv)
     x = padding(arguments.batch_size, Path(__file__).resolve().parents[1] / "shape_info.pt")
-    worlds = WORLDS
+    worlds = dict(WORLDS)
     if arguments.noise_of:
         world = noise_of(arguments.noise_of)
-        worlds = {**WORLDS, f"{arguments.noise_of.name}: {in_words(world)}": world}
+        worlds[f"{arguments.noise_of.name}: {in_words(world)}"] = world
     print(table(arguments.runs, arguments.seed, x, worlds=worlds))
+    print("\n| world | if the other torch slows all of it alike | if the surplus stays in ms |\n| --- | ---: | ---: |")
+    for name, world in worlds.items():
+        found = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
+        cells = (f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in found.values())
+        print(f"| {name} | {' | '.join(cells)} |")
     return 0
 
 

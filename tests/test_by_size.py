@@ -30,7 +30,7 @@ def test_the_interval_is_over_rounds():
     """Three rounds, each off by its own factor at every size: Student's t with two degrees of freedom."""
     factors = (0.8, 1.0, 1.25)  # logarithms -0.223, 0, 0.223
     found = by_size.line(rounds(3, lambda number, at: factors[number]), SIZES)
-    half = 4.302653 * math.log(1.25) * math.sqrt(2 / 9 * 3 / 2 * 11 / 10)  # clusters of 4 in 12, and the correction
+    half = 4.302653 * math.log(1.25) * math.sqrt(2 / 9 * 3 / 2)  # of their mean
     middle = found[len(found) // 2]
     assert middle.ms == pytest.approx(3 * middle.size**1.5)
     assert math.log(middle.high / middle.ms) == pytest.approx(half, rel=1e-3) == math.log(middle.ms / middle.low)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import math
 
 import pytest
-from fixtures_runs import correctness, one_row, read_rows, status, summarize, timing, write_run
+from fixtures_runs import (
+    correctness,
+    one_row,
+    read_rows,
+    records_of,
+    status,
+    summarize,
+    timing,
+    write_records,
+    write_run,
+)
 
 from common.analysis import ranking
 from common.analysis.row import Row
@@ -96,6 +106,19 @@ def test_nothing_in_common_is_no_ratio():
     assert [one["ratio"] for one in found.values() if not one["is_fastest"]] == [None]
 
 
+def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):
+    write_pair(tmp_path, [2, 2.1, 2.2, 2.1])
+    (header, *lines) = records_of(tmp_path / "late")
+    write_records(tmp_path / "late", [header, *(line for line in lines if line["job"] != "timing-4")])
+    rows = {row["name"]: row for row in read_rows(tmp_path)}
+    assert rows["late"]["status"] == "interrupted"
+    against = rows["late"]["against_fastest"]
+    assert (against["rounds"], against["verdict"]) == (3, "slower") and against["ratio"] == pytest.approx(2.1, rel=0.01)
+    wrong = [{**line, "ok": False} if line["record"] == "correctness" else line for line in lines[:-1]]
+    write_records(tmp_path / "late", [header, *wrong])
+    assert not {row["name"]: row for row in read_rows(tmp_path)}["late"]["against_fastest"]
+
+
 def write_pair(folder, factors):
     for name, of in (("quick", [1] * len(factors)), ("late", factors)):
         rounds = [timing(f"timing-{at}", [10 * f, 20 * f], []) for at, f in enumerate(of, start=1)]
@@ -133,7 +156,7 @@ THERE = torch_row("ours@old", "1.13.1", 3, 3.3, 3)  # torch 1.13 doubles its tim
 OTHER = torch_row("other", "1.13.1", 4, 4.4, 4)
 
 
-def test_across_torches_what_the_torch_does_to_the_control_is_divided_out():
+def test_across_torches_the_ratio_is_as_measured_and_two_assumptions_say_what_one_torch_would_give():
     found = filled(OTHER, THERE, FAST, OURS)
     other = found["other"]
     assert (other["fastest"], other["verdict"], other["control"]) == ("fast", "other torch", "ours@old")
@@ -142,6 +165,9 @@ def test_across_torches_what_the_torch_does_to_the_control_is_divided_out():
     assert through["ratio"] == pytest.approx(4 / 3 * 1.5)
     assert (through["low"], through["high"]) == pytest.approx((2, 2))  # its noise is the control's in the same round
     assert other["high"] > 4.4
+    kept = other["surplus_kept"]  # 4 - 3 + 1.5, and in the round that takes 1.1 of it 4.4 - 3.3 + 1.5
+    assert kept["ratio"] == pytest.approx(1.1 ** (1 / 3) + 1.5) and kept["low"] < kept["ratio"] < kept["high"]
+    assert (OTHER.over_fastest, OTHER.same_torch) == (other["ratio"], [through["ratio"], kept["ratio"]])
     # Between rows of one torch nothing changes, and the control has itself no control.
     assert (found["ours"]["ratio"], found["ours"]["verdict"]) == (pytest.approx(1.5), "slower")
     assert found["ours"]["control"] is None and not found["ours"]["other_torch"]
@@ -159,14 +185,23 @@ def test_across_torches_what_the_torch_does_to_the_control_is_divided_out():
 def test_without_a_control_of_the_same_run_the_ratio_is_as_measured_and_has_no_verdict(control):
     found = filled(*filter(None, [FAST, OURS, OTHER, control]))["other"]
     assert found["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))
-    assert (found["verdict"], found["control"], found["through_control"]) == ("other torch", None, {})
+    assert (found["verdict"], found["control"]) == ("other torch", None)
+    assert not found["through_control"] and not found["surplus_kept"] and not OTHER.same_torch
+
+
+def test_a_surplus_that_leaves_nothing_is_none():
+    """The row takes 1 of what the control takes 3; the control under the fastest's torch takes 1.5."""
+    quick = torch_row("quick", "1.13.1", 1, 1, 1)
+    found = filled(FAST, OURS, THERE, quick)["quick"]
+    assert found["through_control"]["ratio"] == pytest.approx(0.5 / 1.1 ** (1 / 3)) and not found["surplus_kept"]
 
 
 def test_a_row_of_another_torch_is_never_the_fastest():
     quick = torch_row("quick", "1.13.1", 0.1, 0.1, 0.1)
     standings = ranking.standings([quick, THERE, OURS, FAST, torch_row("slow", "2.11.0", 9, 9, 9)], "step")
     assert standings[0].row is FAST and standings[1].row is quick
-    assert standings[1].shown.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
+    assert standings[1].ratio.ratio == pytest.approx(0.1)
+    assert standings[1].divided.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
     for one in (quick, OURS, FAST):
         one.label = one.name
     assert fastest("Which?", [quick, OURS, FAST], "step").answer == "fast"  # quick is not judged
@@ -203,14 +238,18 @@ def test_the_table_marks_it_and_says_why(tmp_path):
         write_run(tmp_path / name, name=name, jobs=jobs, **head)
     text = summarize(tmp_path)
     late = next(line for line in text.splitlines() if line.startswith("late "))
-    assert " 2.00x * " in late
-    (line,) = [
-        line for line in text.splitlines() if line.startswith("late step over quick's, by way of quick@k2: 2.00x")
+    assert " 4.00x other torch " in late and " 2.00-3.00 " in late
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines if line.split()[:1] in (["quick"], ["quick@k2"], ["late"])][:3] == [
+        "quick",
+        "quick@k2",
+        "late",
     ]
-    assert line.endswith("as measured, with torch 1.13.1: 4.00x")
-    assert "\n* under another torch" in text
+    (line,) = [line for line in lines if line.startswith("late step over quick's, under torch 1.13.1: 4.00x")]
+    assert "2.00x" in line and "3.00x" in line and line.count("quick@k2") == 2
     rows = {one["name"]: one["against_fastest"] for one in read_rows(tmp_path)}
     assert (rows["late"]["ratio"], rows["late"]["through_control"]["ratio"]) == pytest.approx((4, 2))
+    assert rows["late"]["surplus_kept"]["ratio"] == pytest.approx(3)
     assert "against_fastest_through_control_ratio" in summarize(tmp_path, "--format", "csv")
 
 

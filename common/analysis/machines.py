@@ -33,12 +33,12 @@ class Machine(NamedTuple):
         return next((row for row in self.rows if row.name == name), None)
 
     def over_fastest(self, row: Optional[Row]) -> Optional[float]:
-        """Its step over that of the fastest; across torches through the control."""
-        if row is None or self.fastest is None or row.status != "ok":
+        """Its step over that of the fastest, as measured."""
+        if row is None or self.fastest is None or not row.is_comparable:
             return None
         if row is self.fastest:
             return 1.0
-        ratio = ranking.over(self.fastest, row, "step", self.rows)
+        ratio = ranking.over(self.fastest, row, "step")
         return ratio and ratio.ratio
 
 

@@ -125,19 +125,21 @@ def _spread(row: Row, scope: str) -> str:
 
 
 def _over_fastest(row: Row) -> str:
-    """ "1.98x slower" than the fastest of its kind, which itself has "1.00"; "1.04x *" through the control."""
-    found = row.against_fastest
-    if not found or found["ratio"] is None:
+    """Return "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
+    against = row.against_fastest
+    if not against or against["ratio"] is None:
         return "-"
-    said = "*" if found["control"] else found["verdict"]
-    return "1.00" if found["is_fastest"] else f"{row.over_fastest:.2f}x {said}"
+    return "1.00" if against["is_fastest"] else f"{row.over_fastest:.2f}x {against['verdict']}"
+
+
+def _same_torch(row: Row) -> str:
+    """Return "1.60-2.11", or "1.60" where both assumptions come to the same."""
+    return "-".join(dict.fromkeys(number(ratio, 3) for ratio in row.same_torch)) or "-"
 
 
 def _interval(row: Row) -> str:
-    """ "1.58-1.77", of the ratio that is shown."""
-    found = row.against_fastest
-    found = found.get("through_control") or found
-    low, high = found.get("low"), found.get("high")
+    """Return "1.58-1.77", of the ratio as measured."""
+    low, high = (row.against_fastest.get(end) for end in ("low", "high"))
     return "-" if low is None or high is None else f"{number(low, 3)}-{number(high, 3)}"
 
 
@@ -214,6 +216,7 @@ ALL = (
     Metric("loss_n", "loss n", _part("loss_ms", "n")),
     Metric("forward_ms", "forward ms", _part("step_forward_ms", "median"), unit="ms", better="lower"),
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
+    Metric("same_torch", "same torch", lambda row: (row.same_torch or [None])[0], _same_torch),
     *(  # of the step; of --find-largest, of its scope at the largest size
         Metric(key, title, attrgetter(key), partial(_rate_said, key=key), better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
@@ -269,9 +272,19 @@ METRICS: Dict[str, Metric] = {one.key: one for one in ALL}
 
 _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
-_SHORT = ("step_spread", "loss_spread", "over_fastest", *_RATES, "limits", "peak_mb")
+_SHORT = ("step_spread", "loss_spread", "over_fastest", "same_torch", *_RATES, "limits", "peak_mb")
 _PAGE = (
-    *("step_median", "loss_median", "over_fastest", "step_limit", "loss_limit", "peak_mb", *_RATES, *_ERRORS),
+    *(
+        "step_median",
+        "loss_median",
+        "over_fastest",
+        "same_torch",
+        "step_limit",
+        "loss_limit",
+        "peak_mb",
+        *_RATES,
+        *_ERRORS,
+    ),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
@@ -279,7 +292,8 @@ _PAGE = (
 COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
     "answer": (
-        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "loss_median", "peak_mb", "torch"),
+        *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "same_torch", "loss_median"),
+        *("peak_mb", "torch"),
         *(*_RATES, "limits", "grad_error", "profiled_us", "profiled_mb", "version"),
     ),
     "answer search": (
@@ -293,6 +307,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
         "torch",
         "step_median",
         "over_fastest",
+        "same_torch",
         *_RATES,
         "loss_median",
         "peak_mb",
@@ -308,6 +323,8 @@ COLUMNS: Dict[str, Sequence[str]] = {
     "comparison": ("step_median", "loss_median", "peak_mb", *_ERRORS),
 }
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
+#: Columns that only some runs have.
+WHERE_KNOWN = ("same_torch",)
 _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 
@@ -317,9 +334,14 @@ def others() -> List[Metric]:
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """The columns of a table of COLUMNS."""
-    more = [one for one in others() if any(one.value(row) is not None for row in rows)]
-    return [*(METRICS[key] for key in COLUMNS[table]), *more]
+    """Return the columns of a table of COLUMNS; those of WHERE_KNOWN, and what no list names, where a row has them."""
+    listed = [METRICS[key] for key in COLUMNS[table]]
+
+    def is_shown(metric: Metric) -> bool:
+        always = metric in listed and metric.key not in WHERE_KNOWN
+        return always or any(metric.value(row) is not None for row in rows)
+
+    return list(filter(is_shown, [*listed, *others()]))
 
 
 def exported(row: Row) -> Dict[str, Any]:

@@ -1,18 +1,19 @@
 """Rows of one configuration against the fastest of their kind: a ratio of times, its interval and a verdict.
 
-Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows that are ok are compared.
-Ratios are over the batches that both rows have (see common.core.ratios).  The intervals of a kind hold together for all
-pairs of its rows: the fastest is chosen by the same times, so any pair could have been the one that is shown.
+Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows that are ok are compared, and
+interrupted ones by the rounds that they ended.  Ratios are over the batches that both rows have (see
+common.core.ratios).  The intervals of a kind hold together for all pairs of its rows: the fastest is chosen by the same
+times, so any pair could have been the one that is shown.
 
-Verdicts are between rows of one torch version.  A row of another torch has no verdict; where one loss was measured
-under both torches (the control: fast_rnnt and fast_rnnt@k2), what the other torch does to that loss is divided out of
-the ratio.
+Verdicts are between rows of one torch version.  The ratio of a row of another torch is that of both torches too, so it
+has no verdict.  Where one loss was measured under both torches (the control: fast_rnnt and fast_rnnt@k2), two
+assumptions say what the row would take under the fastest's torch.  Nothing that was measured tells which of them holds.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.row import Row
 from common.core import ratios, statistics
@@ -25,21 +26,22 @@ FAR = 3.0
 
 
 class Standing(NamedTuple):
-    """One row against the fastest.  ratio: how many times the fastest's time it takes; None where they have no batch or
-    round in common, and for the fastest itself.  paired: their rounds ran beside each other.  Where the row ran under
-    another torch (other_torch), control: the row of that torch that separates the torches, None where none
-    was measured; through: the ratio without what that torch does to the control."""
+    """One row against the fastest.
+
+    ratio: how many times the fastest's time it takes, as measured; None where they have no batch or round in common,
+    and for the fastest itself.  paired: their rounds ran beside each other.  Where the row ran under another torch
+    (other_torch), control: the row of that torch that separates the torches, None where none was measured.  What the
+    row would take under the fastest's torch: divided, if that torch slows all of the row as it slows the control;
+    surplus_kept, if what the row takes more than the control stays what it is in milliseconds.
+    """
 
     row: Row
     ratio: Optional[Ratio]
     paired: bool
     other_torch: bool = False
     control: Optional[Row] = None
-    through: Optional[Ratio] = None
-
-    @property
-    def shown(self) -> Optional[Ratio]:
-        return self.through or self.ratio
+    divided: Optional[Ratio] = None
+    surplus_kept: Optional[Ratio] = None
 
     @property
     def verdict(self) -> str:
@@ -54,22 +56,23 @@ class Standing(NamedTuple):
         return may_be_as_fast(self.verdict, *(self.ratio[:2] if self.ratio else (None, None)))
 
 
-def standings(rows: Sequence[Row], scope: str) -> List[Standing]:
-    """Those rows that are ok and have times of the scope: the fastest first, then the others by their ratio."""
-    timed = [row for row in rows if row.status == "ok" and row.round_medians_ms.get(scope)]
+def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
+    """Return the rows that can be compared and have times of the scope: the fastest first, then the others by their
+    ratio as measured.  confidence: of each interval; None: such that those of all pairs hold together."""
+    timed = [row for row in rows if row.is_comparable and row.round_medians_ms.get(scope)]
     if not timed:
         return []
-    confidence = statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2)
+    each = confidence or statistics.confidence_of_each(len(timed) * (len(timed) - 1) // 2)
 
     def against(baseline: Row, row: Row) -> Standing:
-        return _standing(baseline, row, timed, scope, confidence)
+        return _standing(baseline, row, timed, scope, each)
 
     home = of_one_torch(timed)
     counts = [len({batch for one in row.round_medians_ms[scope].values() for batch in one}) for row in home]
     whole = [row for row, count in zip(home, counts) if count == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(against(whole[0], row).ratio))
     others = [against(fastest, row) for row in timed if row is not fastest]
-    return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.shown))]
+    return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.ratio))]
 
 
 def of_one_torch(rows: Sequence[Row]) -> List[Row]:
@@ -83,10 +86,10 @@ def of_one_torch(rows: Sequence[Row]) -> List[Row]:
     return [row for row in rows if row.torch == home]
 
 
-def over(baseline: Row, row: Row, scope: str, rows: Sequence[Row] = ()) -> Optional[Ratio]:
-    """How many times the time of `baseline` a row takes, over the batches that both have; None where there are none.
-    rows: among which there may be a control."""
-    return _standing(baseline, row, rows, scope, statistics.CONFIDENCE).shown
+def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
+    """Return how many times the time of `baseline` a row takes, as measured, over the batches that both have; None
+    where there are none."""
+    return _ratio(_times(baseline, scope), _times(row, scope), baseline, row, statistics.CONFIDENCE)[0]
 
 
 def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confidence: float) -> Standing:
@@ -95,10 +98,30 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
     pair = _control(baseline, row, rows, scope) if found.other_torch else None
     if pair is None:
         return found
-    # row / there x here / baseline, batch by batch and round by round: one paired quantity with one interval.
-    here, there = (_times(one, scope) for one in pair)
-    through, _ = _ratio(_product(before, there), _product(after, here), baseline, row, confidence)
-    return found._replace(control=pair[1], through=through) if through else found
+    here, there = (_times(control, scope) for control in pair)
+
+    def combined(*powers: float) -> Optional[Ratio]:
+        """Return the interval of one paired quantity: `after`, `here` and `there` to these powers, over `before`."""
+        return _ratio(before, _product((after, here, there), powers), baseline, row, confidence)[0]
+
+    divided = _ratio(_product((before, there), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]
+    if divided is None:
+        return found
+    return found._replace(control=pair[1], divided=divided, surplus_kept=_surplus_kept(combined))
+
+
+def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
+    """Return (row - there + here) / baseline, None where that is not positive.
+
+    combined: see ``_standing``.  The sum is of the three ratios, each that of all batches: the noise of single samples
+    would bias a difference in each batch.  Its logarithm is linearized for the interval: d log(sum) is the sum of
+    share x d log(ratio).
+    """
+    parts = [combined(*powers) for powers in ((1, 0, 0), (0, 1, 0), (0, 0, 1))]
+    terms = [sign * part.ratio for sign, part in zip((1, 1, -1), parts) if part]
+    total = sum(terms)
+    linear = combined(*(term / total for term in terms)) if len(terms) == len(parts) and total > 0 else None
+    return linear and ratios.scaled(linear, total / linear.ratio)
 
 
 def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
@@ -106,7 +129,7 @@ def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Option
     fitting = [
         one
         for one in rows
-        if one.status == "ok" and one.kind == row.kind and one.run_id == row.run_id == baseline.run_id
+        if one.is_comparable and one.kind == row.kind and one.run_id == row.run_id == baseline.run_id
         if one.round_medians_ms.get(scope)
     ]
     pairs = [
@@ -122,12 +145,17 @@ def _times(row: Row, scope: str) -> Times:
     return row.round_medians_ms.get(scope) or {}
 
 
-def _product(one: Times, other: Times) -> Times:
-    """Over the batches that both have."""
+def _product(sides: Sequence[Times], powers: Sequence[float]) -> Times:
+    """Return the product of the sides, each to its power, over the rounds and batches that all of them have."""
+    first, *others = sides
     return {
-        name: {batch: one[name][batch] * other[name][batch] for batch in one[name] if batch in other[name]}
-        for name in one
-        if name in other
+        name: {
+            batch: math.prod(side[name][batch] ** power for side, power in zip(sides, powers))
+            for batch in batches
+            if all(batch in side[name] for side in others)
+        }
+        for name, batches in first.items()
+        if all(name in side for side in others)
     }
 
 
@@ -172,7 +200,8 @@ def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
         "paired": standing.paired,
         "other_torch": standing.other_torch,
         "control": standing.control and standing.control.name,
-        "through_control": _numbers(standing.through) if standing.through else {},
+        "through_control": _numbers(standing.divided) if standing.divided else {},
+        "surplus_kept": _numbers(standing.surplus_kept) if standing.surplus_kept else {},
     }
 
 

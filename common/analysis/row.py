@@ -187,11 +187,22 @@ class Row(Exported):
         return self.name.partition("@")[0]
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether its times can be compared: also those of the rounds that ended before it was interrupted."""
+        checked = self.correctness
+        return self.status == "ok" or (self.status == "interrupted" and bool(checked and checked.ok))
+
+    @property
     def over_fastest(self) -> Optional[float]:
-        """The ratio that is shown: across torches that through the control."""
-        found = self.against_fastest
-        ratio: Optional[float] = (found.get("through_control") or found).get("ratio")
+        """How many times the fastest's time it takes, as measured."""
+        ratio: Optional[float] = self.against_fastest.get("ratio")
         return ratio
+
+    @property
+    def same_torch(self) -> List[float]:
+        """The least and the most that it would be under the fastest's torch, as far as a control tells; else empty."""
+        forms = [self.against_fastest.get(key) or {} for key in ("through_control", "surplus_kept")]
+        return sorted(form["ratio"] for form in forms if form)
 
     def ms(self, scope: str) -> Optional[Dict[str, Any]]:
         """The times of a scope: {median, p20, p80, n}."""

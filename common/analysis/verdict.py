@@ -59,7 +59,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     if approximate:
         approximate = replace(approximate, caveats=conformance.caveats(approximate.row.loss, folders))
     if approximate and quick:
-        over = ranking.over(quick.row, approximate.row, approximate.row.against_fastest["scope"], rows)
+        over = ranking.over(quick.row, approximate.row, approximate.row.against_fastest["scope"])
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
@@ -108,7 +108,7 @@ def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) 
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
-    return [row for row in rows if row.status == "ok" and row.kind in kinds]
+    return [row for row in rows if row.is_comparable and row.kind in kinds]
 
 
 def _slowdown(best: Row, other: Row) -> Optional[Ratio]:

@@ -127,22 +127,28 @@ def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
 
 
 def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, Optional[float]]:
-    """(y at `x_mean` by least squares, its standard error with rounds as clusters).
+    """Return (y at `x_mean` by least squares, its standard error with rounds as clusters).
 
-    rounds: at least two, with at least three pairs in all.  Where all x are equal there is no slope.
+    rounds: at least two, with at least three pairs in all.  Where all x are equal there is no slope.  The line is drawn
+    towards each round, so the residuals are too small: those of a round are widened by what the line owes to it (Bell
+    and McCaffrey 2002, for the one number that is wanted).
     """
     cells = [pair for pairs in rounds for pair in pairs]
     count, x_center, y_center = len(cells), mean([pair.x for pair in cells]), mean([pair.y for pair in cells])
     squares = math.fsum((pair.x - x_center) ** 2 for pair in cells)
     slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
 
-    def influence(pair: Pair) -> float:
-        weight = 1 / count + ((x_mean - x_center) * (pair.x - x_center) / squares if squares else 0.0)
-        return weight * (pair.y - y_center - slope * (pair.x - x_center))
+    def variance_of(pairs: Sequence[Pair]) -> float:
+        """The variance that a round adds."""
+        away = [pair.x - x_center for pair in pairs]
+        weights = [1 / count + ((x_mean - x_center) * x / squares if squares else 0.0) for x in away]
+        residual = math.fsum(weight * (pair.y - y_center - slope * x) for weight, x, pair in zip(weights, away, pairs))
+        whole = math.fsum(weight**2 for weight in weights)
+        along = math.fsum(weight * x for weight, x in zip(weights, away)) ** 2 / squares if squares else 0.0
+        left = whole - math.fsum(weights) ** 2 / count - along
+        return residual**2 * (whole / left if left > 1e-9 * whole else 1.0)
 
-    few = len(rounds) / (len(rounds) - 1) * (count - 1) / (count - 2)  # the usual correction for few clusters
-    clusters = math.fsum(math.fsum(map(influence, pairs)) ** 2 for pairs in rounds)
-    return y_center + slope * (x_mean - x_center), math.sqrt(few * clusters)
+    return y_center + slope * (x_mean - x_center), math.sqrt(math.fsum(map(variance_of, rounds)))
 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
@@ -198,6 +204,12 @@ def _ratio(center: float, error: Optional[float], freedom: float, confidence: fl
         half = student_t(confidence, freedom) * error
         low, high = math.exp(center - half), math.exp(center + half)
     return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
+
+
+def scaled(ratio: Ratio, factor: float) -> Ratio:
+    """Return the ratio, its interval and its range times `factor`; the sides' times stay as they are."""
+    ends = {key: getattr(ratio, key) for key in ("ratio", "low", "high", "least", "most")}
+    return ratio._replace(**{key: value * factor for key, value in ends.items() if value is not None})
 
 
 def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis.groups import apart
@@ -40,8 +41,13 @@ def times(row: Row) -> Optional[Dict[str, float]]:
     return row.ms(row.scope)
 
 
+def _median(row: Row) -> float:
+    described = times(row)
+    return described["median"] if described else math.inf
+
+
 def step_times(rows: Sequence[Row]) -> List[Figure]:
-    timed = [row for row in rows if times(row)]
+    timed = sorted((row for row in rows if times(row)), key=_median)
     stages = stages_of(timed)
     return [step_time(some, stages, key, whose) for key, whose, some in apart(timed)] or profiled_times(rows)
 

@@ -36,7 +36,8 @@ KINDS = {
 }
 #: The columns in the order in which they get room.
 FIRST = (
-    *("name", "status", "step_median", "ratio", "verdict", "peak_mb", "loss_median", "interval", "half", "gap"),
+    *("name", "status", "step_median", "ratio", "verdict", "peak_mb", "loss_median", "interval", "same_torch", "half"),
+    "gap",
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
     *("torch", "frames_per_second", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
 )

@@ -28,8 +28,8 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     apart = [row for row in compared if row.against_fastest["other_torch"]]
     if any(row.against_fastest["control"] for row in apart):
         lines.append(
-            "* under another torch than the fastest: the ratio to the control under that torch, times the control's "
-            "own to the fastest under the fastest's; no verdict"
+            "same torch: what a row of another torch would be under the fastest's, by a control that was measured "
+            "under both; which of the two assumptions holds is not known, so it is a range and no verdict"
         )
     if any(not row.against_fastest["control"] for row in apart):
         lines.append(
@@ -44,10 +44,21 @@ def _over(row: Row, found: Dict[str, Any]) -> str:
     if found["ratio"] is None:
         return f"{what}: no batch or round in common"
     if found["control"]:
-        raw = f"as measured, with torch {row.torch}: {number(found['ratio'], 3)}x"
-        return f"{what}, by way of {found['control']}: {_interval({**found, **found['through_control']})}; {raw}"
+        return f"{what}, under torch {row.torch}: {_interval(found)}; {_same_torch(found)}"
     apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
     return f"{what}: {_interval(found)}{apart}"
+
+
+def _same_torch(against: Dict[str, Any]) -> str:
+    """What the row would be under the fastest's torch, by both assumptions."""
+    assumptions = {
+        "through_control": f"if its torch slows all of it as it slows {against['control']}",
+        "surplus_kept": f"if what it takes more than {against['control']} stays in ms",
+    }
+    forms = [(against[key], words) for key, words in assumptions.items() if against[key]]
+    ends = [f" ({number(form['low'], 3)} to {number(form['high'], 3)})" if form["low"] else "" for form, _ in forms]
+    said = [f"{number(form['ratio'], 3)}x{span} {words}" for (form, words), span in zip(forms, ends)]
+    return f"under the fastest's torch {', '.join(said)}"
 
 
 def _interval(found: Dict[str, Any]) -> str:
