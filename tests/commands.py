@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -25,6 +26,19 @@ def kill_the_command(once):
 '''
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
+
+
+def pass_on_no_ignored_signals():
+    """Make SIGINT and SIGHUP end what this process starts, though nohup, `&` in a script or CI had them ignored here.
+    They do nothing here either way; a program that is started gets the default where its parent has a handler."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+def ignoring(line):
+    """The command `line` with SIGINT and SIGHUP ignored, as nohup and `&` in a script start it."""
+    return ["sh", "-c", "trap '' INT HUP; exec \"$@\"", "sh", *line]
 
 
 def command(script, *arguments):

@@ -8,6 +8,7 @@ from typing import Optional
 
 import forked
 import pytest
+from commands import pass_on_no_ignored_signals
 
 from common.system import git
 
@@ -20,6 +21,8 @@ os.environ["HOST_PROC"] = str(Path(__file__).parent / "data" / "idle")
 
 for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make repositories of their own
     os.environ.pop(name, None)
+
+pass_on_no_ignored_signals()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:

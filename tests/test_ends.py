@@ -14,7 +14,18 @@ import uuid
 from pathlib import Path
 
 import pytest
-from commands import ROOT, rows_of, run, start, wait_for, wait_for_worker
+from commands import (
+    ROOT,
+    command,
+    ignoring,
+    pass_on_no_ignored_signals,
+    piped,
+    rows_of,
+    run,
+    start,
+    wait_for,
+    wait_for_worker,
+)
 
 pytest.importorskip("torch")
 
@@ -115,6 +126,31 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 129 and "interrupted" in errors and "Traceback" not in errors
     assert not marked.left() and rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
+
+
+def test_signals_that_are_ignored_stay_so_and_sigterm_ends(flags, marked, tmp_path):
+    """nohup means that the terminal may be closed, and Ctrl-C is not meant for a job that a script runs beside."""
+    process = piped(ignoring(command("benchmark_reference.py", *flags, *LONG)), cwd=ROOT, env=marked.variables)
+    wait_for_worker(process, "correctness")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    wait_for_worker(process, "timing-1")
+    process.terminate()
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 143 and "interrupted" in errors and "Traceback" not in errors
+    assert not marked.left() and rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
+
+
+def test_what_tests_start_ignores_no_signal():
+    shown = "import signal; print(signal.getsignal(signal.SIGHUP).name, signal.getsignal(signal.SIGINT).__name__)"
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGHUP, signal.SIGINT)}
+    try:
+        pass_on_no_ignored_signals()
+        done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert done.stdout.split() == ["SIG_DFL", "default_int_handler"]
 
 
 @pytest.mark.parametrize("script", ["summarize.py", "benchmark_all.py", "conformance.py"])

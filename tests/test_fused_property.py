@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 import torch
 
@@ -9,8 +12,34 @@ hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the exam
 
 from fused_helpers import Problem, errors, problem, right  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
+from hypothesis.internal.constants_ast import Constants  # noqa: E402
 
 ALLOWED = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def the_same_examples_in_every_order():
+    """hypothesis draws constants from the source of the modules that are loaded, which are those of the tests before;
+    it wakes lazy modules to find their files, and SpeechBrain's end in an ImportError."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(providers, "_get_local_constants", Constants)
+        yield
+
+
+def test_a_module_that_cannot_be_looked_into_does_no_harm(monkeypatch):
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str):
+            raise ImportError(f"{name}: not installed")
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+
+    @hypothesis.settings(max_examples=20, derandomize=True, database=None)
+    @hypothesis.given(st.integers(0, 10))
+    def drawn(number):
+        assert 0 <= number <= 10
+
+    drawn()
 
 
 def spread(tensor: torch.Tensor, order: int, step: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, run, start, wait_for
+from commands import ROOT, command, ignoring, piped, run, wait_for
 from fixtures_runs import records_of
 
 from common.records import schema
@@ -143,13 +143,14 @@ def test_revisions_that_cannot_be_measured(repository, tiny_shapes):
     assert git(repository, "status", "--porcelain") == ""
 
 
-def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, tiny_shapes, tmp_path):
+@pytest.mark.parametrize("how", [list, ignoring], ids=["from a terminal", "with nohup"])
+def test_sigterm_removes_the_work_trees_and_keeps_what_is_measured(repository, tiny_shapes, tmp_path, how):
     """The running benchmark is told, and waited for: its own records are whole, and no scratch folder is left."""
     scratch, keep = tmp_path / "scratch", tmp_path / "keep"
     scratch.mkdir()
     flags = ["--rev", "fast", "--rev", "slow", "--log-dir", keep, "--", *FLAGS, "--shape-file", tiny_shapes]
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    process = start(repository / "compare.py", *flags, cwd=repository, env=environment)
+    process = piped(how(command(repository / "compare.py", *flags)), cwd=repository, env=environment)
     wait_for(lambda: any(path.stat().st_size for path in scratch.glob("common.jobs.worker-*/records.jsonl")), "record")
     assert (repository / ".build" / "revisions").exists()
     process.terminate()

@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import subprocess
-import urllib.request
 from importlib.util import find_spec
 
 import pytest
@@ -88,11 +87,7 @@ def test_scalars_of_each_run_and_window(board):
 @needs_viewer
 def test_runs_are_lines_of_the_hparams_table(board):
     def ask(path, **body):
-        request = urllib.request.Request(f"{board.url}/data/plugin/hparams/{path}", json.dumps(body).encode())
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            data = answer.read()
-            return json.loads(gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data)
+        return board.json(f"/data/plugin/hparams/{path}", json.dumps(body).encode())
 
     columns = ask("experiment")
     assert {"implementation", "torch", "vocab_size", "threads"} <= {one["name"] for one in columns["hparamInfos"]}
@@ -197,7 +192,7 @@ def test_the_trace_viewer_serves_perfetto_and_the_trace_on_loopback_only(tmp_pat
         assert listening_addresses(server.port) == {LOOPBACK}
         assert b"<script" in server.get("/") and b"erfetto" in server.get("/")
         assert b"ProfilerStep#2" in gzip.decompress(server.get("/localtrace"))
-        with urllib.request.urlopen(server.url) as page:  # the UI asks the internet who its user is
+        with server.open("/") as page:  # the UI asks the internet who its user is
             assert "default-src 'self'" in page.headers["Content-Security-Policy"]
             assert "Access-Control-Allow-Origin" not in page.headers
         assert "w.2.pt.trace.json.gz" in (tmp_path / "output").read_text()

@@ -8,13 +8,16 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from commands import ROOT
@@ -28,6 +31,8 @@ needs_viewer = pytest.mark.skipif(
 )
 
 
+#: A machine that is busy with other tests takes minutes to start TensorBoard.
+START_SECONDS = 300
 #: Whatever proxy a variable names.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -42,16 +47,27 @@ class Server:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def get(self, path: str, **query: str) -> bytes:
-        asked = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        with DIRECT.open(asked, timeout=20) as answer:
+    def open(self, path: str, body: Optional[bytes] = None, **query: str) -> HTTPResponse:
+        """The answer to a GET, or to a POST of the JSON `body`."""
+        address = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        return DIRECT.open(urllib.request.Request(address, body, {"Content-Type": "application/json"}), timeout=60)
+
+    def get(self, path: str, body: Optional[bytes] = None, **query: str) -> bytes:
+        with self.open(path, body, **query) as answer:
             data = answer.read()
             return gzip.decompress(data) if answer.headers.get("Content-Encoding") == "gzip" else data
 
-    def json(self, path: str, **query: str):
-        return json.loads(self.get(path, **query))
+    def json(self, path: str, body: Optional[bytes] = None, **query: str):
+        return json.loads(self.get(path, body, **query))
 
-    def wait_for(self, ask, seconds=90):
+    def listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), timeout=20).close()
+        except OSError:
+            return False
+        return True
+
+    def wait_for(self, ask, seconds=START_SECONDS):
         """The first answer of `ask` that is true."""
         deadline, found = time.monotonic() + seconds, None
         while time.monotonic() < deadline:
@@ -73,15 +89,14 @@ def started(target, output, **variables):
     with output.open("w") as stream:
         process = subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=stream, start_new_session=True)
     try:
-        deadline = time.monotonic() + 90
-        while True:
-            found = re.search(r"http://127\.0\.0\.1:(\d+)", output.read_text())
-            if found:
-                break
+        deadline, server = time.monotonic() + START_SECONDS, None
+        while server is None or not server.listens():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"did not start: {output.read_text()}")
             time.sleep(0.1)
-        yield Server(found[0], output)
+            url = re.search(r"http://127\.0\.0\.1:(\d+)", output.read_text())
+            server = Server(url[0], output) if url else None
+        yield server
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=60)

@@ -235,7 +235,8 @@ def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int
         try:
             said = child.communicate()[1]
         except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)  # which earlier revisions know too
+            ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # and so by the child: nohup, `&` in a script
+            child.send_signal(signal.SIGTERM if ignored else signal.SIGINT)  # which earlier revisions know too
             child.communicate()
             raise
     return child.returncode, said

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
+from commands import pass_on_no_ignored_signals
+
 from benchmarks import local_cluster
 from common.jobs.cluster import PYTHON
 from common.setup import environments
@@ -90,6 +92,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")
     parser.add_argument("--processes", type=int, default=2, metavar="K", help="side by side. Default: 2")
     options = parser.parse_args(arguments)
+    pass_on_no_ignored_signals()
     share, since = float(options.part.rstrip("%")) / 100, time.monotonic()
     counts = {kind: max(1, round(share * (options.count or KINDS[kind][1]))) for kind in options.only.split(",")}
     wanted = [(kind, seed) for kind, count in counts.items() for seed in range(options.first, options.first + count)]
