@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 import forked
 import pytest
@@ -23,6 +24,18 @@ for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make
     os.environ.pop(name, None)
 
 pass_on_no_ignored_signals()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "run the test files in another order, and the tests of each, drawn with this seed"
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=about)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    if config.option.shuffle is not None:
+        drawn = random.Random(config.option.shuffle)
+        places = {path: drawn.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (places[item.path], drawn.random()))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optional[bool]:
