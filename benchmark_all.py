@@ -5,6 +5,11 @@ A crash, a kill, an OOM, a hang or a missing package costs only that implementat
 what is measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli import benchmark, flags, listing
 from common.cli.parser import Parser, add_choice, chosen
 from common.core.guard import guarded

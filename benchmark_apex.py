@@ -6,7 +6,11 @@ the gradient of the logits in one kernel (fuse_softmax_backward).  Variant: pack
 index: used where it is installed.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -6,7 +6,11 @@ lengths; holds (N, T, U+1) cells, never V of each.  Another model than the full 
 common/losses/layouts/additive.py), so it is never ranked with them.  Used where it is installed.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -6,6 +6,11 @@ Variants: rnnt_type modified and constrained, where a target leads to the next f
 target.  Without an installed package it is built once from its own source package.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli.script import script_main
 from common.losses.k2_package import FastRnntPackage, FullLoss
 

@@ -7,7 +7,11 @@ torch (its plain PyTorch code, which needs no compiler).
 """
 
 import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.core.errors import NotRunnable

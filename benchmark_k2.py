@@ -5,6 +5,11 @@ Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol,
 Variants: rnnt_type modified and constrained, where a target leads to the next frame.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli.script import script_main
 from common.losses.k2_package import FullLoss, K2Package
 

@@ -6,6 +6,11 @@ losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py); 
 must equal the exact loss.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli.script import script_main
 from common.losses.k2_package import K2Package, PrunedLoss
 

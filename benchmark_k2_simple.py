@@ -5,6 +5,11 @@ Takes am (N, T, V) and lm (N, U+1, V), not normalised, and never holds logits of
 full losses train (see common/losses/layouts/additive.py), so it is never ranked with them.
 """
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli.script import script_main
 from common.losses.k2_package import K2Package, SimpleLoss
 

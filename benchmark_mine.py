@@ -7,7 +7,11 @@ every other row.  The loss in this file is an example: the lattice by anti-diago
 of its own, with the name in `name` or else of the file: benchmark_flash.py is flash.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

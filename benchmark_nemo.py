@@ -5,7 +5,11 @@ Takes padded logits, int64 targets and lengths; computes gradients in forward.  
 and Python itself loops over the cells: numba compiles the CUDA kernels only.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -6,7 +6,11 @@ This is half a loss: NeMo's own lattice on top of it needs k2's graphs, so the l
 TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -7,7 +7,11 @@ costs that advantage); modified (one_sym_per_frame=True, at most one symbol per 
 Without an installed package it is built once from its own source package.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

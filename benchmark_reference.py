@@ -6,7 +6,11 @@ the float64 oracle that judges every loss (common/losses/oracle.py); the oracle 
 torch.compile makes one kernel of its log-softmax and of the choice of symbols.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -10,7 +10,11 @@ are on a GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's s
 correctness.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -5,7 +5,11 @@ Takes padded logits and normalises them itself; computes the gradient in its for
 means little.  CPU and CUDA; float32 and float16.  Variant log-probs: fused_log_softmax=False after torch's log_softmax.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

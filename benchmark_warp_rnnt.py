@@ -6,7 +6,11 @@ Variants: gather, which takes blank and target out of each cell first; compact, 
 targets.  Without an installed package it is built once from its own source package, with nvcc.
 """
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

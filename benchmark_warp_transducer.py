@@ -7,7 +7,11 @@ FastEmit on by default (0.001), which changes the loss: it is switched off here.
 """
 
 import inspect
+import sys
+from pathlib import Path
 from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli.script import script_main
 from common.losses.adapter import Adapter

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import List, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.analysis import comparison, pairs
 from common.analysis.change_verdicts import percent
 from common.analysis.pairs import Sides

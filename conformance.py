@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.analysis import conformance
 from common.cli import devices, flag_types, flags
 from common.cli.parser import Parser, implementations

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.cli import profile
 from common.core.guard import guarded

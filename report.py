@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
 from common.cli import flag_types
 from common.cli.parser import Parser
 from common.core.errors import EXIT_FAILED, EXIT_OK

@@ -28,5 +28,6 @@ def _uncaught(kind, error, traceback):
 if sys.version_info < OLDEST:
     _say(f"error: Python {sys.version.split()[0]} is too old: use {OLDEST[0]}.{OLDEST[1]} or newer")
     raise SystemExit(2)
+os.environ.pop("PYTHONSAFEPATH", None)  # `python -m common.x`, which the commands start, would not find this folder
 if sys.excepthook is sys.__excepthook__:
     sys.excepthook = _uncaught

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from commands import (
     wait_for,
     wait_for_worker,
 )
+
+from common.setup import environments
 
 pytest.importorskip("torch")
 
@@ -170,6 +173,57 @@ def test_an_old_python_is_one_line():
     assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
     for path in [*ROOT.glob("*.py"), ROOT / "common" / "__init__.py"]:  # what it reads before it says so
         ast.parse(path.read_bytes(), feature_version=(3, 8))
+
+
+SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+
+
+def help_of(*python, cwd, **variables):
+    """Ask every script for --help, four at a time: name -> how it ended."""
+
+    def ask(script):
+        command = [*map(str, python), str(ROOT / script), "--help"]
+        return subprocess.run(command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(SCRIPTS, pool.map(ask, SCRIPTS)))
+
+
+def test_every_script_finds_the_suite_where_python_leaves_out_its_folder(tmp_path):
+    if sys.version_info < (3, 11):
+        pytest.skip("Python 3.11 is the first that leaves it out")
+    for how, variables in ((["-I"], {}), ([], {"PYTHONSAFEPATH": "1"})):
+        for script, done in help_of(sys.executable, *how, cwd=tmp_path, **variables).items():
+            assert done.returncode == 0 and script in done.stdout, (script, done.stderr)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A Python without any package."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    return tmp_path / "bare" / "bin" / "python"
+
+
+def test_every_script_starts_under_a_bare_python(bare, tmp_path):
+    if environments.interpreter("main") is None:
+        pytest.skip("the main environment is not there, or out of date")
+    for script, done in help_of(bare, cwd=tmp_path, PYTHONSAFEPATH="1").items():
+        assert done.returncode == 0 and script in done.stdout, (script, done.stderr)
+    listed = subprocess.run([bare, ROOT / "conformance.py", "--list"], cwd=tmp_path, capture_output=True, text=True)
+    assert listed.returncode == 0 and "ragged" in listed.stdout, listed.stderr
+
+
+def test_without_any_environment_every_script_says_what_to_do(bare, tmp_path):
+    """One line, before anything is measured."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    shutil.copytree(ROOT / "common", checkout / "common", ignore=shutil.ignore_patterns("__pycache__"))
+    for script in SCRIPTS:
+        shutil.copy(ROOT / script, checkout)
+        done = subprocess.run([bare, checkout / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        if done.returncode:
+            (line,) = done.stderr.splitlines()
+            assert done.returncode == 2 and "make setup" in line and script in line
 
 
 def test_a_script_that_spoils_its_process_costs_its_own_row_alone(flags, tmp_path):

@@ -9,13 +9,15 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Dict, List, Literal, Optional
 
+from common.records import schema  # first: it goes on in another Python where this one lacks msgspec
+
+# isort: split
 import msgspec
 from msgspec import Meta, Struct
 
 from common.core.errors import UserError
 from common.core.files import read_bytes
 from common.core.text import said
-from common.records import schema
 from common.records.conformance import Asked, Outcome
 from common.records.schema import Count, Duration, Machine, Nanoseconds, Positive, Share, of
 
