@@ -13,17 +13,27 @@ K2_SHA256 ?=
 BUNDLE ?=
 PLATFORM ?=
 WITHOUT_TORCH ?=
+NAME ?=
 # Most tests wait for a process that starts; more than two get in the way of those that watch time or memory.
 TEST_PROCESSES ?= 2
 
+# What a user or a stranger's folder is called is no text of make or of the shell: recipes read it from the environment.
+$(foreach name,BUNDLE K2_WHEEL K2_SHA256 LOGDIR NAME PLATFORM,$(eval override $(name) := $$(value $(name))))
+export BUNDLE ENVIRONMENTS K2_WHEEL K2_SHA256 LOGDIR NAME PLATFORM PORT WINDOW
+# Python would not find common/ beside the scripts.
+export PYTHONSAFEPATH :=
+
 # With BUNDLE=folder set-up takes every package from there, and no index is asked.
+space := $() $()
 ifneq ($(BUNDLE),)
 ifeq ($(filter bundle,$(MAKECMDGOALS)),)
-ifeq ($(wildcard $(BUNDLE)/index.html),)
+ifeq ($(wildcard $(subst $(space),\$(space),$(BUNDLE))/index.html),)
 $(error BUNDLE=$(BUNDLE): no bundle is there; run `make bundle BUNDLE=$(BUNDLE)` where there is an index, and bring it)
 endif
 export PIP_NO_INDEX := 1
-export PIP_FIND_LINKS := $(abspath $(BUNDLE))
+# As a URL: pip splits its settings at spaces.
+folder := $(if $(filter /%,$(firstword $(BUNDLE))),,$(CURDIR)/)$(BUNDLE)
+export PIP_FIND_LINKS := file://$(subst $(space),%20,$(subst %,%25,$(folder)))
 endif
 endif
 
@@ -38,7 +48,7 @@ help:
 	@echo 'make bundle       all that set-up would fetch, into BUNDLE=folder, for a machine without an index; there:'
 	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
-	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest'
+	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest, ARGS="--shuffle 1" draws their order'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
@@ -53,12 +63,12 @@ help:
 	@echo 'make clean        remove .venv, .build and caches; log/ stays'
 
 setup: needs-python
-	@K2_WHEEL="$(K2_WHEEL)" K2_SHA256="$(K2_SHA256)" $(PYTHON) -m common.setup $(ENVIRONMENTS)
+	@$(PYTHON) -m common.setup $$ENVIRONMENTS
 
 # Their own setup.py, which pip runs to fetch the source packages, needs the torch of main.
 bundle: setup
-	@$(PYTHON) -m common.setup.bundle $(if $(PLATFORM),--platform "$(PLATFORM)") $(if $(WITHOUT_TORCH),--without-torch) \
-	"$(or $(BUNDLE),bundle)" $(ENVIRONMENTS)
+	@$(PYTHON) -m common.setup.bundle $${PLATFORM:+--platform "$$PLATFORM"} $(if $(WITHOUT_TORCH),--without-torch) \
+	"$${BUNDLE:-bundle}" $$ENVIRONMENTS
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
@@ -110,20 +120,20 @@ report: setup
 tensorboard: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	"$$viewer" -m common.cli.tensorboard "$(LOGDIR)" && \
-	exec "$$viewer" -m tensorboard.main --logdir "$(LOGDIR)" --host 127.0.0.1 --port $(PORT)
+	"$$viewer" -m common.cli.tensorboard "$$LOGDIR" && \
+	exec "$$viewer" -m tensorboard.main --logdir "$$LOGDIR" --host 127.0.0.1 --port "$$PORT"
 
 trace-viewer: PORT = 9001
 trace-viewer: needs-python
 	@$(PYTHON) -m common.setup.environments setup viewer
 	@viewer="$$($(PYTHON) -m common.setup.environments path viewer)" && \
-	exec "$$viewer" -m common.cli.trace_viewer "$(NAME)" --log-dir "$(LOGDIR)" --window $(WINDOW) --port $(PORT)
+	exec "$$viewer" -m common.cli.trace_viewer "$$NAME" --log-dir "$$LOGDIR" --window "$$WINDOW" --port "$$PORT"
 
 results: setup
 	@$(MAIN) docs/_results.py $(ARGS)
 
 lock: needs-python
-	@$(PYTHON) -m requirements.lock $(ENVIRONMENTS)
+	@$(PYTHON) -m requirements.lock $$ENVIRONMENTS
 
 clean: needs-python
 	@$(PYTHON) -m common.setup.environments clean

@@ -457,11 +457,54 @@ def test_make_bench_and_make_test_need_nothing_but_the_bundle(checkout):
         )
 
     assert make("bench").returncode != 0
+    (checkout.folder / "all").rename(checkout.folder / "all of it")
     for target, name in (("bench", "benchmark_all.py"), ("test", "pytest.py")):
         shutil.rmtree(checkout.venv("main"), ignore_errors=True)
-        done = make(target, "BUNDLE=all")
+        done = make(target, "BUNDLE=all of it")
         assert done.returncode == 0, done.stderr
         assert f"{name} 1 [" in done.stdout and "'--some']" in done.stdout
+
+
+#: Stands for every Python of the Makefile: notes what it is asked.
+NOTES = """#!/bin/sh
+printf '%s\\n' "$@" >>asked.txt
+printf '%s=%s\\n' BUNDLE "$BUNDLE" K2_WHEEL "$K2_WHEEL" PIP_FIND_LINKS "$PIP_FIND_LINKS" >>asked.txt
+echo ./python
+"""
+ODD = """a 'b' "; touch injected; $(touch injected) `touch injected` $HOME "c" """
+
+
+@pytest.mark.parametrize(
+    "target, name",
+    [("trace-viewer", "NAME"), ("tensorboard", "LOGDIR"), ("bundle", "BUNDLE"), ("bundle", "PLATFORM")]
+    + [("setup", "K2_WHEEL"), ("trace-viewer", "WINDOW"), ("tensorboard", "PORT")],
+)
+def test_make_hands_on_a_value_as_it_is(tmp_path, target, name):
+    """A run folder of a stranger may have any name."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "python").write_text(NOTES)
+    (tmp_path / "python").chmod(0o755)
+    odd = ODD.replace("$(touch injected)", "") if name in ("WINDOW", "PORT") else ODD  # text of make, by the user
+    command = ["make", "--silent", target, "PYTHON=./python", f"{name}={odd}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    asked = (tmp_path / "asked.txt").read_text()
+    expected = odd.replace("$H", "") if name in ("WINDOW", "PORT") else odd
+    assert expected in asked and not (tmp_path / "injected").exists()
+
+
+def test_a_bundle_may_lie_in_a_folder_with_a_space(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    (tmp_path / "python").write_text(NOTES)
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "b 100%").mkdir()
+    (tmp_path / "b 100%" / "index.html").touch()
+    for folder in ("b 100%", str(tmp_path / "b 100%")):
+        done = subprocess.run(
+            ["make", "setup", "PYTHON=./python", f"BUNDLE={folder}"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert f"PIP_FIND_LINKS={(tmp_path / 'b 100%').as_uri()}\n" in (tmp_path / "asked.txt").read_text()
 
 
 def test_make_wants_a_bundle_that_is_there(tmp_path):
