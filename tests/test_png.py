@@ -49,6 +49,41 @@ def on_batches(folder, rounds=1, **ms_of):
         write_run(folder / name, name, jobs, passes=["timing"], rounds=rounds, run_id="one run")
 
 
+def test_a_plot_of_the_fastest_alone_is_left_out(tmp_path):
+    """Over itself it is 1.00 at every batch."""
+    on_batches(tmp_path, alone=lambda cells, useful: cells)
+    keys = {figure.key for figure in runs.figures(rows_of(tmp_path))}
+    assert "time-cells" in keys and not keys & {"ratio-useful", "ratio-cells"}
+
+
+def lanes_of(folder, **samples):
+    """Return the plots of runs, each with so many samples of every batch in each of two rounds."""
+    for name, count in samples.items():
+        jobs = []
+        for place, job in enumerate(("timing-1", "timing-2")):
+            batch = place if count == 1 else 4
+            lines = [sample(job, "step", batch, 10 + at + place) for at in range(count)]
+            jobs.append([environment(job), *lines, status(job)])
+        write_run(folder / name, name, jobs, passes=["timing"], rounds=2, run_id="one run")
+    return {figure.key: figure for figure in runs.figures(rows_of(folder))}
+
+
+def test_one_sample_of_each_batch_shows_no_change_with_time(tmp_path):
+    figure = lanes_of(tmp_path, single=1, several=3)["samples"]
+    assert [trace["name"] for trace in figure.data] == ["several"]
+    assert "single" in figure.caption and "0 to 0" not in str(figure.layout)
+
+
+def test_nothing_is_drawn_where_all_batches_have_one_sample(tmp_path):
+    assert "samples" not in lanes_of(tmp_path, single=1, other=1)
+
+
+@pytest.mark.parametrize("samples, words", [({"a": 1}, ""), ({"a": 1, "b": 3}, "1 of 2"), ({"b": 3}, "Whiskers:")])
+def test_a_caption_promises_the_whiskers_that_are_drawn(samples, words, tmp_path):
+    caption = lanes_of(tmp_path, **samples)["step-time"].caption
+    assert words in caption and ("Whiskers" in caption) == bool(words)
+
+
 def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
     """One that pays for padding, and one that does not."""
     on_batches(tmp_path, packed=lambda cells, useful: cells * useful / 100, padded=lambda cells, useful: cells)
@@ -82,7 +117,7 @@ def test_a_row_of_another_torch_has_times_and_no_ratios(tmp_path):
     lines = records_of(tmp_path / "b")
     write_records(tmp_path / "b", [{**line, "torch": "1.13.1"} if "torch" in line else line for line in lines])
     figures = {figure.key: figure for figure in runs.figures(rows_of(tmp_path))}
-    assert [trace["name"] for trace in figures["ratio-cells"].data] == ["a"]
+    assert "ratio-cells" not in figures
     assert [trace["name"] for trace in figures["time-cells"].data] == ["a", "b"]
 
 

@@ -163,8 +163,17 @@ def test_the_headline_names_all_that_cannot_be_told_apart(tmp_path):
 def test_the_page_says_of_how_many_utterances_it_is(tmp_path):
     timed(tmp_path, "a", [10, 11, 12])
     (group,) = groups_of(tmp_path)
-    assert headline.measured(group.rows) == ["4 utterances", "of 100 measured, in 2 batches and 3 rounds"]
-    assert "of 100 measured" in page_of(tmp_path)
+    assert headline.measured(group.rows) == ["4 utterances", "of the 100 in the shape file, in 2 batches and 3 rounds"]
+    assert "of the 100 in the shape file" in page_of(tmp_path)
+
+
+def test_the_page_counts_losses_that_were_measured(tmp_path):
+    for name in ("a", "a@k2", "b"):
+        timed(tmp_path, name, [10, 11, 12])
+    write_run(tmp_path / "gone", "gone", [[status("correctness", "missing", "pip install gone")]])
+    write_run(tmp_path / "died", "died", [[status("correctness", "error", "no")]])
+    lead = re.search(r'<p class="lead">(.*?)</p>', page_of(tmp_path), re.DOTALL)[1]
+    assert "2 losses measured" in lead and "1 failed" in lead and "1 not available here" in lead
 
 
 # Memory within a step.
@@ -183,6 +192,13 @@ def test_curve_is_the_last_step_above_its_start(tmp_path):
     assert curve.step == 2 and curve.peak_mb == 20  # 25 MiB on top of the 5 MiB it began with
     assert curve.stage_mb == {"joiner": 7, "loss": 20}
     assert curve.ms == pytest.approx([0, 0.02, 0.03, 0.05, 0.09, 0.1]) and curve.mb == [0, 7, 3, 20, 2, 2]
+
+
+def test_a_curve_of_many_points_begins_at_its_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_curve, "MOST_POINTS", 2)
+    events = [memory_event(at, total * 2**20) for at, total in ((1001, 5), (1002, 9), (1003, 7), (1004, 6))]
+    curve = memory_curve.read(write(tmp_path / "w.1.pt.trace.json", kineto([*steps([100]), *events])))
+    assert curve.mb[0] == 0 and curve.peak_mb == 4 and curve.mb[-1] == 1
 
 
 def test_curve_keeps_its_peak_in_bounded_memory(tmp_path, monkeypatch):

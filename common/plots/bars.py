@@ -10,7 +10,20 @@ from common.analysis.row import Row, is_positive
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
 from common.plots import scales
-from common.plots.style import INK, Figure, Trace, axis, lanes, layout, mark, parts, points, shown, whiskers
+from common.plots.style import (
+    INK,
+    Figure,
+    Trace,
+    about_whiskers,
+    axis,
+    lanes,
+    layout,
+    mark,
+    parts,
+    points,
+    shown,
+    whiskers,
+)
 
 LANE = 62  # pixels
 ABOVE = 14  # pixels from the middle of a lane to its name
@@ -62,7 +75,7 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
         data += _bars(stage, timed, lengths, place, "ms") if lengths else []
     diamond = {"symbol": "diamond", "size": 10, "color": INK}
     medians = [(each["median"], -at) for at, each in enumerate(described)]
-    data.append(points("median of the whole", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
+    data.append(points("mean of the batches' medians", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
     end = scales.cut([each["p80"] or each["median"] for each in described])
     beyond = [height for median, height in medians if end and median > end]
     data += [arrows(end, beyond)] if beyond else []
@@ -74,9 +87,8 @@ def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str
     return Figure(
         f"step-time{key}",
         f"Step time{whose}",
-        "Diamond: the mean over batches of their medians; whiskers: the 20th and 80th percentile of samples over their "
-        "own batch's median. Patterns: likewise of each stage; medians do not add up, so a bar may end a little before "
-        "or after its diamond." + (f" {GOES_ON}" if beyond else ""),
+        "Diamond: the mean of the batches' medians; patterns: likewise of each stage. Medians do not add up, so a bar "
+        f"may end a little before or after its diamond.{about_whiskers(described)}" + (f" {GOES_ON}" if beyond else ""),
         f"Step time{whose}: {'; '.join(said)}",
         data,
         _layout(names, until(end), barmode="stack"),

@@ -95,6 +95,8 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
     for name, title, caption, x, across in kinds:
         known = [(some[0].row, [(getattr(point, x), point.ratio) for point in some if point.ratio]) for some in of_row]
         known = [(row, at) for row, at in known if at]
+        if all(row.against_fastest.get("is_fastest") for row, _ in known):  # each over itself
+            continue
         data = [points(row.marked, sorted(at), marker(row.look, 9), "%{x:.4g}: %{y:.4g}") for row, at in known]
         said = _in_words(title + whose, known)
         frame = layout(HEIGHT, 200, xaxis=across, yaxis=ratios)

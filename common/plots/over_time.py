@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, Dict, List, Optional, Sequence
 
 from common.analysis.groups import apart
@@ -22,10 +23,11 @@ SMALL = 170  # pixels: the height of one of several small plots
 
 def drift(rows: Sequence[Row]) -> Optional[Figure]:
     """Each sample relative to the median of its batch, in the order taken, one lane for each implementation."""
-    sampled = [(row, row.of_scope(row.scope)) for row in rows]
-    sampled = [(row, samples) for row, samples in sampled if samples]
+    timed = [(row, row.of_scope(row.scope)) for row in rows]
+    sampled = [(row, samples) for row, samples in ((row, _repeated(samples)) for row, samples in timed) if samples]
     if not sampled:
         return None
+    single = [row.label for row, samples in timed if samples and row not in [kept for kept, _ in sampled]]
     relative = [_relative(samples) for _, samples in sampled]
     farthest = max(max(abs(value - 1) for value in values) for values in relative)
     widest = min(farthest, MOST)
@@ -39,24 +41,33 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
     mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
     places = [(place, change) for place in range(len(sampled)) for change in (-mark, 0, mark)]
-    arrows = f" Arrows: farther than {MOST:.0%}; the words above a lane have the whole range."
+    notes = ""
+    if farthest > MOST:
+        notes += f" Arrows: farther than {MOST:.0%}; the words above a lane have the whole range."
+    if single:
+        notes += f" Not drawn, with one sample of each batch: {', '.join(single)}."
     tick_values, tick_words = zip(*((-place + change * scale, _percent(change)) for place, change in places))
     frame["yaxis"].update(showticklabels=True, tickvals=tick_values, ticktext=tick_words, rangemode="normal")
     x = axis("of the timed work", tickformat=".0%")
     return Figure(
         "samples",
         "Samples over time",
-        "Each timed sample against the median of its batch, in the order taken; dashed lines part the rounds (fresh "
-        "processes). A slope is drift or throttling, a step another load. Crosses ran beside other load. "
-        "Warm-up is left out of the samples but not of the time, of which each lane shows its own, from begin to end."
-        + arrows
-        * (farthest > MOST),
+        "Each timed sample against the median of its batch, where that has several, in the order taken; dashed lines "
+        "part the rounds (fresh processes). A slope is drift or throttling, a step another load. Crosses ran beside "
+        "other load. Warm-up is left out of the samples but not of the time, of which each lane shows its own, from "
+        f"begin to end.{notes}",
         "Spread of the samples around the median of their batch: "
         + "; ".join(f"{row.label} {_range(values)}" for (row, _), values in zip(sampled, relative)),
         data,
         layout(LANE * len(sampled) + 90, **frame, shapes=shapes, xaxis=x),
         tabulated("samples", "Samples over time", [_cells(*each, of) for each, of in zip(sampled, relative)]),
     )
+
+
+def _repeated(samples: Sequence[Sample]) -> List[Sample]:
+    """Return the samples of batches that have several: a single one is its batch's median, whatever happened."""
+    counts = Counter(sample.batch for sample in samples)
+    return [sample for sample in samples if counts[sample.batch] > 1]
 
 
 def _relative(samples: Sequence[Sample]) -> List[float]:

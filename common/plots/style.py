@@ -169,6 +169,15 @@ def whiskers(described: Sequence[Dict[str, Any]]) -> Dict[str, List[float]]:
     }
 
 
+def about_whiskers(described: Sequence[Dict[str, Any]]) -> str:
+    """Return the sentence of a caption about `whiskers`; empty where there are none."""
+    drawn = sum(each["p20"] is not None for each in described)
+    if not drawn:
+        return ""
+    whose = "" if drawn == len(described) else f", where a batch has several samples ({drawn} of {len(described)})"
+    return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
+
+
 def axis(title: str, **more: Any) -> Dict[str, Any]:
     return {"title": {"text": title}, **more}
 

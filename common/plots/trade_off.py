@@ -20,6 +20,7 @@ from common.plots.style import (
     Names,
     Point,
     Trace,
+    about_whiskers,
     axis_of,
     color,
     layout,
@@ -87,7 +88,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     return Figure(
         "time-memory",
         "Time against memory",
-        f"Lower left is better. Whiskers: 20th to 80th percentile. {said}",
+        f"Lower left is better.{about_whiskers([times(row) or {} for row in both])} {said}",
         f"Time against memory. {said}",
         data,
         layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),

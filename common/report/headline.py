@@ -30,17 +30,18 @@ def headline(rows: Sequence[Row], folders: Sequence[Path]) -> List[Verdict]:
 
 
 def measured(rows: Sequence[Row]) -> List[str]:
-    """("20 utterances", "of 85,617 measured, in 10 batches and 5 rounds"); empty where no batches are known."""
+    """Return ["20 utterances", "of the 85,617 in the shape file, in 10 batches and 5 rounds"]; empty where no batches
+    are known."""
     row = next((row for row in rows if row.batches), None)
     if row is None:
         return []
     distribution = next((row.distribution for row in rows if row.distribution), None)
     utterances = sum(distribution.T.measured) if distribution else sum(batch.N for batch in row.batches)
-    of = f"of {sum(distribution.T.all):,} measured" if distribution else "measured"
-    batches = f"{len(row.batches)} batch{'es' * (len(row.batches) != 1)}"
+    of = f"of the {sum(distribution.T.all):,} in the shape file" if distribution else "measured"
+    batches = "1 batch" if len(row.batches) == 1 else f"{len(row.batches)} batches"
     most = max(row.rounds for row in rows)
     rounds = f" and {count(most, 'round')}" if most else ""
-    return [f"{utterances:,} utterance{'s' * (utterances != 1)}", f"{of}, in {batches}{rounds}"]
+    return ["1 utterance" if utterances == 1 else f"{utterances:,} utterances", f"{of}, in {batches}{rounds}"]
 
 
 def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from common.analysis.groups import Group
 from common.analysis.machines import families as families_of
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
+from common.core.errors import NOT_RUNNABLE
 from common.core.table import Link
 from common.core.text import count, gathered
 from common.plots import runs, search
@@ -101,12 +102,27 @@ def _source(path: Path) -> str:
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
     rows = [row for group in groups for row in group.rows] + [row for one in swept for row in one.rows]
     devices = list(dict.fromkeys(row.device_name for row in rows if row.device_name))
-    names = len({row.name for row in rows})
     days = sorted({(row.started or "")[:10] for row in rows} - {""})
-    parts = [count(names, "implementation")]
+    parts = _counts(rows)
     parts += [f"on {', '.join(devices)}"] if devices else []
     parts += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
     return ", ".join(parts) + "."
+
+
+def _counts(rows: Sequence[Row]) -> List[str]:
+    """Return ["11 losses measured", "1 failed", "6 not available here"].  A loss that ran under a second torch too
+    (NAME@k2) is one."""
+    measured: Set[str] = set()
+    failed: Set[str] = set()
+    absent: Set[str] = set()
+    for row in rows:
+        kind = measured if row.is_measured else absent if row.status in NOT_RUNNABLE else failed
+        kind.add(row.name.partition("@")[0])
+    failed -= measured
+    absent -= measured | failed
+    others = ((failed, "failed"), (absent, "not available here"))
+    losses = "1 loss" if len(measured) == 1 else f"{len(measured)} losses"
+    return [f"{losses} measured", *(f"{len(names)} {what}" for names, what in others if names)]
 
 
 def _titles(groups: Sequence[Group]) -> Dict[int, str]:

@@ -116,8 +116,7 @@ class _Collector(StepCollector):
                 inside = [value for time, value in found if first <= time <= last]
                 if inside:
                     stage_mb[label] = max(stage_mb.get(label, 0.0), (max(inside) - base) / MB)
-        points = _thinned([(begin, base), *found])
-        points.append((end, points[-1][1]))
+        points = [(begin, base), *_thinned(found), (end, found[-1][1])]
         ms, mb = [(time - begin) / 1e3 for time, _ in points], [(value - base) / MB for _, value in points]
         return Curve(file, number, ms, mb, stage_mb)
 
