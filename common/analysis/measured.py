@@ -99,6 +99,9 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         round_medians_ms={scope: _round_medians(samples, scope, node_of) for scope in SCOPES},
         samples=len(samples),
         flagged_samples=flagged,
+        loaded_samples=sum(sample.beside_load for sample in samples),
+        others_cpu=_others_cpu(samples),
+        loaded_rounds={scope: names for scope in SCOPES if (names := _loaded_rounds(samples, scope, node_of))},
         rounds=len({sample.round for sample in samples}),
         **_errors(correctness),
         memory={scope: _highest(of_scope) for scope, of_scope in peaks_mb.items()},
@@ -192,7 +195,7 @@ def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
         elapsed += line.ranked_ns / 1e9
         if not line.warmup:
             place = line.scope, str(line.round), str(line.batch)
-            yield Sample(*place, elapsed, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu)
+            yield Sample(*place, elapsed, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
 
 
 def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
@@ -257,20 +260,37 @@ def _of_one_device(
     return alike, [line for line in limits if line.node == node]
 
 
+def _round_name(sample: schema.Sample, node_of: Mapping[str, Optional[str]]) -> str:
+    """As text, as JSON keeps keys.  Of several devices a round is named with its own, so that it is paired with none of
+    another device."""
+    return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
+
+
 def _round_medians(
     samples: Sequence[schema.Sample], scope: str, node_of: Mapping[str, Optional[str]]
 ) -> Dict[str, Dict[str, float]]:
-    """round -> batch -> median; text, as JSON keeps keys.  Of several devices a round is named with its own, so that
-    it is paired with none of another device."""
-
-    def name(sample: schema.Sample) -> str:
-        return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
-
+    """round -> batch -> median."""
     mine = (sample for sample in samples if sample.scope == scope)
-    rounds = gathered_twice((name(sample), str(sample.batch), sample.ranked_ns / 1e6) for sample in mine)
+    rounds = gathered_twice((_round_name(one, node_of), str(one.batch), one.ranked_ns / 1e6) for one in mine)
     return {
         name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in rounds.items()
     }
+
+
+# Load.
+
+
+def _loaded_rounds(samples: Sequence[schema.Sample], scope: str, node_of: Mapping[str, Optional[str]]) -> List[str]:
+    """Return the names of the rounds of a scope that ran beside other load for more than half of their time."""
+    rounds = gathered((_round_name(sample, node_of), sample) for sample in samples if sample.scope == scope)
+    return [name for name, of_round in rounds.items() if store.is_loaded(of_round)]
+
+
+def _others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
+    """Return the share that others took of the CPUs, the mean over the time of the samples that know it."""
+    known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
+    total = sum(time for time, _ in known)
+    return sum(time * share for time, share in known) / total if total else None
 
 
 # Batches, memory, errors.

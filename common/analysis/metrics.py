@@ -156,7 +156,12 @@ def _gap(row: Row) -> Optional[float]:
 
 
 def _status(row: Row) -> str:
-    return "imprecise" if row.status == "ok" and row.imprecise else row.status
+    """Return the status, or what its numbers suffer from: "busy" where rounds ran beside other load."""
+    if row.status != "ok":
+        return row.status
+    if any(row.loaded_rounds.values()):
+        return "busy"
+    return "imprecise" if row.imprecise else row.status
 
 
 def _version(value: Optional[str]) -> str:

@@ -21,8 +21,11 @@ from common.core.ratios import Ratio
 
 Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
 OTHER_TORCH = "other torch"
+BESIDE_LOAD = "beside load"
 #: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
 FAR = 3.0
+#: A ratio that other load beside one of two rows is not taken to explain.
+BEYOND_LOAD = 10.0
 
 
 class Standing(NamedTuple):
@@ -33,6 +36,7 @@ class Standing(NamedTuple):
     (other_torch), control: the row of that torch that separates the torches, None where none was measured.  What the
     row would take under the fastest's torch: divided, if that torch slows all of the row as it slows the control;
     surplus_kept, if what the row takes more than the control stays what it is in milliseconds.
+    beside_load: too few rounds of both are without other load, so that the ratio is no verdict.
     """
 
     row: Row
@@ -42,12 +46,15 @@ class Standing(NamedTuple):
     control: Optional[Row] = None
     divided: Optional[Ratio] = None
     surplus_kept: Optional[Ratio] = None
+    beside_load: bool = False
 
     @property
     def verdict(self) -> str:
-        """ "faster", "slower", "same" (within 2%), "unclear", or OTHER_TORCH."""
+        """ "faster", "slower", "same" (within 2%), "unclear", BESIDE_LOAD or OTHER_TORCH."""
         if self.other_torch:
             return OTHER_TORCH
+        if self.beside_load:
+            return BESIDE_LOAD
         ratio = self.ratio
         return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
 
@@ -88,17 +95,19 @@ def of_one_torch(rows: Sequence[Row]) -> List[Row]:
 
 def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
     """Return how many times the time of `baseline` a row takes, as measured, over the batches that both have; None
-    where there are none."""
-    return _ratio(_times(baseline, scope), _times(row, scope), baseline, row, statistics.CONFIDENCE)[0]
+    where there are none, or where they are beside other load."""
+    (before, after), beside_load = _comparable([baseline, row], scope)
+    return None if beside_load else _ratio(before, after, baseline, row, statistics.CONFIDENCE)[0]
 
 
 def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confidence: float) -> Standing:
-    before, after = _times(baseline, scope), _times(row, scope)
-    found = Standing(row, *_ratio(before, after, baseline, row, confidence), other_torch=row.torch != baseline.torch)
+    (before, after), beside_load = _comparable([baseline, row], scope)
+    ratio, paired = _ratio(before, after, baseline, row, confidence)
+    found = Standing(row, ratio, paired, row.torch != baseline.torch, beside_load=beside_load)
     pair = _control(baseline, row, rows, scope) if found.other_torch else None
     if pair is None:
         return found
-    here, there = (_times(control, scope) for control in pair)
+    (before, after, here, there), beside_load = _comparable([baseline, row, *pair], scope)
 
     def combined(*powers: float) -> Optional[Ratio]:
         """Return the interval of one paired quantity: `after`, `here` and `there` to these powers, over `before`."""
@@ -107,7 +116,8 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
     divided = _ratio(_product((before, there), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]
     if divided is None:
         return found
-    return found._replace(control=pair[1], divided=divided, surplus_kept=_surplus_kept(combined))
+    found = found._replace(control=pair[1], divided=divided, surplus_kept=_surplus_kept(combined))
+    return found._replace(beside_load=found.beside_load or beside_load)
 
 
 def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
@@ -122,6 +132,13 @@ def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
     total = sum(terms)
     linear = combined(*(term / total for term in terms)) if len(terms) == len(parts) and total > 0 else None
     return linear and ratios.scaled(linear, total / linear.ratio)
+
+
+def _comparable(rows: Sequence[Row], scope: str) -> Tuple[List[Times], bool]:
+    """Return the times of rows, without rounds beside other load where enough others are left, and whether none are."""
+    loaded = {name for row in rows for name in row.loaded_rounds.get(scope, ())}
+    sides, beside_load = ratios.without_load([_times(row, scope) for row in rows], loaded)
+    return [dict(side) for side in sides], beside_load
 
 
 def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
@@ -169,6 +186,8 @@ def _ratio(before: Times, after: Times, baseline: Row, row: Row, confidence: flo
 
 def may_be_as_fast(verdict: str, ratio: Optional[float], low: Optional[float]) -> bool:
     """Whether a loss with this verdict against the fastest may be as fast as that."""
+    if verdict == BESIDE_LOAD:
+        return (ratio or 1.0) < BEYOND_LOAD
     return verdict != "slower" and (low is not None or (ratio or 1.0) < FAR)
 
 
@@ -186,6 +205,16 @@ def rank_times(group: Sequence[Row]) -> None:
             found = standings(of_kind, scope)
             for standing in found:
                 standing.row.against_fastest = _described(standing, found[0].row, scope)
+            if is_withheld(found, scope):
+                found[0].row.against_fastest.update(verdict=BESIDE_LOAD, beside_load=True)
+
+
+def is_withheld(standings: Sequence[Standing], scope: str) -> bool:
+    """Return whether other load may have changed which of them is the fastest."""
+    if not standings:
+        return False
+    rivals = [one for one in standings[1:] if not one.other_torch and one.may_be_as_fast]
+    return standings[0].row.is_beside_load(scope) or any(one.beside_load for one in rivals)
 
 
 def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
@@ -199,6 +228,7 @@ def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
         "verdict": "fastest" if is_fastest else standing.verdict,
         "paired": standing.paired,
         "other_torch": standing.other_torch,
+        "beside_load": standing.beside_load,
         "control": standing.control and standing.control.name,
         "through_control": _numbers(standing.divided) if standing.divided else {},
         "surplus_kept": _numbers(standing.surplus_kept) if standing.surplus_kept else {},

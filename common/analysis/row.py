@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
-from common.core import settings
+from common.core import ratios, settings
 from common.core.ratios import Padding
 from common.core.text import plain
 from common.records import schema
@@ -38,6 +38,7 @@ class Sample(NamedTuple):
     ms: float
     flagged: bool
     foreign_cpu: Optional[float]
+    beside_load: bool = False
 
 
 @dataclass(eq=False)
@@ -82,6 +83,9 @@ class Exported:
     stopped: Dict[str, Dict[str, int]] = field(default_factory=dict)  # scope -> why sampling ended -> rounds
     samples: int = 0
     flagged_samples: int = 0
+    loaded_samples: int = 0  # beside so much other load that their times cannot be compared
+    others_cpu: Optional[float] = None  # share of the CPUs that others took beside the samples, mean over their time
+    loaded_rounds: Dict[str, List[str]] = field(default_factory=dict)  # scope -> those mostly beside such load
     rounds: int = 0
     # correctness and memory passes, batches
     loss_error: Optional[float] = None
@@ -267,6 +271,10 @@ class Row(Exported):
 
     def of_scope(self, scope: str) -> List[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]
+
+    def is_beside_load(self, scope: str) -> bool:
+        """Whether its times of a scope are of rounds beside other load, too few others being left to compare."""
+        return ratios.without_load([self.round_medians_ms.get(scope, {})], self.loaded_rounds.get(scope, ()))[1]
 
     def stage_medians(self, scope: str) -> Dict[str, float]:
         """Median milliseconds of each stage of a scope."""

@@ -30,7 +30,8 @@ class Pick:
     or else the first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).
     Of an approximation, over and memory: its time and its peak over those of the fastest exact row; None where they
     have nothing in common.  Of trains_fastest, over: the next one's time.  caveats: what to beware of in it, None where
-    no conformance matrix judged it."""
+    no conformance matrix judged it.  withheld: its rounds, or a rival's, ran beside so much other load that none is the
+    fastest for sure: then there is no `times` and no `over`."""
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
@@ -39,10 +40,11 @@ class Pick:
     over: Optional[Ratio] = None
     memory: Optional[float] = None
     caveats: Optional[List[str]] = None
+    withheld: bool = False
 
     @property
     def sure(self) -> bool:
-        return not self.rivals
+        return not self.rivals and not self.withheld
 
 
 class Verdict(NamedTuple):
@@ -80,6 +82,10 @@ def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opti
     keys = ("verdict", "ratio", "low")
     rivals = [row for row in others if ranking.may_be_as_fast(*map(row.against_fastest.__getitem__, keys))]
     first = next(iter(rivals or others), None)
+    if best.against_fastest["beside_load"]:
+        return Pick(best, rivals, first, withheld=True)
+    if first and first.against_fastest["beside_load"]:  # far behind, by a ratio that other load made
+        first = next((row for row in others if not row.against_fastest["beside_load"]), None)
     return Pick(best, rivals, first, first.over_fastest if first else None)
 
 
@@ -103,6 +109,8 @@ def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) 
     found = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
     found.sort(key=lambda each: each[1].ratio)
     rivals = [(row, ratio) for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
+    if any(row.is_beside_load(row.largest["scope"]) for row in timed):
+        return Pick(best, [row for row, _ in rivals], withheld=True)
     first, over = next(iter(rivals or found), (None, None))
     return Pick(best, [row for row, _ in rivals], first, over and over.ratio, over)
 
@@ -114,7 +122,9 @@ def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
 def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
     """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
     compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
-    return compare(_rounds(best), _rounds(other))
+    loaded = {name for row in (best, other) for name in row.loaded_rounds.get(row.largest["scope"], ())}
+    (before, after), _ = ratios.without_load([_rounds(best), _rounds(other)], loaded)
+    return compare(before, after)
 
 
 def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:

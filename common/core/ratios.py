@@ -16,12 +16,13 @@ A round is a fresh process of each loss.  There are two designs:
 from __future__ import annotations
 
 import math
-from typing import Any, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from common.core.statistics import geometric_mean, log_values, mean, median, student_t, variance
 
 Batches = Mapping[Any, Sequence[float]]  # batch -> samples
 Rounds = Mapping[Any, Batches]  # round -> batch -> samples
+Round = TypeVar("Round")
 
 #: With fewer rounds or batches a ratio says something of the measured batches only.
 FEWEST_ROUNDS = 3
@@ -77,6 +78,28 @@ def ratio(
         return own_batches_ratio(baseline, new, confidence, padding), together
     paired = together and any(name in new for name in baseline)
     return (paired_ratio if paired else independent_ratio)(baseline, new, confidence), paired
+
+
+def without_load(
+    sides: Sequence[Mapping[Any, Round]], loaded: Collection[Any]
+) -> Tuple[List[Mapping[Any, Round]], bool]:
+    """Return each side's rounds without those that ran beside other load, and whether load is left in them.
+
+    A round is left out of all sides, by its name alone and whatever its times are.  Where fewer than FEWEST_ROUNDS
+    would be left on a side, all rounds stay.
+
+    Args:
+        sides: round -> its times, of each row that is compared.
+        loaded: names of the rounds that one of the rows ran beside other load.
+    """
+    shared = set.intersection(*map(set, sides)) or set().union(*sides)
+    if shared.isdisjoint(loaded):
+        return list(sides), False
+    quiet: List[Mapping[Any, Round]] = [
+        {name: times for name, times in side.items() if name not in loaded} for side in sides
+    ]
+    enough = min(map(len, quiet)) >= FEWEST_ROUNDS
+    return (quiet, False) if enough else (list(sides), True)
 
 
 def own_batches(rounds: Rounds) -> bool:

@@ -410,6 +410,11 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
     ] = None
 
     @property
+    def beside_load(self) -> bool:
+        """Whether others took so much of the CPU that its time cannot be compared."""
+        return "loaded" in (self.flags or ())
+
+    @property
     def ranked_ns(self) -> float:
         """What tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the wall time of a
         step, which training waits for."""

@@ -14,7 +14,18 @@ from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes, write_whole
 from common.core.text import plain, said
 from common.records import schema
-from common.records.schema import FILE_NAME, Environment, FirstLine, Header, JobLine, Line, Record, Status, SweepHeader
+from common.records.schema import (
+    FILE_NAME,
+    Environment,
+    FirstLine,
+    Header,
+    JobLine,
+    Line,
+    Record,
+    Sample,
+    Status,
+    SweepHeader,
+)
 
 ANEW = "delete the folder and run again"
 MOST_LINES = 5  # that a warning numbers
@@ -196,6 +207,12 @@ def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
         if isinstance(record, Status):
             ended[record.job] = open_attempts.pop(record.job)
     return {**open_attempts, **ended}
+
+
+def is_loaded(samples: Sequence[Sample]) -> bool:
+    """Return whether samples of one process ran beside other load for more than half of their time."""
+    loaded = sum(sample.total_wall_ns for sample in samples if sample.beside_load)
+    return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
 
 
 def status_of(lines: Sequence[JobLine]) -> Optional[Status]:

@@ -11,7 +11,7 @@ from common.analysis.verdict import Pick
 from common.core.table import Link, Sentence
 from common.core.text import count, number
 from common.report.section import Line, Verdict
-from common.report.verdicts import spent, time_of
+from common.report.verdicts import WITHHELD, spent, time_of
 
 NAMED = 3  # of those whose difference is not certain
 
@@ -45,6 +45,8 @@ def measured(rows: Sequence[Row]) -> List[str]:
 
 
 def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:
+    if pick.withheld:
+        return Verdict(question, "withheld", False, lines=[("Speed", [WITHHELD])])
     names = [row.marked for row in [pick.row, *pick.rivals]]
     shown = names[:NAMED] if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
     answer = " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))

@@ -32,7 +32,7 @@ from common.report import (
     verdicts,
 )
 from common.report.section import Failure, Line, Section
-from common.tables import results
+from common.tables import remarks, results
 
 Paths = Sequence[Path]
 HERE = Path(__file__).resolve().parent
@@ -140,6 +140,7 @@ def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
     rows, known = group.rows, facts.machine(group.rows)
     ran = [row for row in rows if row.is_measured]
     about: Dict[str, Any] = {"versions": facts.versions(rows), "load": facts.load(rows), "notes": _notes(rows)}
+    about["beside_load"] = remarks.beside_load(rows)
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
     about["failures"] = [Failure(status, name, [Link(status, at), f": {why}"]) for status, name, at, why in failed]
     if group.search:  # its table tells the batches of each row

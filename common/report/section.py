@@ -50,7 +50,8 @@ class Shapes:
 @dataclass(frozen=True)
 class Section:
     """kind: templates/<kind>.html.jinja shows it; id: its address on the page; place: what the ids of its figures end
-    with; headline: what to use; measured: of how much of the data; about: what is special to its kind; the others: None
+    with; headline: what to use; measured: of how much of the data; beside_load: a line where samples ran
+    beside other load; about: what is special to its kind; the others: None
     or empty where there is nothing."""
 
     kind: str
@@ -60,6 +61,7 @@ class Section:
     heading: str = ""
     headline: Sequence[Verdict] = ()
     measured: Sequence[str] = ()
+    beside_load: str = ""
     verdicts: Sequence[Verdict] = ()
     failures: Sequence[Failure] = ()
     table: Optional[Table] = None

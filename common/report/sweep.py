@@ -11,6 +11,7 @@ from common.plots.sweep import figures
 from common.records import schema
 from common.report import facts
 from common.report.section import Failure, Section
+from common.tables import remarks
 from common.tables import sweep as sweep_table
 
 
@@ -22,6 +23,7 @@ def section(sweep: Sweep, place: int) -> Section:
     if sweep.rows:
         about.update(heading=sweep_table.heading(sweep), table=sweep_table.table("page sweep", title, sweep))
         about["versions"] = facts.versions([first[label] for label in sorted(first)])
+    about["beside_load"] = remarks.beside_load(sweep.rows)
     about["facts"] = [*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)]
     about["failures"] = _failures(sweep)
     about["notes"] = [("", [line]) for line in sweep_table.notes(sweep)]

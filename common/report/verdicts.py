@@ -21,6 +21,9 @@ from common.tables import search
 
 Words = List[Union[str, Link]]
 
+#: In the place of a winner, where other load may have made it one.
+WITHHELD = "The samples ran beside other load: measure again when the machine is quiet."
+
 
 def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     """The answers for rows of one configuration, without those to questions that were not measured."""
@@ -51,7 +54,10 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     standings = ranking.standings(rows, scope)
     if not standings:
         return None
-    best, rivals = standings[0].row, [one for one in standings[1:] if not one.other_torch]
+    if ranking.is_withheld(standings, scope):
+        return Verdict(question, "withheld", False, [WITHHELD])
+    best, rivals = standings[0].row, standings[1:]
+    rivals = [one for one in rivals if not one.other_torch and not one.beside_load]
     taken: Words = ["takes ", *spent(best, scope)]
     remark = _left_out(rows) + _other_runs([standing.row for standing in standings])
     remark += _other_torch([one.row for one in standings if one.other_torch])
@@ -130,6 +136,8 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     if pick is None:
         other = "They were not timed over the same utterances: search them in one run."
         return _unclear(question, other) if timed else None
+    if pick.withheld:
+        return Verdict(question, "withheld", False, [WITHHELD])
     best, remark = pick.row, _left_out(rows) + _other_torch([row for row in every if row not in timed])
     pace = Link(f"{number(best.largest['utterances_per_second'])} utterances/s", best.results)
     if pick.next is None:

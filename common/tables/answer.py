@@ -19,7 +19,7 @@ from common.core.errors import NOT_RUNNABLE
 from common.core.table import Cell, Table
 from common.core.text import count, error, gathered, number, plain
 from common.setup import environments, obtaining
-from common.tables import results, search
+from common.tables import remarks, results, search
 from common.tables.text import aligned, painted, spaced
 
 #: Characters of a line where the width is not known.
@@ -60,6 +60,7 @@ def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
         wrapped(heading(rows), width),
         by_kind(of, [row for row in rows if _has_numbers(row)], width, colors),
         [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
+        load(rows, width, colors),
         (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
     ]
 
@@ -109,7 +110,7 @@ def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
 
 
 def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
-    best = bool(row.against_fastest.get("is_fastest"))
+    best = bool(row.against_fastest.get("is_fastest")) and not row.against_fastest["beside_load"]
     return [
         cell._replace(mark="good" if best and metric.key == "verdict" else cell.mark if metric.key == "status" else "")
         for metric, cell in zip(shown, results.cells(row, shown))
@@ -173,7 +174,16 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
     return wrapped(said + " oracle's" + f"; imprecise: {', '.join(unsure)}" * bool(unsure), width, "  ")
 
 
+def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return the lines on samples that ran beside other load; empty where none did."""
+    line = remarks.beside_load(rows)
+    return [painted(part, "bad", colors) for part in wrapped(line, width, "  ", MOST_LINES + 1)] if line else []
+
+
 # The verdict.
+
+#: In the place of a winner, where other load may have made it one.
+WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 
 
 def said(lines: Mapping[str, str], width: int, colors: Mapping[str, str]) -> List[str]:
@@ -197,7 +207,7 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
         lines["smallest exact"] = _picked(found.smallest, lambda row: f"{number(row.peak_mb)} MB", "times its peak")
     if found.approximate:
         lines["approximate"] = _approximate(found.approximate)
-    if found.fastest:
+    if found.fastest and not found.fastest.withheld:
         name, caveats = found.fastest.row.name, found.fastest.caveats
         if caveats:
             lines["beware"] = f"{name}: {'; '.join(caveats)}"
@@ -210,6 +220,8 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
 
 def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
     """ "a, 577.8 ms; next is b, 1.67 times its time", or which differ from it by no sure amount."""
+    if pick.withheld:
+        return WITHHELD
     best = f"{pick.row.name}, {size(pick.row)}"
     if pick.next is None:
         return f"{best} (the only one)"
@@ -224,6 +236,8 @@ def _timed(pick: Pick) -> str:
     scope = pick.row.against_fastest["scope"]
     ms = metrics.METRICS[f"{scope}_median"].shown
     described = _picked(pick, lambda row: f"{ms(row)} ms a {scope}", "times its time")
+    if pick.withheld:
+        return described
     interval = "-" if pick.next is None else metrics.METRICS["interval"].shown(pick.next)
     if pick.next is not None and interval == "-":
         return f"{described}; one round gives no interval: --rounds 3 or more"
@@ -231,6 +245,8 @@ def _timed(pick: Pick) -> str:
 
 
 def _approximate(pick: Pick) -> str:
+    if pick.withheld:
+        return WITHHELD
     parts = [pick.row.name]
     if pick.over:
         memory = f" and {number(pick.memory, 2)} of its peak" if pick.memory else ""

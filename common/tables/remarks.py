@@ -13,12 +13,42 @@ Lines = List[str]
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Blocks of lines of the "table" or "markdown" format."""
-    parts = (_reasons, _ratios, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
+    parts = (_reasons, _load, _ratios, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
 def _reasons(rows: Sequence[Row]) -> Lines:
     return [f"{row.name}: {row.status}: {row.reason}" for row in rows if row.reason]
+
+
+def _load(rows: Sequence[Row]) -> Lines:
+    line = beside_load(rows)
+    return [line] if line else []
+
+
+def beside_load(rows: Sequence[Row]) -> str:
+    """Return a line on the samples of rows whose rounds ran beside other load; "" where no round did.
+
+    "18 of 18 samples ran beside other load (others used 90% of the CPU): a, b; their times are too long ..."
+    """
+    loaded = [row for row in rows if any(row.loaded_rounds.values())]
+    if not loaded:
+        return ""
+    samples = [
+        sample for row in loaded for sample in row.timed if sample.beside_load and sample.foreign_cpu is not None
+    ]
+    time = sum(sample.ms for sample in samples)
+    used = ""
+    if time:
+        share = sum(sample.ms * (sample.foreign_cpu or 0.0) for sample in samples) / time
+        used = f" (others used {share:.0%} of the CPU)"
+    number = f"{sum(row.loaded_samples for row in rows)} of {sum(row.samples for row in rows)}"
+    names = ", ".join(dict.fromkeys(row.name for row in loaded))
+    if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
+        advice = "their times are too long and rank nothing; measure again when the machine is quiet"
+    else:
+        advice = "ratios leave these rounds out"
+    return f"{number} samples ran beside other load{used}: {names}; {advice}"
 
 
 def _ratios(rows: Sequence[Row]) -> Lines:

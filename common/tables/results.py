@@ -50,5 +50,6 @@ def _cell(row: Row, metric: Metric) -> Cell:
     words = plain(metric.shown(row))
     if metric.numeric:
         return Cell(words, metric.value(row), row.trace if metric.profiled else row.results)
-    marks = {"label": "name", "status": STATUS_MARKS.get(row.status, "bad"), "reason": "long"}
+    status = "bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad")
+    marks = {"label": "name", "status": status, "reason": "long"}
     return Cell(words, mark=marks.get(metric.key, ""))

@@ -125,6 +125,7 @@ def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[List
         answer.wrapped(heading(sweep) if sweep.rows else sweep.name, width),
         *(_pivot(sweep, title, metrics.METRICS[key], width, colors) for title, key in known),
         [line for text in below for line in answer.wrapped(text, width, "  ", 3)],
+        answer.load(sweep.rows, width, colors),
         answer.said(_verdict(sweep), width, colors),
     ]
 
@@ -160,7 +161,8 @@ def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
     """The number, in color where it is the fastest's; the status where it failed."""
     if row is None or row.status != "ok":
         return Cell("-" if row is None else row.status)
-    best = metric.key != "peak_mb" and row.against_fastest.get("is_fastest")
+    of = row.against_fastest
+    best = metric.key != "peak_mb" and of.get("is_fastest") and not of["beside_load"]
     return Cell(plain(metric.shown(row)), mark="good" if best else "")
 
 
@@ -171,7 +173,9 @@ def _verdict(sweep: Sweep) -> Dict[str, str]:
     for runs in cells.values():
         rows = [run.row for run in runs]
         for question, pick in zip(found, (verdict.fastest(rows), verdict.smallest(rows))):
-            if pick:
+            if pick and pick.withheld:
+                found[question].setdefault(answer.WITHHELD, []).append(runs[0].values)
+            elif pick:
                 said = pick.row.name if pick.sure else " or ".join([pick.row.name, *(row.name for row in pick.rivals)])
                 found[question].setdefault(said, []).append(runs[0].values)
     return {
