@@ -42,7 +42,7 @@ endif
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
-	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo; silero: for examples/silero_vad.yaml;'
+	@echo '                  ENVIRONMENTS=nemo: the optional one too, for the rows of NeMo; silero, fairseq: for models of theirs;'
 	@echo '                  ray: for --executor ray, docs/clusters.md'
 	@echo '                  K2_WHEEL=file-or-URL: another k2, with its torch and Python; K2_WHEEL=locked: ours again'
 	@echo 'make bundle       all that set-up would fetch, into BUNDLE=folder, for a machine without an index; there:'

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
 import re
+import subprocess
 import sys
 import wave
 from types import SimpleNamespace
@@ -21,9 +23,11 @@ from common.analysis.pipeline import Costs, cascade
 from common.cli import pipeline as cli
 from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
+from common.jobs.local import Local
 from common.models import examples, fairseq_stage, pipeline, small
 from common.plots.pipeline import figures
 from common.report.pipeline import sections
+from common.setup import environments
 from common.system import perf
 from common.tables import pipeline as tables
 
@@ -167,6 +171,119 @@ def test_a_stage_that_fails_is_named_and_the_others_are_kept(config, tmp_path, c
     path = config(TWO.replace("stages.py:Sum", "stages.py:make_wrong").replace("  converter: stages.py:scaled\n", ""))
     found = measured(path, tmp_path / "log", code=1)
     assert found.statuses == ["error", "error"] and "sum: no such shape" in found.examples[0].reason
+
+
+def test_a_stage_whose_examples_failed_is_marked(tmp_path):
+    """Of three examples one ended in the second stage, and one ran beside other load."""
+    numbers = {"a": ([0.1], 100, 400), "b": ([0.2], 100, 400)}
+    file = write_pipeline(tmp_path, "made", ["a", "b"], {name: numbers for name in ("one", "two", "three")})
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    lines = [line for line in lines if not (line.get("job") == "two" and line.get("stage") == "b")]
+    for line in lines:
+        if (line.get("job"), line["record"]) == ("two", "status"):
+            line.update(status="error", reason="ValueError: too short")
+        if (line.get("job"), line["record"]) == ("three", "call"):
+            line.update(flags=["busy"])
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = analysis.find([tmp_path])
+    rows = tables.stages([found]).values()
+    assert [row["status"] for row in rows] == ["", "1 failed", "1 failed"]
+    text = tables.render(found, "table")
+    assert "2 of 3" in text and "1 of 3 examples failed" in text and "1 example ran beside other load" in text
+    kept = json.loads(tables.render(found, "json"))
+    assert [(row["failed"], row["of"], row["busy"]) for row in kept] == [(0, 3, 1), (1, 3, 1), (1, 3, 1)]
+
+
+def test_nothing_is_marked_where_all_is_well(tmp_path):
+    (found,) = analysis.find([write_pipeline(tmp_path, "made", ["s"], {"one": {"s": ([0.2], 100, 400)}})])
+    assert "status" not in tables.stages([found]).values()[0] and "load" not in tables.render(found, "table")
+
+
+# -- environments ----------------------------------------------------------------------------------------------------
+
+OTHER = TWO.replace('"stages.py:Sum"', '"stages.py:Sum", environment: main')
+
+
+@pytest.mark.skipif(not environments.interpreter("main"), reason=environments.reason("main"))
+def test_stages_of_other_environments_are_processes_of_theirs(config, tmp_path):
+    flags = ("--device", "cpu", "--threads", 1, "--repeats", 1, "--warmup", 0, "--format", "json")
+    both = []
+    for name, text in (("apart", OTHER), ("together", TWO)):
+        done = run("pipeline_metrics.py", "--config", config(text, name), *flags, "--log-dir", tmp_path / "log")
+        assert done.returncode == 0, done.stderr
+        both.append(json.loads(done.stdout))
+    apart, together = both
+    assert [row["flops"] for row in apart] == [row["flops"] for row in together] and apart[-1]["flops"] > 0
+    (found,) = (one for one in analysis.find([tmp_path / "log"]) if one.name == "apart")
+    assert found.statuses == ["ok", "ok"] and found.environment.torch in found.torches
+
+
+def test_what_cannot_go_to_another_environment_is_named(config, tmp_path):
+    text = OTHER.replace("stages.py:scaled", "stages.py:sealed")
+    path = config(text)
+    (path.parent / "stages.py").write_text(STAGES + "\n\ndef sealed(outputs):\n    return {'rows': Sum()}\n")
+    flags = ("--device", "cpu", "--quiet", "--log-dir", tmp_path / "log")
+    assert_user_error(run("pipeline_metrics.py", "--config", path, *flags), "double", "converter")
+
+
+def test_an_environment_that_is_not_there(config, tmp_path, monkeypatch, capsys):
+    path = config(TWO.replace('"stages.py:Sum"', '"stages.py:Sum", environment: silero'))
+    monkeypatch.setattr(environments, "interpreter", lambda name: None)
+    measured(path, tmp_path / "log", code=2, executor=Local())
+    assert "make setup ENVIRONMENTS=silero" in capsys.readouterr().err
+    config(TWO.replace('"stages.py:Sum"', '"stages.py:Sum", environment: fairsek'))
+    measured(path, tmp_path / "log", code=2)
+    assert "'fairseq'" in capsys.readouterr().err
+
+
+#: A checkpoint of fairseq's own Transformer with random weights, as its training would leave it.
+CHECKPOINT = """
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import options, tasks
+
+folder = Path(sys.argv[1])
+for language in ("de", "en"):
+    (folder / f"dict.{language}.txt").write_text("".join(f"w{number} 1\\n" for number in range(40)))
+words = [str(folder), "--arch", "transformer", "--source-lang", "de", "--target-lang", "en"]
+for side in ("encoder", "decoder"):
+    for name, size in (("embed-dim", 16), ("ffn-embed-dim", 32), ("layers", 1), ("attention-heads", 2)):
+        words += [f"--{side}-{name}", str(size)]
+given = options.parse_args_and_arch(options.get_training_parser("translation"), words)
+torch.manual_seed(0)
+model = tasks.setup_task(given).build_model(given)
+history = [{"num_updates": 0, "best_loss": 0.0, "optimizer_name": "", "criterion_name": "CrossEntropyCriterion"}]
+saved = {"args": given, "model": model.state_dict(), "extra_state": {}, "optimizer_history": history}
+torch.save({**saved, "last_optimizer_state": None}, folder / "model.pt")
+"""
+
+
+@pytest.mark.skipif(not environments.interpreter("fairseq"), reason=environments.reason("fairseq"))
+def test_a_model_of_fairseq_in_its_environment(config, tmp_path):
+    """The real package: a Transformer that translates with its beam search, then a stage of the main environment."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    made = [str(environments.interpreter("fairseq")), "-c", CHECKPOINT, str(folder)]
+    subprocess.run(made, check=True, capture_output=True)
+    numpy.savez(tmp_path / "x.npz", id=["a"], src_tokens=[[5, 6, 7, 2]], src_lengths=[4])
+    path = config(
+        f"general: {{dataset_type: npy, dataset_path: {tmp_path / 'x.npz'}, repeats: 1, warmup: 0}}\n"
+        "stage1: {name: MT, factory: 'common.models.fairseq_stage:Generation', environment: fairseq, "
+        "converter: 'common.models.fairseq_stage:best', "
+        f"arguments: {{path: {folder / 'model.pt'}, data: {folder}, trust_pickle: true}}}}\n"
+        "stage2: {name: length, factory: 'stages.py:Length'}\n"
+    )
+    (path.parent / "stages.py").write_text(
+        STAGES + "\n\nclass Length(Sum):\n    def forward(self, tokens, length):\n"
+        "        assert tokens.shape[1] == int(length) > 0\n"
+    )
+    flags = ("--device", "cpu", "--threads", 1, "--format", "json", "--log-dir", tmp_path / "log")
+    done = run("pipeline_metrics.py", "--config", path, *flags)
+    assert done.returncode == 0, done.stderr
+    translation, *_ = json.loads(done.stdout)
+    assert translation["stage"] == "MT" and translation["macs"] > 1000 and translation["run_time_s"] > 0
 
 
 def test_resuming_measures_what_is_missing(config, tmp_path):
@@ -466,7 +583,7 @@ def test_an_example_and_its_operations():
     assert (found["macs"], found["flops"], found["stage"]) == (24, 48, "layer")
 
 
-def test_a_model_of_fairseq_is_called_as_its_benchmark_does(monkeypatch):
+def test_a_model_of_fairseq_is_called_as_its_benchmark_does(tmp_path, monkeypatch):
     """With a stand-in for the package: what is missing, what needs trust, and what is handed on."""
     with pytest.raises(NotRunnable, match="fairseq is not installed") as raised:
         monkeypatch.setitem(sys.modules, "fairseq.checkpoint_utils", None)
@@ -482,15 +599,19 @@ def test_a_model_of_fairseq_is_called_as_its_benchmark_does(monkeypatch):
             tokens = models[0](sample["net_input"]["src_tokens"].float())
             return [[{"tokens": tokens[0].int()}]]
 
+    torch.save({"args": argparse.Namespace(arch="transformer")}, tmp_path / "x.pt")
+
     def load(paths, arg_overrides):
-        seen.update(paths=paths, given=arg_overrides)
+        seen.update(paths=paths, given=arg_overrides, state=torch.load(paths[0], map_location="cpu"))
         return [torch.nn.Identity()], SimpleNamespace(generation="beam"), Task()
 
     monkeypatch.setitem(sys.modules, "fairseq", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "fairseq.checkpoint_utils", SimpleNamespace(load_model_ensemble_and_task=load))
     with pytest.raises(UserError, match="trust_pickle"):
         fairseq_stage.Generation("x.pt")
-    model = fairseq_stage.Generation("x.pt", data="bin", trust_pickle=True, max_len=3)
+    path = str(tmp_path / "x.pt")
+    model = fairseq_stage.Generation(path, data="bin", trust_pickle=True, max_len=3)
     tokens, length = fairseq_stage.best(model(torch.tensor([[4, 5, 6]]), torch.tensor([3])))
     assert tokens.tolist() == [[4, 5, 6]] and length.tolist() == [3]
-    assert seen == {"paths": ["x.pt"], "given": {"data": "bin", "max_len": 3}}
+    assert (seen["paths"], seen["given"]) == ([path], {"data": "bin", "max_len": 3})
+    assert seen["state"]["args"].arch == "transformer" and fairseq_stage.TRUSTING not in os.environ

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -16,16 +16,21 @@ from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.core.units import MB, quantity
 from common.records import model_run, schema, store
-from common.records.schema import Call, CallMemory, JobLine, Operations, PipelineHeader
+from common.records.schema import Call, CallMemory, Environment, JobLine, Operations, PipelineHeader
+
+#: The status of an example that a run was stopped before.
+NOT_RUN = "not run"
 
 
 @dataclass
 class Costs:
-    """Of a stage over the examples that ended well, or of the whole.
+    """Numbers of a stage over the examples that ended well, or of the whole.
 
-    run_time_s: mean of each example's median over repeats; memory_bytes, most_memory_bytes: mean and maximum of the
-    peaks of examples, above the level before the call (resident on a CPU, of torch's allocator on CUDA); process_bytes,
-    most_process_bytes: likewise of the whole process; macs, flops, instructions: of an utterance, the mean.
+    run_time_s is the mean of each example's median over repeats; memory_bytes and most_memory_bytes are the mean and
+    the maximum of the peaks of examples, above the level before the call (resident on a CPU, of torch's allocator on
+    CUDA).  process_bytes and most_process_bytes are likewise of the whole process; macs, flops and instructions are of
+    an utterance, the mean.  busy counts examples of which a call ran beside other load; failed counts those that ended
+    in this stage, which no mean has.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Costs:
     flops: Optional[float] = None
     instructions: Optional[float] = None
     not_counted: List[str] = field(default_factory=list)
+    busy: int = 0
+    failed: int = 0
 
 
 _MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
@@ -55,6 +62,8 @@ NUMBERS = (
 #: How the stages make the whole: one after the other, so that time and operations add up and memory does not.
 ADDED = ("run_time_s", "macs", "flops", "instructions")
 HIGHEST = ("memory_bytes", "most_memory_bytes", "process_bytes", "most_process_bytes")
+#: Statuses of an example that ended by itself, and did not end well, are all but these.
+UNFAILED = ("ok", NOT_RUN, "interrupted")
 
 
 class Example(NamedTuple):
@@ -65,14 +74,19 @@ class Example(NamedTuple):
 
 @dataclass
 class Pipeline(ModelRun[PipelineHeader]):
-    """stages: in their order; examples: all of them."""
+    """Holds the stages in their order, and all examples; busy of these ran beside other load.
+
+    torches are the versions of torch that the stages ran under.
+    """
 
     stages: List[Costs] = field(default_factory=list)
     examples: List[Example] = field(default_factory=list)
+    busy: int = 0
+    torches: List[str] = field(default_factory=list)
 
     @property
     def whole(self) -> Costs:
-        return cascade(self.stages)
+        return replace(cascade(self.stages), busy=self.busy)
 
     @property
     def parts(self) -> List[Costs]:
@@ -90,10 +104,17 @@ class Pipeline(ModelRun[PipelineHeader]):
 
     def rows(self) -> List[Dict[str, Any]]:
         """Each stage, and the whole where there are several, as CSV and JSON have them."""
-        about = {"pipeline": self.name, "examples": self.measured}
+        counts = {"pipeline": self.name, "examples": self.measured, "of": len(self.examples)}
         return [
-            {**about, "stage": one.name, **metrics.values(NUMBERS, one), "not_counted": one.not_counted}
-            for one in self.parts
+            {
+                **counts,
+                "stage": part.name,
+                **metrics.values(NUMBERS, part),
+                "not_counted": part.not_counted,
+                "busy": part.busy,
+                "failed": part.failed,
+            }
+            for part in self.parts
         ]
 
 
@@ -104,17 +125,19 @@ def cascade(stages: Sequence[Costs]) -> Costs:
         for name in names:
             values = [getattr(one, name) for one in stages]
             setattr(whole, name, None if None in values or not values else together(values))
+    whole.failed = sum(part.failed for part in stages)
     whole.not_counted = sorted({name for one in stages for name in one.not_counted})
     return whole
 
 
 def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
     """Of one stage, from the records of each example."""
-    times, peaks, processes, counted = [], [], [], []
+    times, peaks, processes, counted, busy = [], [], [], [], 0
     for lines in examples:
         of_stage = [line for line in lines if getattr(line, "stage", None) == name]
-        seconds = [line.total_wall_ns / 1e9 for line in of_stage if isinstance(line, Call) and not line.warmup]
-        times += [median(seconds)] if seconds else []
+        calls = _timed(of_stage)
+        times += [median([call.total_wall_ns / 1e9 for call in calls])] if calls else []
+        busy += any(call.flags for call in calls)
         for line in of_stage:
             if isinstance(line, CallMemory):
                 peaks.append(line.process_bytes if line.device_allocated_bytes is None else line.device_allocated_bytes)
@@ -134,7 +157,18 @@ def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
         flops=mean([one.flops for one in counted]) if counted else None,
         instructions=mean(ticks) if ticks else None,
         not_counted=sorted({name for one in counted for name in one.not_counted}),
+        busy=busy,
     )
+
+
+def _timed(lines: Sequence[JobLine]) -> List[Call]:
+    return [line for line in lines if isinstance(line, Call) and not line.warmup]
+
+
+def failed_in(lines: Sequence[JobLine], stages: Sequence[str]) -> str:
+    """Return the first stage whose operations, the last that is measured of one, are not among the records."""
+    ended = {line.stage for line in lines if isinstance(line, Operations)}
+    return next((name for name in stages if name not in ended), stages[-1])
 
 
 def find(paths: Sequence[Any]) -> List[Pipeline]:
@@ -148,12 +182,16 @@ def read(path: Path) -> Pipeline:
     except UserError as error:
         return Pipeline(path, reason=str(error))
     jobs = store.latest_jobs(records)
-    examples, well = [], []
+    examples, well, failed = [], [], []
     for name in header.examples:
         lines = jobs.get(name, [])
         end = store.status_of(lines) if lines else None
-        examples.append(Example(name, end.status if end else "not run", (end.reason or "") if end else ""))
+        examples.append(Example(name, end.status if end else NOT_RUN, (end.reason or "") if end else ""))
         if end and end.status == "ok":
             well.append(lines)
-    stages = [costs(name, well) for name in header.stages]
-    return Pipeline(path, header, environment_of(records), stages=stages, examples=examples)
+        if examples[-1].status not in UNFAILED:
+            failed.append(failed_in(lines, header.stages))
+    stages = [replace(costs(name, well), failed=failed.count(name)) for name in header.stages]
+    torches = sorted({line.torch for line in records if isinstance(line, (Environment, Operations)) and line.torch})
+    busy = sum(any(call.flags for call in _timed(lines)) for lines in well)
+    return Pipeline(path, header, environment_of(records), "", stages, examples, busy, torches)

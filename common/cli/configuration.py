@@ -11,6 +11,7 @@ from common.core import plain_yaml
 from common.core.errors import UserError
 from common.core.files import read_text
 from common.core.text import shown
+from common.setup.environments import ENVIRONMENTS
 
 Mapped = Dict[str, Any]
 
@@ -109,6 +110,13 @@ def mapping(value: Any, where: str) -> Mapped:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
         raise UserError(f"{where}: give keys and values, not {shown(value)}")
     return value
+
+
+def environment(value: Any, where: str) -> None:
+    """Check the name of an environment, or None; whether it is made shows where it is needed.  Raises UserError."""
+    if value is not None and value not in ENVIRONMENTS:
+        close = nearest(str(value), list(ENVIRONMENTS))
+        raise UserError(f"{where}: there is no environment {value!r}{close}; there are {', '.join(ENVIRONMENTS)}")
 
 
 def located(value: str, config: Path) -> Path:

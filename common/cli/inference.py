@@ -27,7 +27,7 @@ from common.plots.inference import figures
 from common.records.model_run import open_run
 from common.records.run import Run
 from common.report import inference as report
-from common.setup import environments, interpreters
+from common.setup import interpreters
 from common.setup.interpreters import Choice
 from common.tables import inference as tables
 from common.tables.text import markdown
@@ -193,7 +193,7 @@ def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]
     source = configuration.text(model["source"], f"{path}: pretrained_model.source")
     model["source"] = _located(source, model["type"], path)
     model["arguments"] = configuration.mapping(model["arguments"], f"{path}: pretrained_model.arguments")
-    _check_environment(model["environment"])
+    configuration.environment(model["environment"], f"{path}: pretrained_model.environment")
     if model["sample_rate"] is not None:
         configuration.whole(model["sample_rate"], f"{path}: pretrained_model.sample_rate")
     where = f"{path}: profiling_dimensions"
@@ -215,13 +215,6 @@ def _located(source: str, kind: str, path: Path) -> str:
         return configuration.python_name(source, path)
     here = configuration.located(source, path)
     return str(here) if here.exists() else source
-
-
-def _check_environment(environment: Any) -> None:
-    """Raises UserError for one that does not exist; one that is not made is another Python's turn."""
-    if environment is not None and environment not in [*environments.ENVIRONMENTS]:
-        names = ", ".join(environments.ENVIRONMENTS)
-        raise UserError(f"pretrained_model.environment: there is no {shown(environment)}; there are {names}")
 
 
 def planned(config: Mapping[str, Any], axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:

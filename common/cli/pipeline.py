@@ -58,6 +58,7 @@ STAGE: Dict[str, Any] = {
     "name": None,
     "factory": None,
     "arguments": None,
+    "environment": None,
     "builder": None,
     "converter": None,
     "warmup": 2,
@@ -79,8 +80,8 @@ MODEL_TYPES = {
 #: See common.cli.flags.add_table.
 HELP = f"""
 the stages
-  --config FILE: YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, builder,
-    converter, name, warmup, repeats. Default: the suite's pipeline.yaml
+  --config FILE: YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, environment,
+    builder, converter, name, warmup, repeats. Default: the suite's pipeline.yaml
 the data set
   --dataset-type: made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or pickled ones
     in npy. Default: {WHOLE["dataset_type"]}
@@ -133,7 +134,19 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         raise UserError(f"{dataset['dataset_path']}: two examples are called {twice}; names have to differ")
     files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
     given = Given(config, dataset, names, files)
-    return devices.on_each_kind(arguments, partial(measured, given), executor=executor)
+    environment = _environment(config["stages"], arguments)
+    return devices.on_each_kind(arguments, partial(measured, given), (), False, environment, executor)
+
+
+def _environment(stages: Sequence[Mapping[str, Any]], arguments: argparse.Namespace) -> Optional[str]:
+    """Return the environment that the stages need beside the main one, if any.  Raises UserError where a cluster would
+    have to make several."""
+    names = sorted({stage["environment"] for stage in stages} - {None, "main"})
+    if len(names) > 1 and arguments.executor == "ray":
+        raise UserError(
+            f"--executor ray: takes one environment beside main, not {', '.join(names)}; leave the flag out"
+        )
+    return names[0] if names else None
 
 
 class Given(NamedTuple):
@@ -187,7 +200,8 @@ def _task(
         file = f"{arguments.dump_waveform_file_prefix}{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
         dump = str((dump / file).absolute()) + ".wav"
     given = {"dataset": dataset, "example": name, "stages": list(stages), "dump": dump}
-    return Task(name, "pipeline", given, files=files)
+    subject = "cascade" if any(stage["environment"] for stage in stages) else "pipeline"
+    return Task(name, subject, given, files=files)
 
 
 def _of_flags(arguments: argparse.Namespace) -> Dict[str, Any]:
@@ -281,6 +295,7 @@ def _stage(values: Dict[str, Any], path: Path, place: str) -> Dict[str, Any]:
         if values[key] is not None:
             values[key] = configuration.python_name(values[key], path)
     values["arguments"] = configuration.mapping(values["arguments"], f"{where}.arguments")
+    configuration.environment(values["environment"], f"{where}.environment")
     configuration.whole(values["warmup"], f"{where}.warmup", 0)
     configuration.whole(values["repeats"], f"{where}.repeats")
     return values

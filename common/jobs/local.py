@@ -38,7 +38,8 @@ class Local(Executor):
                     found = list(importlib.import_module(SUBJECTS[job.subject]).run(about, python, timeout, note))
                 except KeyboardInterrupt:
                     raise Interrupted([job.status(*stopped)]) from None
-                return [*found, job.status("ok", "")]
+                ended = bool(found) and found[-1]["record"] == "status"
+                return found if ended else [*found, job.status("ok", "")]
             with Child.run(python, "common.jobs.worker", about, ROOT, variables, job.round) as child:
                 try:
                     while child.alive(POLL_SECONDS):

@@ -17,12 +17,14 @@ SUBJECTS = {
     "flops": "common.models.counting",
     "inference": "common.models.inference",
     "pipeline": "common.models.pipeline",
+    "cascade": "common.jobs.cascade",
     "profile": "common.models.profile",
     "conformance": "common.conformance.isolated",
     "sleep": "benchmarks.sleeping",
 }
 #: Those that start processes of their own, and so are run where the job is: ``run(job, python, timeout, note)``.
-STARTING = ("conformance",)
+#: A status record at the end is the job's; without one it ended well.
+STARTING = ("conformance", "cascade")
 
 #: What the processes of a pass have in their environment; those of the others as --allocator says.
 VARIABLES = {"memory": MEMORY_VARIABLES, "probe": PROBE_VARIABLES}

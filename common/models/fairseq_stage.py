@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any, Optional, Tuple
+import os
+from contextlib import contextmanager
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
@@ -11,12 +13,31 @@ from torch import nn
 from common.core.errors import NotRunnable, UserError
 from common.models import loading
 
+#: torch.load reads it at each call that does not say weights_only, as fairseq's do not.
+TRUSTING = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+
+
+@contextmanager
+def unpickling() -> Iterator[None]:
+    """Let torch.load unpickle any object inside the block, as torch did before 2.6."""
+    before = os.environ.get(TRUSTING)
+    os.environ[TRUSTING] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(TRUSTING)
+        if before is not None:
+            os.environ[TRUSTING] = before
+
 
 class Generation(nn.Module):
     """A checkpoint with the generator of its task: (src_tokens, src_lengths) -> what the generator gives.
 
-    data: the task's folder; trust_pickle: has to be true, since a checkpoint of fairseq is a pickle and can run code;
-    overrides: of the checkpoint's arguments.
+    Args:
+        path: of the checkpoint.
+        data: the task's folder, with its dictionaries.
+        trust_pickle: has to be true, since a checkpoint of fairseq is a pickle and can run code.
+        overrides: of the checkpoint's arguments.
     """
 
     def __init__(self, path: str, data: Optional[str] = None, trust_pickle: bool = False, **overrides: Any):
@@ -25,11 +46,13 @@ class Generation(nn.Module):
             utils = importlib.import_module("fairseq.checkpoint_utils")
         except ImportError as error:
             words = loading.line(error)
-            raise NotRunnable("missing", f"fairseq is not installed here ({words}): pip install fairseq") from None
+            advice = "give the stage `environment: fairseq` (`make setup ENVIRONMENTS=fairseq`), or pip install fairseq"
+            raise NotRunnable("missing", f"fairseq is not installed here ({words}): {advice}") from None
         if not trust_pickle:
             raise UserError(f"{path}: a checkpoint of fairseq can run code; if you trust it, say trust_pickle: true")
         given = {**({"data": data} if data else {}), **overrides}
-        models, config, self.task = utils.load_model_ensemble_and_task([path], arg_overrides=given)
+        with unpickling():
+            models, config, self.task = utils.load_model_ensemble_and_task([path], arg_overrides=given)
         self.model = models[0]
         self.generator = self.task.build_generator([self.model], getattr(config, "generation", config))
 

@@ -7,6 +7,7 @@ time.
 from __future__ import annotations
 
 import gc
+import pickle
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +29,21 @@ Record = Dict[str, Any]
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Record]:
-    """The records of an example: ``given`` has the `dataset`, the `example`'s id, the `stages` and `dump`, where a
-    waveform goes, or None.  Raises UserError, NotRunnable, and whatever a stage raises."""
+    """Yield the records of an example through stages of one environment.
+
+    What is given has the `dataset`, the `example`'s id, the `stages` and `dump`, where a waveform goes, or None; and
+    where other stages run in other processes, `inputs` and `outputs`, the files of what comes from the stage before and
+    of what goes to the stage after.  Raises UserError, NotRunnable, and whatever a stage raises.
+    """
     settings, given = Settings.from_json(job["settings"]), job["given"]
     device = set_up_torch(settings)
-    inputs: Any = examples.named(examples.entries(given["dataset"]), given["example"]).read()
+    handed = given.get("inputs")
+    inputs: Any = _received(handed) if handed else _example(given)
     yield inference.environment(settings, device)
     with torch.no_grad():
         for number, stage in enumerate(given["stages"]):
             torch.manual_seed(settings.seed)
-            build = loading.imported(stage["builder"]) if stage["builder"] else None if number else of_example
+            build = loading.imported(stage["builder"]) if stage["builder"] else None if number or handed else of_example
             model = _model(stage, device)
             call = StageCall(model, _on(device, build(inputs) if build else inputs), stage["name"])
             clock = Clock(device)
@@ -49,8 +55,30 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
             del model, call, clock
             gc.unfreeze()  # the clock's freeze would keep the stage
             gc.collect()
+    if given.get("outputs"):
+        _send(inputs, Path(given["outputs"]), stage["name"])
     if given["dump"]:
         _dump(outputs, Path(given["dump"]), given["dataset"]["target_sr"])
+
+
+def _example(given: Mapping[str, Any]) -> Any:
+    return examples.named(examples.entries(given["dataset"]), given["example"]).read()
+
+
+def _received(path: str) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _send(outputs: Any, path: Path, stage: str) -> None:
+    """Write what goes to the next stage.  Raises UserError for what is no tensor, number, text, or nest of these."""
+    try:
+        torch.save(outputs, path)
+        _received(str(path))
+    except (AttributeError, TypeError, pickle.PickleError) as error:
+        raise UserError(
+            f"{stage}: the next stage is of another environment, and takes tensors, numbers and texts in lists, tuples "
+            f"and dicts, not all that this {type(outputs).__name__} has; give a converter that makes such ones"
+        ) from error
 
 
 def of_example(example: Mapping[str, Any]) -> Tuple[Any, Any]:
@@ -128,6 +156,7 @@ def operations(call: StageCall) -> Record:
     return {
         "record": "operations",
         "stage": call.stage,
+        "torch": torch.__version__,
         "macs": total.macs,
         "flops": total.flops,
         "not_counted": sorted({one["operator"] for one in document["not_counted"]}),

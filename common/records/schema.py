@@ -617,6 +617,7 @@ class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
     """Of one call of a stage, forward, counted as count_flops.py counts."""
 
     stage: Annotated[Optional[str], of("of a pipeline")] = None
+    torch: Annotated[Optional[str], of("version, in the process of the stage")] = None
     macs: Annotated[Count, of("multiply-accumulates of products and convolutions")]
     flops: Annotated[Count, of("all floating-point operations")]
     not_counted: Annotated[List[str], of("operators without a rule")] = []

@@ -21,9 +21,13 @@ def stages(found: Sequence[Pipeline]) -> Table:
     return tabulated("pipelines", "An utterance, stage by stage", filled(rows))
 
 
-def _row(of: Pipeline, one: Costs) -> Dict[str, Cell]:
-    about = {"pipeline": Cell(of.name), "stage": Cell(one.name), "examples": measured(of.measured)}
-    return {**about, **metrics.cells(pipeline.NUMBERS, one)}
+def _row(of: Pipeline, part: Costs) -> Dict[str, Cell]:
+    """Return the cells of a stage; the status names how many examples ended there, which none of its numbers has."""
+    total = len(of.examples)
+    examples = measured(of.measured) if of.measured == total else Cell(f"{of.measured} of {total}", of.measured)
+    names = {"pipeline": Cell(of.name), "stage": Cell(part.name), "examples": examples}
+    status = Cell(f"{part.failed} failed") if part.failed else Cell("")
+    return {**names, **metrics.cells(pipeline.NUMBERS, part), "status": status}
 
 
 def lines(found: Pipeline) -> List[str]:
@@ -39,7 +43,14 @@ def lines(found: Pipeline) -> List[str]:
         result.append(HOW)
     if about:
         threads = count(about.threads or 0, "thread")
-        result.append(f"{found.name} on {about.device_name}, {threads}, torch {about.torch}")
+        result.append(f"{found.name} on {about.device_name}, {threads}, torch {' and '.join(found.torches)}")
+    if whole.failed:
+        result.append(
+            f"{whole.failed} of {count(len(found.examples), 'example')} failed, and no number has them: "
+            "means of the others alone are not those of the data set"
+        )
+    if found.busy:
+        result.append(f"{count(found.busy, 'example')} ran beside other load: times are too long")
     if whole.not_counted:
         result.append(f"not counted in FLOPs: {', '.join(whole.not_counted)}")
     return result + failures(found)
