@@ -17,7 +17,7 @@ import pytest
 from commands import run as run_script
 
 import generate_shape_info
-from common.data import shapes
+from common.data import batching, shapes
 from common.data.provenance import known_factor
 
 torch = pytest.importorskip("torch")
@@ -160,6 +160,18 @@ def test_the_committed_shape_file_is_regenerated_bit_for_bit(tmp_path):
     if torch.__version__.split("+")[0] == described["versions"]["torch"]:
         assert made.read_bytes() == committed.read_bytes()
         assert made.with_suffix(".json").read_bytes() == committed.with_suffix(".json").read_bytes()
+
+
+def test_the_committed_feature_frames_are_regenerated_and_make_the_published_batches(tmp_path):
+    """icefall's sorted batches of 30,000 frames: 3,733 of 14, 15, 15 ... 150 utterances."""
+    done = command("--from-figures", "--features", "--seed", "1097", "--output", "shape_info.pt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    rows, frames = shapes.load(tmp_path / "shape_info.pt"), shapes.load(REPOSITORY / "shape_info.features.pt")
+    assert (shapes.load(tmp_path / "shape_info.features.pt") == frames).all()
+    assert (shapes.subsampled(frames[:, 0]) == rows[:, 0]).all() and (frames[:, 1] == rows[:, 1]).all()
+    batches = batching.max_frames(frames, 30000)
+    sizes = [len(batches[index]) for index in (0, 1, 2, len(batches) - 1)]
+    assert len(batches) == 3733 and sizes == [14, 15, 15, 150]
 
 
 def test_a_seed_gives_another_draw(run, tmp_path):

@@ -153,9 +153,9 @@ def _from_figures(options: Options) -> Generated:
         "options": {"seed": options.seed},
         "versions": versions("torch"),
     }
-    rows = published.draw(published.load_figures(), options.seed)
-    frames = shapes.feature_frames(rows[:, 0], Options.subsampling_factor)
-    return Generated(lambda: rows, lambda: np.stack([frames, rows[:, 1]], axis=1), provenance)
+    figures = published.load_figures()
+    rows = partial(published.draw, figures, options.seed)
+    return Generated(rows, partial(published.draw_features, figures, options.seed), provenance)
 
 
 def _from_corpus(options: Options, stack: ExitStack, elsewhere: Optional[Elsewhere]) -> Generated:
