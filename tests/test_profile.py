@@ -20,7 +20,7 @@ from common.core.guard import guarded
 from common.measure import labels as labelling
 from common.measure.clock import Clock
 from common.measure.labels import Labels, Spans
-from common.models import transducer
+from common.models import icefall, transducer
 from common.plots.profile import figures
 from common.tables import profile as tables
 
@@ -39,15 +39,16 @@ CLASSIC = {
     "rnnt_encoder",
     "rnnt_encoder_embed",
     "rnnt_encoder_layer",
-    "feed_forward_macaron",
-    "self_attn",
-    "conv",
-    "feed_forward",
+    "rnnt_encoder_layer_feed_forward_macaron",
+    "rnnt_encoder_layer_self_attn",
+    "rnnt_encoder_layer_conv",
+    "rnnt_encoder_layer_feed_forward",
     "rnnt_decoder",
     "rnnt_loss_simple",
     "rnnt_loss_pruned",
     "joiner",
 }
+LAYER = "rnnt_encoder_layer"
 
 MODELS = '''
 import torch
@@ -156,6 +157,54 @@ def test_parameters_differ_from_icefall_by_what_the_documentation_says():
         assert f"| {found[part]:,} |" in text
 
 
+def icefall_model(**sizes):
+    return icefall.transducer(transducer.Sizes(**sizes), criterion_of("fast_rnnt-pruned"))
+
+
+def test_icefall_s_model_has_its_parameters():
+    published = {"model": 78_648_040, "encoder": 77_096_192, "embed": 1_285_112, "layer": 6_317_590}
+    published.update(decoder=257_026, joiner=781_818, simple_am_proj=256_502, simple_lm_proj=256_502)
+    assert transducer.parameters(icefall_model()) == published
+
+
+def test_relative_attention_is_that_of_transformer_xl():
+    """Score by score, in plain loops: (q_i + u) k_j + (q_i + v) W p(i - j), over the root of the head's size."""
+    torch.manual_seed(1)
+    of = transducer.Sizes(encoder_dim=8, heads=2, dropout=0.0)
+    attention, positions = icefall.RelativeAttention(of), icefall.Positions(of)
+    x, T, D = torch.randn(1, 5, 8), 5, 4
+    x, table = positions(x)
+    query, key, value = attention.in_proj(x[0]).chunk(3, dim=-1)
+    expected = torch.empty(T, 8)
+    for head in range(2):
+        part = slice(head * D, (head + 1) * D)
+        u, v = attention.content_bias[head], attention.position_bias[head]
+        for i in range(T):
+            scores = []
+            for j in range(3):  # the last two are padding
+                at = torch.tensor([(i - j) * 10000 ** (-k / 8) for k in range(0, 8, 2)])
+                sinusoid = torch.stack([at.sin(), at.cos()], dim=1).flatten()
+                place = attention.linear_pos(sinusoid)[part]
+                q = query[i, part] / D**0.5
+                scores.append((q + u) @ key[j, part] + (q + v) @ place)
+            expected[i, part] = torch.stack(scores).softmax(0) @ value[:3, part]
+    padding = torch.arange(T)[None] >= 3
+    result = attention(x.transpose(0, 1), table, padding)[:, 0]
+    torch.testing.assert_close(result, attention.out_proj(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_double_swish_and_balancer_have_the_published_gradients():
+    x = torch.tensor([[-1.0, 0.3], [0.2, 0.4], [0.1, 2.0]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(icefall.DoubleSwish(), x)
+    balanced = icefall.Balancer(positive=(0.05, 0.9), magnitude=(0.5, 100.0))(x)
+    assert torch.equal(balanced, x)
+    balanced.backward(torch.ones_like(x))
+    # column 0: two of three positive, mean magnitude 1.3 / 3 too small; column 1: all positive, 0.1 over its most
+    small = torch.tensor([0.01, -0.01, -0.01], dtype=torch.float64)
+    many = torch.full((3,), 0.01, dtype=torch.float64)
+    torch.testing.assert_close(x.grad, 1 + torch.stack([small, many], dim=1))
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -258,7 +307,7 @@ def test_patterns_are_of_whole_names():
 def test_twelve_layers_and_twenty_steps_are_240_calls(rows):
     assert {row["label"] for row in rows.values()} - {"optimizer", "other", "step"} == CLASSIC
     for label in CLASSIC:
-        in_layer = label in ("rnnt_encoder_layer", "feed_forward_macaron", "self_attn", "conv", "feed_forward")
+        in_layer = label.startswith("rnnt_encoder_layer")
         assert rows[label]["calls"] == rows[f"{label}.backward"]["calls"] == (240 if in_layer else 20)
 
 
@@ -276,7 +325,7 @@ def test_time_adds_up_to_the_step(twelve, rows):
     assert sum(row["own_ms"] for row in rows.values()) == pytest.approx(step)
     assert rows["other"]["ms"] >= 0 and rows["step"]["share"] == 1
     assert rows["rnnt_encoder"]["ms_per_call"] == pytest.approx(rows["rnnt_encoder"]["ms"])
-    assert rows["conv"]["ms_per_call"] == pytest.approx(rows["conv"]["ms"] / 12)
+    assert rows[f"{LAYER}_conv"]["ms_per_call"] == pytest.approx(rows[f"{LAYER}_conv"]["ms"] / 12)
 
 
 def test_memory_is_that_of_a_step(rows):
@@ -290,11 +339,13 @@ def test_flops_are_those_of_the_layers(twelve, rows):
     """A feed-forward has two products, each of 16 x 24 weights, for every frame with its padding, in 12 layers."""
     batch = json.loads((twelve[1] / "profile.json").read_text())[0]["batches"][0]
     macs = 2 * batch["N"] * batch["T_max"] * 16 * 24 * 12
-    assert rows["feed_forward"]["macs"] == rows["feed_forward_macaron"]["macs"] == macs
-    assert rows["feed_forward.backward"]["macs"] == 2 * macs
+    for name in ("feed_forward", "feed_forward_macaron"):
+        assert rows[f"{LAYER}_{name}"]["macs"] == macs
+        assert rows[f"{LAYER}_{name}.backward"]["macs"] == 2 * macs
     parts = [row["macs"] for row in rows.values() if row["depth"] == 0 and row["label"] != "step"]
     assert sum(parts) == rows["step"]["macs"]
-    assert rows["conv"]["flops_per_second"] == pytest.approx(rows["conv"]["flops"] / rows["conv"]["ms"] * 1e3)
+    convolution = rows[f"{LAYER}_conv"]
+    assert convolution["flops_per_second"] == pytest.approx(convolution["flops"] / convolution["ms"] * 1e3)
     assert rows["rnnt_encoder"]["of_limit"] > 0
 
 
@@ -314,7 +365,10 @@ def test_what_is_written(twelve, rows):
     printed, folder = twelve
     assert (folder / "profile-filtered.txt").read_text() == printed
     assert "labels' own cost" in printed and "aten::" not in printed
-    assert "aten::" in (folder / "profile.txt").read_text()
+    operators = (folder / "profile.txt").read_text().partition("Self CPU %")[2]
+    labels = {line.split()[0] for line in operators.splitlines() if line.strip().startswith("rnnt_")}
+    ten = CLASSIC - {"joiner"}
+    assert "aten::" in operators and ten | {f"{label}.backward" for label in ten} <= labels
     with (folder / "profile.csv").open() as stream:
         assert [row["name"] for row in csv.DictReader(stream)] == list(rows)
     names = "".join(path.read_text() for path in folder.glob("*.pt.trace.json"))
@@ -406,9 +460,26 @@ def test_checkpoints_count_a_forward_again(of_features, tmp_path, rows):
     done = profiled(tmp_path, of_features, "--batch-size", 2, "--checkpoint", layers, layers=12)
     assert done.returncode == 0, done.stderr
     found = rows_in(tmp_path / "profile-2")
-    assert found["self_attn.backward"]["macs"] == rows["self_attn"]["macs"] + rows["self_attn.backward"]["macs"]
+    attention = f"{LAYER}_self_attn"
+    assert found[f"{attention}.backward"]["macs"] == rows[attention]["macs"] + rows[f"{attention}.backward"]["macs"]
     assert found["rnnt_encoder_embed.backward"]["macs"] == rows["rnnt_encoder_embed.backward"]["macs"]
     assert found["rnnt_encoder"]["left_mb"] < rows["rnnt_encoder"]["left_mb"]
+
+
+def test_icefall_s_model_by_its_name(of_features, tmp_path):
+    """Relative positions are a product of 2T - 1 of them for each query beside that of T keys, and its projection."""
+    done = profiled(tmp_path, of_features, "--config", "icefall", "--batch-size", 2)
+    assert done.returncode == 0, done.stderr
+    assert "icefall's Conformer transducer" in done.stdout
+    rows = rows_in(tmp_path / "profile-2")
+    assert {row["label"] for row in rows.values()} - {"other", "step"} == CLASSIC
+    (document,) = json.loads((tmp_path / "profile-2" / "profile.json").read_text())
+    N, T, E = document["batches"][0]["N"], document["batches"][0]["T_max"], SMALL["encoder_dim"]
+    of_layer = 4 * N * T * E**2 + (2 * T - 1) * E**2 + N * T * E * (T + 2 * T - 1 + T)
+    assert rows[f"{LAYER}_self_attn"]["macs"] == SMALL["layers"] * of_layer
+    assert document["not_counted"] == [] and document["config"] == "icefall"
+    both = profiled(tmp_path / "both", of_features, "--config", "icefall", "--model", "x.py:X")
+    assert_user_error(both, "--config icefall", "--model")
 
 
 def test_a_model_by_import_path_and_a_size_that_does_not_fit(of_features, tmp_path):

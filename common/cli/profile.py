@@ -40,10 +40,10 @@ from common.tables.text import aligned
 
 DESCRIPTION = """Where a training step goes: time, memory and operations of each part of a model and its loss.
 
-The model is a Conformer transducer (icefall's pruned_transducer_stateless2 by default) or any that Python can import;
-docs/profile.md explains every column."""
+The model is a Conformer transducer (of the size of icefall's pruned_transducer_stateless2; with --config icefall that
+model itself) or any that Python can import; docs/profile.md explains every column."""
 EXAMPLES = """examples:
-  profile_model.py --sort-utterance true --max-frames 30000
+  profile_model.py --config icefall --sort-utterance true --max-frames 30000
   profile_model.py --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
   profile_model.py --sweep batch-size=1,2,4 --amp bfloat16 --optimizer
   profile_model.py --depth 3 --checkpoint 'encoder.conformer.conformer_layers.*'
@@ -64,7 +64,7 @@ LOSS = "fast_rnnt-pruned"
 HELP = f"""
 batches
   --shape-file FILE: (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames are
-    the fewest feature frames that give them. Default: the suite's shape_info.pt
+    the fewest feature frames that give them. Default: the suite's shape_info.features.pt
   --sort-utterance: batches of --max-frames, sorted by length. Default: false
   --max-frames K: feature frames. Default: {by_preset("max_frames", PRESETS)}
   --batch-size N: utterances. Default: {by_preset("batch_size", PRESETS)}
@@ -72,7 +72,8 @@ batches
   --seed: of inputs and weights
   --sweep KEY=A,B,...: profile each of these sizes, KEY being {" or ".join(SIZES)}
 the model
-  --config FILE: sizes of the Conformer transducer, YAML or JSON
+  --config FILE: sizes of the Conformer transducer, YAML or JSON; icefall: icefall's own Conformer (relative positions,
+    BasicNorm, balancers), at its own sizes
   --size KEY=VALUE: one of them, over --config; repeatable
   --model MODULE:NAME: package.module:name or file.py:name of a model, called with features (N, frames, F), their
     lengths, symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits (N, T, U+1, V) first
@@ -119,7 +120,9 @@ def parser() -> Parser:
         "--warmup": flag_types.whole(0),
     }
     add_table(result, HELP, takes)
-    result.set_defaults(shape_file=paths.ROOT / "shape_info.pt", sort_utterance=False, num_batches=1, limits=True)
+    result.set_defaults(
+        shape_file=paths.ROOT / "shape_info.features.pt", sort_utterance=False, num_batches=1, limits=True
+    )
     result.set_defaults(seed=settings.DEFAULTS["seed"], loss=LOSS, trace_steps=2)
     return result
 
@@ -250,12 +253,15 @@ def _sorted(cells: Mapping[int, Size]) -> List[Size]:
 def _choice(arguments: argparse.Namespace) -> Any:
     """A common.models.profile.Choice.  Raises UserError."""
     from common.models import loading, transducer
-    from common.models.profile import Choice
+    from common.models.profile import MODELS, Choice
 
-    given: Dict[str, Any] = loading.read_arguments(arguments.config) if arguments.config else {}
+    named = str(arguments.config) if str(arguments.config) in MODELS else ""
+    given: Dict[str, Any] = loading.read_arguments(arguments.config) if arguments.config and not named else {}
     sizes = transducer.sizes(given, str(arguments.config))
     of_flags = {key: loading.parse_value(value, f"--size {key}") for key, value in arguments.size}
     sizes = replace(sizes, **vars(transducer.sizes({**given, **of_flags}, "--size")))
+    if named and arguments.model:
+        raise UserError(f"--config {named}: is a model, as --model is; give one of them")
     if arguments.arg and not arguments.model:
         raise UserError("--arg: is an argument of --model; give that too, or --size for the Conformer transducer")
     implementation = find(arguments.loss)
@@ -269,6 +275,7 @@ def _choice(arguments: argparse.Namespace) -> Any:
         sizes,
         implementation,
         model=configuration.python_name(arguments.model, Path()) if arguments.model else "",
+        config=named,
         arguments=carried.located(given),
         labels=patterns,
         depth=arguments.depth,

@@ -82,13 +82,22 @@ def tables_file(folder: Path) -> Path:
 
 
 def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
-    """key_averages of the cycle that just ended, sorted by time on the device."""
+    """Return key_averages of the cycle that just ended, sorted by time on the device: the first TABLE_ROWS rows, and
+    those of labels (``record_function``), which take no time of their own."""
     averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
     key = "self_cpu_time_total"
     if cuda:  # renamed in torch 2.x
         renamed = averages and hasattr(averages[0], "self_device_time_total")
         key = "self_device_time_total" if renamed else "self_cuda_time_total"
-    return averages.table(sort_by=key, row_limit=TABLE_ROWS)
+    every = averages.table(sort_by=key, row_limit=-1).splitlines()
+    _, above, below, *_ = [number for number, line in enumerate(every) if line.startswith("---")]
+    ordered = sorted(averages, key=lambda row: getattr(row, key), reverse=True)
+    kept = [
+        line
+        for number, (line, row) in enumerate(zip(every[above + 1 : below], ordered))
+        if number < TABLE_ROWS or getattr(row, "is_user_annotation", False)
+    ]
+    return "\n".join([*every[: above + 1], *kept, *every[below:], ""])
 
 
 def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:

@@ -36,28 +36,39 @@ from common.measure.clock import Clock
 from common.measure.device import facts, set_up_torch
 from common.measure.flops.counter import FlopCounter
 from common.measure.labels import Labels, Operations, Place, Spans
-from common.models import loading, transducer
+from common.models import icefall, loading, transducer
 from common.models.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 from common.traces import files, spans
 
 FORMAT = 1
-LAYERS = "encoder.conformer.conformer_layers.*"
-#: The classic labels and the joiner: patterns of modules.
-LABELS: Dict[str, Tuple[str, ...]] = {
-    "rnnt_encoder": ("encoder",),
-    "rnnt_encoder_embed": ("encoder.embed",),
-    "rnnt_encoder_layer": (LAYERS,),
-    "feed_forward_macaron": (f"{LAYERS}.ffn1",),
-    "self_attn": (f"{LAYERS}.self_attn",),
-    "conv": (f"{LAYERS}.conv_module",),
-    "feed_forward": (f"{LAYERS}.ffn2",),
-    "rnnt_decoder": ("decoder",),
+#: Makes the whole model of sizes and a criterion, by configuration; "" is of torchaudio's Conformer.
+MODELS: Dict[str, Callable[[Sizes, Criterion], Transducer]] = {"": Transducer, "icefall": icefall.transducer}
+#: Paths of a layer and of its parts, by configuration.
+LAYERS = {
+    "": ("encoder.conformer.conformer_layers.*", "ffn1", "self_attn", "conv_module", "ffn2"),
+    "icefall": ("encoder.layers.*", "feed_forward_macaron", "self_attn", "conv_module", "feed_forward"),
 }
 #: Parts of common.models.transducer.Criterion, which are always labelled.
 PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
 OPTIMIZER = "optimizer"
+
+
+def classic_labels(config: str) -> Dict[str, Tuple[str, ...]]:
+    """Return patterns of modules by label, of a model of this configuration: those that icefall's profile began with;
+    the losses have their own."""
+    layer, *parts = LAYERS[config]
+    names = ("feed_forward_macaron", "self_attn", "conv", "feed_forward")
+    return {
+        "rnnt_encoder": ("encoder",),
+        "rnnt_encoder_embed": ("encoder.embed",),
+        "rnnt_encoder_layer": (layer,),
+        **{f"rnnt_encoder_layer_{name}": (f"{layer}.{part}",) for name, part in zip(names, parts)},
+        "rnnt_decoder": ("decoder",),
+    }
+
+
 #: Of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
 COMPILING_ROUNDS = 4
 Given = Tuple[Any, ...]
@@ -71,12 +82,14 @@ def unseen(place: Place, again: bool) -> ContextManager[None]:
 @dataclass(frozen=True)
 class Choice:
     """What is profiled.  model: import path, "" for the Conformer transducer of these sizes; arguments: of that path;
+    config: one of MODELS, where there is no import path;
     labels: patterns by label, empty for those by default; depth: instead, of modules; checkpoint: patterns of modules
     whose forward is computed again in the backward."""
 
     sizes: Sizes
     implementation: Implementation
     model: str = ""
+    config: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     labels: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
     depth: Optional[int] = None
@@ -194,7 +207,7 @@ class Profiling:
                 )
             made: nn.Module = Imported(loaded.model, criterion)
         else:
-            made = Transducer(choice.sizes, criterion)
+            made = MODELS[choice.config](choice.sizes, criterion)
         for module in made.modules():
             if not choice.dropout and isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
@@ -214,7 +227,7 @@ class Profiling:
             by_depth = labelling.by_depth(owner, 1 if choice.depth is None else choice.depth)
             found = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
         else:
-            found = labelling.by_patterns(self.model, LABELS)
+            found = labelling.by_patterns(self.model, classic_labels(choice.config))
         parts = {f"criterion.{name}": name for name in PARTS}
         there = {path for path, _ in self.model.named_modules()}
         return {**found, **{path: name for path, name in parts.items() if path in there}}
@@ -285,6 +298,7 @@ class Profiling:
             **facts(self.device),
             "implementation": self.choice.implementation.name,
             "model": self.choice.model,
+            "config": self.choice.config,
             "sizes": vars(self.choice.sizes),
             "parameters": transducer.parameters(self.model),
             "batches": [inputs.described for inputs in self.inputs],

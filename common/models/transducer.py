@@ -110,6 +110,11 @@ class Encoder(nn.Module):
         self.embed = Embed(of)
         self.conformer = Conformer(of.encoder_dim, of.heads, of.feed_forward, of.layers, of.kernel, dropout=of.dropout)
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The layers of the Conformer."""
+        return self.conformer.conformer_layers
+
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """(N, frames, features), (N,) -> (N, T, encoder_dim), (N,)."""
         return self.conformer(self.embed(features), subsampled(lengths, SUBSAMPLING))
@@ -199,17 +204,32 @@ class Criterion(nn.Module):
 
 
 class Transducer(nn.Module):
-    """The whole model.  projections: of both outputs to the joiner's dimension, where icefall's joiner has them."""
+    """The whole model, with projections of both outputs to the joiner's dimension, where icefall's joiner has them.
 
-    def __init__(self, of: Sizes, criterion: Criterion):
+    Args:
+        of: sizes of the projections, and of the parts that are not given.
+        criterion: joiner and loss.
+        encoder: returns (N, T, encoder_dim) and lengths; has `embed` and `layers`.
+        decoder: returns (N, U+1, decoder_dim).
+        linear: makes a projection of (inputs, outputs).
+    """
+
+    def __init__(
+        self,
+        of: Sizes,
+        criterion: Criterion,
+        encoder: Optional[nn.Module] = None,
+        decoder: Optional[nn.Module] = None,
+        linear: Callable[[int, int], nn.Module] = nn.Linear,
+    ):
         super().__init__()
-        self.encoder, self.decoder = Encoder(of), Decoder(of)
-        self.encoder_proj = nn.Linear(of.encoder_dim, of.joiner_dim)
-        self.decoder_proj = nn.Linear(of.decoder_dim, of.joiner_dim)
+        self.encoder, self.decoder = encoder or Encoder(of), decoder or Decoder(of)
+        self.encoder_proj = linear(of.encoder_dim, of.joiner_dim)
+        self.decoder_proj = linear(of.decoder_dim, of.joiner_dim)
         self.criterion = criterion
         if criterion.projections:  # of what encoder and decoder return
-            criterion.projections["am"] = nn.Linear(of.encoder_dim, of.vocab_size)
-            criterion.projections["lm"] = nn.Linear(of.decoder_dim, of.vocab_size)
+            criterion.projections["am"] = linear(of.encoder_dim, of.vocab_size)
+            criterion.projections["lm"] = linear(of.decoder_dim, of.vocab_size)
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
         """(N, frames, features), (N,), (N, U+1) with a blank first, and what the loss wants -> the summed loss."""
@@ -244,9 +264,11 @@ def parameters(model: nn.Module) -> Dict[str, int]:
     """How many each part has, in the parts of icefall's model."""
     parts = {"model": model}
     if isinstance(model, Transducer):
-        encoder, criterion = model.encoder, model.criterion
-        layers, output = encoder.conformer.conformer_layers, criterion.joiner.layers.output
-        joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, output])
-        parts.update(encoder=encoder, embed=encoder.embed, layer=layers[0], decoder=model.decoder, joiner=joiner)
+        encoder: Any = model.encoder
+        criterion = model.criterion
+        joiner = nn.ModuleList([model.encoder_proj, model.decoder_proj, criterion.joiner.layers.output])
+        parts.update(
+            encoder=encoder, embed=encoder.embed, layer=encoder.layers[0], decoder=model.decoder, joiner=joiner
+        )
         parts.update({f"simple_{name}_proj": layer for name, layer in criterion.projections.items()})
     return {name: sum(one.numel() for one in part.parameters()) for name, part in parts.items()}

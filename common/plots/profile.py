@@ -15,13 +15,14 @@ GREY = "#bbbbbb"  # of forward and backward
 
 
 class Box(NamedTuple):
-    """level: 0 is on top; begin, width: in ms or MB."""
+    """level: 0 is on top; begin, width: in ms or MB; above: the label that it lies in."""
 
     label: str
     phase: str
     level: int
     begin: float
     width: float
+    above: str = ""
 
     @property
     def name(self) -> str:
@@ -29,7 +30,8 @@ class Box(NamedTuple):
 
     @property
     def short(self) -> str:
-        return self.label[len("rnnt_") :] if self.label.startswith("rnnt_") else self.label
+        """The label without the one that it lies in, which it may begin with."""
+        return self.label.removeprefix(f"{self.above}_").removeprefix("rnnt_")
 
 
 def figures(found: Profile) -> List[Figure]:
@@ -67,7 +69,7 @@ def _placed(nodes: List[Node], size: Callable[[Node], float], at: float, level: 
     """scale: where what lies in a label was larger than what the label leaves in the end."""
     for node in nodes:
         width, inside = scale * size(node), sum(map(size, node.children))
-        yield Box(node.chain[-1], node.phase, level, at, width)
+        yield Box(node.chain[-1], node.phase, level, at, width, *node.chain[-2:-1])
         yield from _placed(node.children, size, at, level + 1, min(scale, width / inside) if inside else 1.0)
         at += width
 

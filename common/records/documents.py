@@ -136,6 +136,7 @@ class Profile(Struct, kw_only=True):
     reason: Annotated[str, of('why it failed, else ""')]
     implementation: Annotated[str, of("the loss")] = ""
     model: Annotated[str, of('import path, "" for the Conformer transducer')] = ""
+    config: Annotated[str, of('of the Conformer transducer: "icefall", or "" for torchaudio\'s Conformer')] = ""
     parameters: Annotated[Dict[str, int], of("how many the model has, by part")] = {}
     device: Annotated[str, of('"cpu" or "cuda"')] = ""
     device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None

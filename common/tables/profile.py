@@ -57,7 +57,7 @@ def lines(found: Profile) -> List[str]:
     count = len(document["steps"]["host_ns"])
     on = [name for name, value in document["options"].items() if value]
     result = [
-        f"{document['implementation']}, {document['model'] or 'Conformer transducer'}, {parts['model']} parameters",
+        f"{document['implementation']}, {document['model'] or _config(document)}, {parts['model']} parameters",
         f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
         f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {_hooks(found)}",
         f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
@@ -75,6 +75,10 @@ def lines(found: Profile) -> List[str]:
     if document["not_counted"]:
         result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
     return [*result, *remarks(found), verdict(found)]
+
+
+def _config(document: profile.Document) -> str:
+    return "icefall's Conformer transducer" if document.get("config") == "icefall" else "Conformer transducer"
 
 
 def _hooks(profiled: Profile) -> str:
