@@ -17,7 +17,8 @@ from commands import ROOT
 from fixtures_runs import COMMAND, correctness, status, summarize, timed, timing, write_run
 
 from common.analysis import conformance, logs, verdict
-from common.analysis.groups import groups
+from common.analysis.groups import collect, groups
+from common.report import verdicts
 from common.tables import answer
 
 
@@ -70,6 +71,41 @@ def test_the_verdict_is_of_the_rows(log):
     said = screen(log).partition("VERDICT")[2]
     for name in ("optimized_transducer", "torchaudio", "fast_rnnt-pruned"):
         assert name in said
+
+
+@pytest.mark.parametrize(
+    "loss_ms, basis, words",
+    [
+        ({"k2": [5, 5.1, 5], "torchaudio": [8, 8.1, 8]}, "both", ["k2, ", "its step is the fastest too"]),
+        (
+            {"k2": [5, 9, 7], "torchaudio": [6, 5, 8]},
+            "step",
+            ["k2, ", "rests on the step", "by the loss alone unclear"],
+        ),
+        (
+            {"k2": [8, 8.1, 8], "torchaudio": [5, 5.1, 5]},
+            "",
+            ["unclear: by the loss alone torchaudio", "by the step k2"],
+        ),
+    ],
+)
+def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, basis, words):
+    """Beside a loss that takes no logits and has the fastest step of all."""
+    for name, step in (("k2", 100), ("torchaudio", 200), ("fused", 10)):
+        alone = loss_ms.get(name)
+        rounds = [
+            timing(f"timing-{at}", [step + at, step + at], [alone[at - 1]] * 2 if alone else []) for at in (1, 2, 3)
+        ]
+        jobs = [correctness(), *rounds]
+        write_run(tmp_path / name, name=name, jobs=jobs, rounds=3, run_id="one run", passes=["correctness", "timing"])
+    (group,) = groups(logs.rows([tmp_path]))
+    picked = verdict.given_logits(group)
+    assert picked.basis == basis and (picked.row and picked.row.name) == ("k2" if basis else None)
+    said = " ".join(screen(tmp_path).partition("given logits:")[2].split())
+    assert all(word in said for word in words)
+    (page,) = collect(group)
+    (answer_of_page,) = [one for one in verdicts.verdicts(page.rows) if one.question.endswith("given logits")]
+    assert answer_of_page.answer == ("k2" if basis else "unclear") and answer_of_page.clear == bool(basis)
 
 
 def test_what_cannot_be_told_apart_is_unclear(tmp_path):

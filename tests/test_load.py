@@ -206,7 +206,7 @@ def test_no_winner_and_no_ratio_is_in_a_verdict_of_rounds_beside_load(crowded):
     text = summarize(crowded, details=False)
     table, _, ending = text.partition("VERDICT")
     assert "36 of 36 samples ran beside other load (others used 90% of the CPU)" in " ".join(table.split())
-    assert ending.count("withheld") == 2 and "fastest exact: withheld" in " ".join(ending.split())
+    assert ending.count("withheld") >= 2 and "fastest exact: withheld" in " ".join(ending.split())
     assert "times its time" not in ending and "exact step's time" not in ending
     assert "smallest exact" in ending  # which load does not change
     for name in ("torchaudio", "k2", "fast_rnnt-pruned"):

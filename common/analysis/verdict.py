@@ -6,7 +6,6 @@ and largest batches are measured in one process and have no interval: there a ma
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
@@ -28,15 +27,17 @@ EXACT = ("exact", None)
 class Pick:
     """row: the best; rivals: those whose difference from it is not certain, the nearest first; next: the first rival,
     or else the first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).
-    Of an approximation, over and memory: its time and its peak over those of the fastest exact row; None where they
-    have nothing in common.  Of trains_fastest, over: the next one's time.  caveats: what to beware of in it, None where
-    no conformance matrix judged it.  withheld: its rounds, or a rival's, ran beside so much other load that none is the
-    fastest for sure: then there is no `times` and no `over`."""
+    Of times, scope and next_ratio: the next one's ratio with its interval.  Of an approximation, over and memory: its
+    time and its peak over those of the fastest exact row; None where they have nothing in common.  caveats: what to
+    beware of in it, None where no conformance matrix judged it.  withheld: its rounds, or a rival's, ran beside so much
+    other load that none is the fastest for sure: then there is no `times` and no ratio."""
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
     next: Optional[Row] = None
     times: Optional[float] = None
+    scope: str = "step"
+    next_ratio: Optional[Ratio] = None
     over: Optional[Ratio] = None
     memory: Optional[float] = None
     caveats: Optional[List[str]] = None
@@ -47,10 +48,41 @@ class Pick:
         return not self.rivals and not self.withheld
 
 
+@dataclass(frozen=True)
+class LogitsPick:
+    """The exact loss for logits that are given: by the loss alone, and by the step of the losses that take logits, None
+    where it was not measured."""
+
+    loss: Pick
+    step: Optional[Pick]
+
+    @property
+    def basis(self) -> str:
+        """What decides: "both", or the scope in which a loss is surely the fastest that none surely beats in the
+        other; "" where it is unclear."""
+        if self.step is None:
+            return "loss" if self.loss.sure else ""
+        if self.loss.sure and self.step.sure:
+            return "both" if self.loss.row is self.step.row else ""
+        if self.step.sure and self.step.row in [self.loss.row, *self.loss.rivals]:
+            return "step"
+        if self.loss.sure and self.loss.row in [self.step.row, *self.step.rivals]:
+            return "loss"
+        return ""
+
+    @property
+    def row(self) -> Optional[Row]:
+        """The loss to use; None where it is unclear."""
+        if not self.basis:
+            return None
+        return self.step.row if self.basis == "step" and self.step else self.loss.row
+
+
 class Verdict(NamedTuple):
     """None where there is none, or it was not measured."""
 
     fastest: Optional[Pick]
+    logits: Optional[LogitsPick]
     smallest: Optional[Pick]
     approximate: Optional[Pick]
 
@@ -61,32 +93,43 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     if approximate:
         approximate = replace(approximate, caveats=conformance.caveats(approximate.row.loss, folders))
     if approximate and quick:
-        over = ranking.over(quick.row, approximate.row, approximate.row.against_fastest["scope"])
+        over = ranking.over(quick.row, approximate.row, approximate.scope)
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
         quick = replace(quick, caveats=conformance.caveats(quick.row.loss, folders))
-    return Verdict(quick, small, approximate)
+    return Verdict(quick, given_logits(rows), small, approximate)
 
 
 def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
-    """Of rows of these kinds that are ok, as compared with the fastest; None where nothing was timed."""
+    """Return the fastest of the rows of these kinds by the step, or by the loss where no step was timed; None where
+    nothing was."""
     rows = _ok(rows, kinds)
-    firsts = [row for row in rows if row.against_fastest.get("is_fastest")]
-    if not firsts:
+    return _by_time(rows, "step") or _by_time(rows, "loss")
+
+
+def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
+    """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
+    taking = [row for row in _ok(rows, EXACT) if row.loss_ms]
+    loss = _by_time(taking, "loss")
+    return LogitsPick(loss, _by_time(taking, "step")) if loss else None
+
+
+def _by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
+    """Return the fastest of these rows in a scope; None where none was timed."""
+    standings = ranking.standings(rows, scope)
+    if not standings:
         return None
-    best = min(firsts, key=lambda row: row.against_fastest["scope"] != "step")
-    others = [row for row in rows if row.against_fastest.get("fastest") == best.name and row is not best]
-    others = [row for row in others if row.over_fastest is not None and not row.against_fastest["other_torch"]]
-    others.sort(key=lambda row: row.over_fastest or math.inf)
-    keys = ("verdict", "ratio", "low")
-    rivals = [row for row in others if ranking.may_be_as_fast(*map(row.against_fastest.__getitem__, keys))]
-    first = next(iter(rivals or others), None)
-    if best.against_fastest["beside_load"]:
-        return Pick(best, rivals, first, withheld=True)
-    if first and first.against_fastest["beside_load"]:  # far behind, by a ratio that other load made
-        first = next((row for row in others if not row.against_fastest["beside_load"]), None)
-    return Pick(best, rivals, first, first.over_fastest if first else None)
+    known = [standing for standing in standings[1:] if standing.ratio and not standing.other_torch]
+    rivals = [standing for standing in known if standing.may_be_as_fast]
+    names = [standing.row for standing in rivals]
+    following = next(iter(rivals or known), None)
+    if ranking.is_withheld(standings, scope):
+        return Pick(standings[0].row, names, following and following.row, scope=scope, withheld=True)
+    if following and following.beside_load:  # far behind, by a ratio that other load made
+        following = next((standing for standing in known if not standing.beside_load), None)
+    ratio = following.ratio if following else None
+    return Pick(standings[0].row, names, following and following.row, ratio and ratio.ratio, scope, ratio)
 
 
 def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
@@ -112,7 +155,7 @@ def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) 
     if any(row.is_beside_load(row.largest["scope"]) for row in timed):
         return Pick(best, [row for row, _ in rivals], withheld=True)
     first, over = next(iter(rivals or found), (None, None))
-    return Pick(best, [row for row, _ in rivals], first, over and over.ratio, over)
+    return Pick(best, [row for row, _ in rivals], first, over and over.ratio, next_ratio=over)
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:

@@ -61,10 +61,10 @@ def _gains(pick: Pick) -> bool:
 
 def _speed(pick: Pick) -> Sentence:
     """Of the first one, and how far the next is behind."""
-    row, said = pick.row, spent(pick.row, pick.row.against_fastest["scope"])
+    row, said = pick.row, spent(pick.row, pick.scope)
     if pick.next is None:
         return [*said, "; the only one measured under its torch."]
-    interval = _interval(pick.next.against_fastest.get("low"), pick.next.against_fastest.get("high"))
+    interval = _interval(pick.next_ratio.low, pick.next_ratio.high) if pick.next_ratio else ""
     ratio = f"{number(pick.times, 3)} times as long{interval}"
     if pick.sure:
         return [*said, f"; next is {pick.next.label}, {ratio}."]
@@ -98,7 +98,7 @@ def _against(pick: Pick, exact: Optional[Pick]) -> List[Line]:
     if pick.over:
         interval = _interval(pick.over.low, pick.over.high)
         time = f"{number(pick.over.ratio, 2)}x the time of {exact.row.label}{interval}: "
-        lines.append(("Speed", [time, time_of(pick.row, pick.row.against_fastest["scope"]), "."]))
+        lines.append(("Speed", [time, time_of(pick.row, pick.scope), "."]))
     if pick.memory and pick.row.peak_mb is not None:
         peak = Link(f"{number(pick.row.peak_mb)} MB", pick.row.results)
         lines.append(("Memory", [f"{number(pick.memory, 2)}x its memory: ", peak, "."]))

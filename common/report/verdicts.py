@@ -31,7 +31,7 @@ def verdicts(rows: Sequence[Row]) -> List[Verdict]:
     of_one_model = [row for row in rows if row.of_one_model]
     found = [
         fastest("Fastest exact loss, whole step", exact, "step"),
-        fastest("Fastest exact loss, given logits", exact, "loss"),
+        given_logits("Fastest exact loss, given logits", exact),
         least_memory("Least memory, exact losses", exact),
     ]
     if len(exact) < len(of_one_model):
@@ -67,6 +67,27 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     more = f"; for {len(close) - 1} more it is unclear too" if len(close) > 1 else ""
     lowest: Words = [f"{best.label} has the lowest times and ", *taken, ", but ", *_times(close[0], scope)]
     return _unclear(question, *lowest, f"{more}. ", _advice(close[0]), remark)
+
+
+def given_logits(question: str, rows: Sequence[Row]) -> Optional[Verdict]:
+    """Return the answer by the loss alone and by the step of the losses that take logits, with what it rests on."""
+    pick, alone = verdict.given_logits(rows), fastest(question, rows, "loss")
+    if pick is None or alone is None or pick.step is None:
+        return alone
+    taking = [row for row in rows if row.loss_ms]
+    whole = fastest(question, taking, "step")
+    if whole is None:
+        return alone
+    if pick.loss.withheld or pick.step.withheld:
+        return Verdict(question, "withheld", False, [WITHHELD])
+    rests = {
+        "both": "It rests on the loss alone and the step. ",
+        "loss": "It rests on the loss alone. ",
+        "step": "It rests on the step. ",
+        "": "The loss alone and the step name no one loss. ",
+    }[pick.basis]
+    reason: Words = [rests, "By the loss alone: ", *alone.reason, " By the step: ", *whole.reason]
+    return Verdict(question, pick.row.marked if pick.row else "unclear", bool(pick.row), reason)
 
 
 def _clear(question: str, best: Row, did: Words, rival: Words, remark: str) -> Verdict:
@@ -142,7 +163,7 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     pace = Link(f"{number(best.largest['utterances_per_second'])} utterances/s", best.results)
     if pick.next is None:
         return _clear(question, best, ["It trains ", pace], [], remark)
-    said, ratio = f"{pick.next.label} at {number(pick.times, 3)} times the time of an utterance", pick.over
+    said, ratio = f"{pick.next.label} at {number(pick.times, 3)} times the time of an utterance", pick.next_ratio
     if ratio and ratio.low is not None:
         said += f" (95% interval over rounds: {number(ratio.low, 3)} to {number(ratio.high, 3)})"
     if pick.sure:

@@ -14,7 +14,7 @@ from common.analysis import metrics, verdict
 from common.analysis.groups import groups, heading, kind_rank
 from common.analysis.metrics import Metric
 from common.analysis.row import Row
-from common.analysis.verdict import Pick
+from common.analysis.verdict import LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
 from common.core.table import Cell, Table
 from common.core.text import count, error, gathered, number, plain
@@ -203,6 +203,8 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
     lines: Dict[str, str] = {}
     if found.fastest:
         lines["fastest exact"] = _timed(found.fastest)
+    if found.logits and found.logits.step:
+        lines["given logits"] = _given_logits(found.logits)
     if found.smallest:
         lines["smallest exact"] = _picked(found.smallest, lambda row: f"{number(row.peak_mb)} MB", "times its peak")
     if found.approximate:
@@ -233,15 +235,29 @@ def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
 
 
 def _timed(pick: Pick) -> str:
-    scope = pick.row.against_fastest["scope"]
-    ms = metrics.METRICS[f"{scope}_median"].shown
-    described = _picked(pick, lambda row: f"{ms(row)} ms a {scope}", "times its time")
-    if pick.withheld:
+    """Return the pick with its time in its scope, and the next one's ratio with its interval."""
+    ms = metrics.METRICS[f"{pick.scope}_median"].shown
+    described = _picked(pick, lambda row: f"{ms(row)} ms a {pick.scope}", "times its time")
+    if pick.next is None or pick.withheld:
         return described
-    interval = "-" if pick.next is None else metrics.METRICS["interval"].shown(pick.next)
-    if pick.next is not None and interval == "-":
+    low, high = (pick.next_ratio.low, pick.next_ratio.high) if pick.next_ratio else (None, None)
+    if low is None or high is None:
         return f"{described}; one round gives no interval: --rounds 3 or more"
-    return described + (f" ({interval})" if pick.next else "")
+    return f"{described} ({number(low, 3)}-{number(high, 3)})"
+
+
+def _given_logits(pick: LogitsPick) -> str:
+    """Return the loss to use, what the choice rests on, and what the other scope says."""
+    if pick.loss.withheld or (pick.step and pick.step.withheld):
+        return WITHHELD
+    by_loss, by_step = (_timed(each) if each else "" for each in (pick.loss, pick.step))
+    if pick.basis == "both":
+        return f"{by_loss}; its step is the fastest too"
+    if pick.basis == "loss":
+        return f"{by_loss}. It rests on the loss alone; by the step {by_step}"
+    if pick.basis == "step":
+        return f"{by_step}. It rests on the step; by the loss alone {by_loss}"
+    return f"unclear: by the loss alone {by_loss.removeprefix('unclear: ')}; by the step {by_step}"
 
 
 def _approximate(pick: Pick) -> str:
