@@ -10,9 +10,11 @@ import runpy
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from browsers import CHROMIUM, DRIVER, Browser
 from commands import run
 
 from common.analysis import logs, verdict
@@ -108,13 +110,41 @@ def test_the_metric_of_contributing_is_in_the_table_and_in_json(diffs, checkout)
     assert "steps /s" in tables[0] and row["steps_per_second"] == pytest.approx(1000 / row["step_ms"]["median"])
 
 
-@pytest.mark.skipif(not MKDOCS.exists(), reason="no dev environment: make setup ENVIRONMENTS=dev")
-def test_the_site_builds_and_asks_for_nothing_from_the_net(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site that `make docs` makes."""
+    if not MKDOCS.exists():
+        pytest.skip("no dev environment: make setup ENVIRONMENTS=dev")
+    folder = tmp_path_factory.mktemp("docs") / "site"
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    build = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    build = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(folder)]
     done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    pages = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")}
+    return folder
+
+
+@pytest.mark.skipif(
+    not (CHROMIUM and DRIVER and find_spec("selenium")), reason="needs selenium, chromium and chromedriver"
+)
+def test_the_site_is_searched_where_it_is_opened_from_the_disk(site, tmp_path):
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.resize(1400)
+        browser.driver.get((site / "reference" / "flags.html").as_uri())
+        field = browser.driver.find_element("css selector", ".md-search__input")
+        browser.wait.until(lambda _: field.is_displayed())
+        field.click()
+        field.send_keys("largest batch")
+        links = "[...document.querySelectorAll('.md-search-result__link')].map((link) => link.href)"
+        browser.wait.until(lambda _: browser.js(links))
+        assert any("largest.html" in link for link in browser.js(links))
+        assert not [address for address in browser.requests() if not address.startswith(("file:", "data:", "about:"))]
+    finally:
+        browser.close()
+
+
+def test_the_site_builds_and_asks_for_nothing_from_the_net(site):
+    pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert "utterances_per_second" in pages["metrics.html"]
     assert "total_wall_ns" in pages["records.html"] and 'href="#batch"' in pages["records.html"]
     assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
