@@ -175,6 +175,31 @@ def test_an_old_python_is_one_line():
         ast.parse(path.read_bytes(), feature_version=(3, 8))
 
 
+def test_ctrl_z_stops_the_worker_too_and_fg_lets_it_go_on(flags, tmp_path):
+    """In a process group of its own, as a shell starts it: the kernel stops none that nobody could continue."""
+
+    def states():
+        stats = (Path(f"/proc/{number}/stat").read_text() for number in (process.pid, worker))
+        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+    line = command("benchmark_reference.py", *flags, *LONG)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(line, cwd=ROOT, preexec_fn=lambda: os.setpgid(0, 0), **pipes)
+    try:
+        worker = wait_for_worker(process, "timing-1")
+        for _ in range(2):
+            process.send_signal(signal.SIGTSTP)
+            wait_for(lambda: states() == ["T", "T"], "stop of both")
+            process.send_signal(signal.SIGCONT)
+            wait_for(lambda: "T" not in states(), "end of the stop")
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 143 and "Traceback" not in errors
+    assert rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
+
+
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 
 

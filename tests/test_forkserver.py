@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,38 @@ def test_jobs_of_a_round_share_their_imports_and_nothing_else(place):
     assert child(place, generation=2).records[0]["parent"] != first["parent"]
     (record,) = child(place, generation=2, OF_THE_JOB="5").records
     assert record["variable"] == "5" and record["parent"] != first["parent"]
+
+
+#: Waits for the end of a job that takes a second, and says how long that took it.
+WAITS = """
+import sys
+from pathlib import Path
+from common.system.processes import Child
+
+with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(1)"}, Path.cwd(), {}) as running:
+    running.alive(0)
+    print("started", flush=True)
+    while running.alive(10):
+        pass
+print(running.returncode, running.seconds(), running.wall_ns / 1e9)
+"""
+
+
+def test_the_time_of_a_job_stands_still_while_ctrl_z_stops_it(place):
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITS], cwd=place, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.setpgid(0, 0)
+    )
+    assert process.stdout.readline() == "started\n"
+    began = time.monotonic()
+    process.send_signal(signal.SIGTSTP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    time.sleep(3)
+    process.send_signal(signal.SIGCONT)
+    output, _ = process.communicate(timeout=60)
+    code, seconds, wall = output.split()
+    passed = time.monotonic() - began
+    assert code == "0" and 3 < passed
+    assert float(seconds) < passed - 2 and float(wall) < passed - 2
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, Us
 from common.core.paths import ROOT
 from common.core.text import reason_of, said
 from common.jobs.spec import SUBJECTS
+from common.system import stops
 from common.system.memory import is_out_of_memory
 from common.system.processes import write_record
 
@@ -66,6 +67,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
 
 def main(path: str) -> int:
     begin = time.perf_counter_ns()
+    stops.watch()
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.keep_scratch_in(Path(path).parent)
     with open(job["output"], "a", encoding="utf-8") as output:

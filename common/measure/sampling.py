@@ -10,6 +10,7 @@ from statistics import stdev
 from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Sequence
 
 from common.core import statistics
+from common.system import stops
 from common.system.load import ForeignLoad, busy_flags
 
 #: Warm-up is over when two successive samples agree within this.
@@ -64,6 +65,24 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
     return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 
 
+#: A sample during which the process was stopped (Ctrl-Z) is taken again so often: a tool that stops it all the time, to
+#: limit its share of the CPU, must not keep a round from its end.
+MOST_RETRIES = 3
+
+#: Takes a sample: its batch, its repeat, and whether it is one of the warm-up.
+Sampler = Callable[[int, int, bool], Dict[str, Any]]
+
+
+def uninterrupted(sample: Sampler, batch: int, repeat: int, warmup: bool) -> Dict[str, Any]:
+    """Return a sample during which the process was not stopped: it is taken again, MOST_RETRIES times at most."""
+    for _ in range(MOST_RETRIES):
+        before = stops.count()
+        taken = sample(batch, repeat, warmup)
+        if stops.count() == before:
+            return taken
+    return sample(batch, repeat, warmup)
+
+
 class WithLoad:
     """Keeps samples until the load beside them is known: the system counts it too coarsely for one short sample.
 
@@ -87,7 +106,7 @@ class WithLoad:
 
 
 def warm_up(
-    sample: Callable[[int, int, bool], Dict[str, Any]],
+    sample: Sampler,
     batches: Sequence[int],
     max_seconds: float,
     threads: Optional[int] = None,
@@ -97,16 +116,16 @@ def warm_up(
     samples = WithLoad(threads)
     durations: List[int] = []
     while batches and not warmed_up(durations, max_seconds):
-        warm = sample(batches[0], len(durations), True)
+        warm = uninterrupted(sample, batches[0], len(durations), True)
         durations.append(warm["total_wall_ns"])
         yield from samples.add(warm)
     for batch in batches[1:]:
-        yield from samples.add(sample(batch, 0, True))
+        yield from samples.add(uninterrupted(sample, batch, 0, True))
     yield from samples.flush()
 
 
 def sweep(
-    sample: Callable[[int, int, bool], Dict[str, Any]],
+    sample: Sampler,
     batches: Sequence[int],
     *,
     spread: float,
@@ -128,7 +147,7 @@ def sweep(
             if why:
                 yield from samples.flush()
                 return why
-            taken = sample(batch, repeat, False)
+            taken = uninterrupted(sample, batch, repeat, False)
             measured[batch].append(taken["total_wall_ns"])
             yield from samples.add(taken)
         repeat += 1

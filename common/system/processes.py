@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Set, TextIO, Tuple
 
-from common.system import memory
+from common.system import memory, stops
 
 STDERR_TAIL_LINES = 20
 STDERR_TAIL_BYTES = 64 << 10  # of these lines: a package may print gigabytes
@@ -66,14 +66,8 @@ def adopting() -> Iterator[None]:
 
 
 def _children() -> Set[int]:
-    """Processes whose parent is this one; none where there is no /proc."""
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, IndexError):  # it ended
-            parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
-            if int(parent) == os.getpid():
-                found.add(int(entry.name))
-    return found
+    """Return the processes whose parent is this one; none where there is no /proc."""
+    return set(stops.children_by_parent().get(os.getpid(), []))
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
@@ -178,6 +172,11 @@ def close_servers() -> None:
         _waiting.popitem()[1][1].close()
 
 
+def _running_ns() -> int:
+    """Return the nanoseconds of a clock that Ctrl-Z stops."""
+    return time.monotonic_ns() - stops.stopped_ns()
+
+
 class Child:
     """A Python module that reads a job and appends JSON records to a file.  `run` starts one.
 
@@ -195,7 +194,7 @@ class Child:
         self.server, self.output, self.errors = server, output, errors
         self.pid: Optional[int] = None
         self.ended: Optional[int] = None  # the return code
-        self.since, self.oom_kills = time.monotonic_ns(), memory.oom_kills()
+        self.since, self.oom_kills = _running_ns(), memory.oom_kills()
 
     @classmethod
     @contextmanager
@@ -219,7 +218,7 @@ class Child:
         path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, **variables}
         command = [str(python), "-m", "common.system.forkserver", module, "torch"]
-        with tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
+        with stops.with_children(), tempfile.TemporaryDirectory(prefix=f"{module}-") as scratch:
             output, errors, description = (Path(scratch) / name for name in ("records.jsonl", "stderr.txt", "job.json"))
             output.touch()
             description.write_text(json.dumps({**job, "output": str(output)}))
@@ -245,8 +244,8 @@ class Child:
         return False
 
     def seconds(self) -> float:
-        """How long it has been running."""
-        return (time.monotonic_ns() - self.since) / 1e9
+        """How long it has been running, without what Ctrl-Z stopped it for."""
+        return (_running_ns() - self.since) / 1e9
 
     def count(self) -> int:
         """How many records there are so far."""
@@ -280,7 +279,7 @@ class Child:
                 self.server.process.kill()  # stopped, perhaps
                 self.alive(LAST_SECONDS)
         self.returncode = -signal.SIGKILL if self.ended is None else self.ended
-        self.wall_ns = time.monotonic_ns() - self.since
+        self.wall_ns = _running_ns() - self.since
         self.killed_for_memory = memory.oom_kills() > self.oom_kills
         self.records = self.written()
         self.stderr = _last_lines(self.errors)
