@@ -62,7 +62,11 @@ def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Names
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
                 ending.warn_of_load(executor, resolved)
             with Progress(arguments.quiet) as progress:
-                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor)
+                session = Session(
+                    run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
+                )
+                if arguments.resume and session.wait:
+                    session.loaded |= {(name, number) for name, run in run_of.items() for number in run.loaded_rounds()}
                 if resolved.find_largest:
                     Searches(session).run()
                 else:

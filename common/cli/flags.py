@@ -119,6 +119,8 @@ the run
   --log-dir DIR: where each run makes its own folder, <name>-<batch size> (then .2, .3 ...: runs never mix). Default:
     log/ beside this script
   --timeout S: seconds after which one process of one implementation is ended and its row says timeout. Default: 1800
+  --wait S: wait at most so long, in all, for a quiet machine to measure those timing rounds again that ran beside other
+    load; 0: none is measured again. Default: 60; 0 with --preset quick and --sweep
   --resume: continue the newest unfinished run, or sweep, with the same settings instead of starting one
   --in-place: run everything in this Python, with what it has installed; use no environment of `make setup`
 {EXECUTOR}
@@ -191,6 +193,7 @@ TAKES: Dict[str, Any] = {
     "--gzip-traces": settings.GZIP_TRACES,
     "--format": ("table", "markdown", "csv", "json"),
     "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
+    "--wait": {"type": types.whole(0)},
     "--timeout": {"type": types.positive, "default": 1800.0},
     **dict.fromkeys(("--tf32", "--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),
     "--seed": types.seed,

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from common.cli import flag_types
-from common.core import paths, scripts, settings
+from common.core import paths, scripts, settings, workloads
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.data import provenance
+
+#: How long to wait, in all, for a quiet machine where --wait does not say.
+WAIT_SECONDS = 60.0
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,6 +97,14 @@ def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> b
     if arguments.limits is None:
         return settings.preset_parts(resolved.preset)[0] not in settings.WITHOUT_LIMITS
     return bool(arguments.limits)
+
+
+def wait(arguments: argparse.Namespace) -> float:
+    """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
+    if arguments.wait is not None:
+        return float(arguments.wait)
+    size, _ = settings.preset_parts(arguments.preset or workloads.DEFAULT)
+    return 0.0 if size == "quick" or arguments.sweep else WAIT_SECONDS
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:

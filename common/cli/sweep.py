@@ -63,7 +63,16 @@ def benchmark(
             known = reuse(file, run_of)
             lacking = {lane.label for lane in executor.lanes()} - known
             with Progress(arguments.quiet) as progress:
-                session = Session(run_of, python_of, resolved, arguments.timeout, progress, executor, limited=known)
+                session = Session(
+                    run_of,
+                    python_of,
+                    resolved,
+                    arguments.timeout,
+                    progress,
+                    executor,
+                    wait=parser.wait(arguments),
+                    limited=known,
+                )
                 jobs = session.pending(plan(names, resolved))
                 if jobs and not arguments.quiet:
                     left = f", {about(mean(took) * (len(cells) - number))}" if took else ""

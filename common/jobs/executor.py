@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -77,12 +78,16 @@ class Executor(ABC):
         """See interpreters.controls."""
         return interpreters.controls(python_of, device)
 
-    def disturbance(self, settings: Settings) -> str:
-        """Return how busy others keep this machine, as load.disturbance does; "" where jobs run elsewhere too."""
+    def disturbance(self, settings: Settings, seconds: float = 0.0) -> str:
+        """Return how busy others keep this machine, as load.disturbance does; "" where jobs run elsewhere.
+
+        seconds: how long to look.
+        """
         if not self.here:
             return ""
-        on_cpu = settings.device.partition(":")[0] == "cpu"
-        return load.disturbance(load.ForeignLoad(), settings.threads if on_cpu else 1)
+        on_cpu, others = settings.device.partition(":")[0] == "cpu", load.ForeignLoad()
+        time.sleep(seconds)
+        return load.disturbance(others, settings.threads if on_cpu else 1)
 
     def with_newest_torch(self, pythons: Mapping[str, Path]) -> Optional[str]:
         """See interpreters.with_newest_torch."""

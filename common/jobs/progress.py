@@ -52,6 +52,14 @@ class Progress:
         if self.bar is not None:
             self.bar.reset(total=self.total)
 
+    def expect_more(self, jobs: Sequence[Like]) -> None:
+        """Jobs that come beside those that were expected."""
+        self.coming += jobs
+        self.total += len(jobs)
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.refresh()
+
     def start(self, what: str) -> None:
         self.since[what] = time.monotonic()
         if self.bar is not None:

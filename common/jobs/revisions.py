@@ -36,6 +36,8 @@ WORKTREE = "WORKTREE"
 _SHARED = (".venv", ".build")
 #: Where revisions that know --limits measure them.
 _LIMITS = ("common/passes/limits.py", "common/measure/peaks.py")
+#: Where revisions that know --wait do.
+_WAITS = ("common/jobs/patience.py",)
 
 
 #: The two log folders -> rounds.
@@ -219,6 +221,8 @@ def _measure(tree: Path, name: str, flags: Sequence[str], log: Path, scratch: Pa
     own = ["--log-dir", str(log), "--quiet"]
     if any((tree / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
         own += ["--limits", "false"]
+    if any((tree / path).is_file() for path in _WAITS):  # a round measured again would not be beside the other side's
+        own += ["--wait", "0"]
     code, said = _benchmark([sys.executable, str(tree / "benchmark_all.py"), *flags, *own], _environment(scratch))
     if code in STOPPED:
         raise KeyboardInterrupt

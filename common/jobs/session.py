@@ -12,15 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import RLock
-from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set
+from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs.executor import Executor, Interrupted
+from common.jobs.patience import Patience
 from common.jobs.progress import Progress, Standing
 from common.jobs.spec import Job, Runnable, like
 from common.jobs.spread import Item, OnceMore, spread
-from common.records import store
+from common.records import schema, store
 from common.records.run import Run
 from common.records.schema import Record, Status
 from common.setup import interpreters
@@ -34,8 +35,9 @@ Chain = Deque[Job]
 class Session:
     """run_of, python_of: the run and the Python of each implementation, or task; timeout: seconds for one job.
 
-    lock: of runs and progress, which all devices write to; limited: devices whose limits are known, or could not be
-    measured."""
+    wait: seconds to wait, in all, for a quiet machine to measure rounds again that ran beside other load; 0: none is.
+    loaded: (implementation, round) of the timing jobs that did; lock: of runs and progress, which all devices write
+    to; limited: devices whose limits are known, or could not be measured."""
 
     run_of: Mapping[str, Run]
     python_of: Mapping[str, interpreters.Choice]
@@ -43,6 +45,8 @@ class Session:
     timeout: float
     progress: Progress
     executor: Executor
+    wait: float = 0.0
+    loaded: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     warned: Set[str] = field(default_factory=set)
     lock: RLock = field(default_factory=RLock)
     limited: Set[str] = field(default_factory=set)
@@ -77,6 +81,44 @@ class Session:
 
         for correctness in (True, False):  # no time without it
             self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)
+        if self.wait:
+            self.measure_again(_chains(job for job in jobs if job.pass_name == "timing"))
+
+    def measure_again(self, rounds: Sequence[Chain]) -> None:
+        """Measure those timing rounds again, each as a whole, in which a row ran beside other load.
+
+        Each begins when the machine is quiet; what its rows measured last counts, whatever the times are.  At most as
+        many as there are rounds, so that a round may come twice.  Raises Interrupted and UserError.
+        """
+        left, patience = len(rounds), Patience(self.wait)
+
+        def serve(lane: Executor, chain: Chain) -> None:
+            if not patience.until_quiet(lane, self.settings):
+                return
+            while chain:
+                if not self.run_of[chain[0].implementation].failed:
+                    self.carry_out(chain[0], lane)
+                chain.popleft()
+
+        while left > 0 and not patience.is_over:
+            crowded = [
+                chain for chain in rounds if any((job.implementation, job.round) in self.loaded for job in chain)
+            ]
+            again = [
+                deque(job for job in chain if not self.run_of[job.implementation].failed) for chain in crowded[:left]
+            ]
+            again = [chain for chain in again if chain]
+            if not again:
+                return
+            numbers = ", ".join(str(chain[0].round) for chain in again)
+            self.progress.say(f"beside other load: round {numbers}; measured again when the machine is quiet")
+            self.progress.expect_more([like(job) for chain in again for job in chain])
+            self.each(again, serve)
+            left -= len(again)
+        if patience.is_over:
+            self.progress.say(
+                f"the machine was not quiet within {self.wait:g} s (--wait): what is left is not repeated"
+            )
 
     def each(self, items: Iterable[Item], serve: Callable[[Executor, Item], None]) -> None:
         """See spread."""
@@ -107,6 +149,7 @@ class Session:
         with self.lock:
             self._keep(job, records)
             self._warn(records)
+            self._note_load(job, records)
             if standing and pass_name == "timing":
                 standing.add(name, records)
             end = run.last_status
@@ -152,6 +195,13 @@ class Session:
         if pass_name == "trace" and records[-1]["status"] != "ok":
             files.remove(self.run_of[name].folder)
         self.run_of[name].add(records)
+
+    def _note_load(self, job: Runnable, records: Sequence[Record]) -> None:
+        """Keep in mind whether a timing job that ended well ran beside other load."""
+        if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
+            samples = [schema.typed(record) for record in records if record["record"] == "sample"]
+            place = job.implementation, job.round
+            (self.loaded.add if store.loaded_scopes(samples) else self.loaded.discard)(place)
 
     def _warn(self, records: Sequence[Record]) -> None:
         """Print each warning of the workers once, whatever --quiet says: it is about the results."""

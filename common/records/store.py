@@ -194,8 +194,11 @@ def first(path: Path) -> Optional[FirstLine]:
 
 
 def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
-    """Records by job, for each job only those of its last attempt that ended (with a ``status`` record); where none
-    did, those of the last that there is."""
+    """Return the records by job, for each only those of its last attempt that ended well.
+
+    Where none did, those of the last that ended (with a ``status`` record), or else of the last that there is.  So a
+    round that is measured again keeps its place only when it ends well.
+    """
     open_attempts: Dict[str, List[JobLine]] = {}
     ended: Dict[str, List[JobLine]] = {}
     for record in records:
@@ -205,7 +208,10 @@ def latest_jobs(records: Iterable[Line]) -> Dict[str, List[JobLine]]:
                 attempt.clear()
             attempt.append(record)
         if isinstance(record, Status):
-            ended[record.job] = open_attempts.pop(record.job)
+            attempt = open_attempts.pop(record.job)
+            before = status_of(ended[record.job]) if record.job in ended else None
+            if record.status == "ok" or before is None or before.status != "ok":
+                ended[record.job] = attempt
     return {**open_attempts, **ended}
 
 
@@ -213,6 +219,13 @@ def is_loaded(samples: Sequence[Sample]) -> bool:
     """Return whether samples of one process ran beside other load for more than half of their time."""
     loaded = sum(sample.total_wall_ns for sample in samples if sample.beside_load)
     return 2 * loaded > sum(sample.total_wall_ns for sample in samples)
+
+
+def loaded_scopes(lines: Iterable[Line]) -> List[str]:
+    """Return the scopes whose samples, those of one timing job, ran mostly beside other load."""
+    samples = [line for line in lines if isinstance(line, Sample) and not line.warmup]
+    scopes = dict.fromkeys(sample.scope for sample in samples)
+    return [scope for scope in scopes if is_loaded([sample for sample in samples if sample.scope == scope])]
 
 
 def status_of(lines: Sequence[JobLine]) -> Optional[Status]:

@@ -45,7 +45,7 @@ def beside_load(rows: Sequence[Row]) -> str:
     number = f"{sum(row.loaded_samples for row in rows)} of {sum(row.samples for row in rows)}"
     names = ", ".join(dict.fromkeys(row.name for row in loaded))
     if any(row.is_beside_load(scope) for row in loaded for scope in row.loaded_rounds):
-        advice = "their times are too long and rank nothing; measure again when the machine is quiet"
+        advice = "their times are too long; when the machine is quiet, --resume measures these rounds again"
     else:
         advice = "ratios leave these rounds out"
     return f"{number} samples ran beside other load{used}: {names}; {advice}"
