@@ -35,7 +35,7 @@ DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
 
   compare.py BASELINE NEW       two log folders (implementations that both have), run folders or results.jsonl files
-  compare.py --in LOG A B       two implementations of one log folder: compare.py --in log torchaudio k2
+  compare.py --in LOG A B       two implementations of one log folder: compare.py --in log torchaudio fast_rnnt
   compare.py --rev A --rev B    two git revisions, measured now, their rounds in alternation (A, B, B, A, ...), each in
                                 a work tree of its own that is removed afterwards; WORKTREE is a copy of your files as
                                 they are. Flags of benchmark_all.py follow after --, for example:
@@ -43,8 +43,9 @@ Compare two measurements, implementation by implementation and batch by batch: t
 
 The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its interval is
 over rounds (fresh processes): samples of one process share its luck. Verdicts: faster and slower when the whole
-interval is beyond the tolerance, same when all of it is within, else unclear. Fewer than 3 rounds on a side are always
-unclear; so is a difference between two separate runs that ran beside other load, or that drift as much as they differ.
+interval is beyond the tolerance, same when all of it is within (--same), else unclear; other torch for two losses that
+ran under two torches. Fewer than 3 rounds on a side are always unclear; so is a difference between two separate runs
+that ran beside other load, or that drift as much as they differ.
 """
 EXIT_CODES = """\
 Exit code: 0; 1 with --fail-on-slower P% when an implementation is slower by more than P% for sure (its whole interval
@@ -99,6 +100,12 @@ def parser() -> argparse.ArgumentParser:
         help="the change of time or memory that does not matter. Default: 2%%",
     )
     result.add_argument(
+        "--same",
+        type=flag_types.percentage,
+        metavar="P%",
+        help="call times the same where the whole interval is within P%%. Default: the tolerance",
+    )
+    result.add_argument(
         "--detect",
         type=flag_types.percentage,
         metavar="P%",
@@ -130,6 +137,8 @@ def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
     if options.only and (options.revisions or options.log):
         instead = "give it after --, to what is measured" if options.revisions else "--in names two already"
         raise UserError(f"--only is for BASELINE and NEW; {instead}")
+    if options.same is not None and options.same < options.tolerance:
+        raise UserError(f"--same: has to be at least the tolerance, {percent(options.tolerance)} (--tolerance)")
     if options.log:
         return Sides(pairs.within(options.log, *options.sides))
     if not options.revisions:
@@ -150,7 +159,8 @@ def rounds_to_measure(options: argparse.Namespace, baseline: Path, new: Path) ->
 
 
 def compared(sides: Sides, options: argparse.Namespace) -> List[comparison.Change]:
-    return comparison.compare(sides.pairs, [options.scope] if options.scope else comparison.SCOPES, options.tolerance)
+    scopes = [options.scope] if options.scope else comparison.SCOPES
+    return comparison.compare(sides.pairs, scopes, options.tolerance, options.same)
 
 
 def benchmark_flags(given: Sequence[str]) -> revisions.Flags:

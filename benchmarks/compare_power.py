@@ -74,7 +74,8 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
                 break
             rounds = min(wanted, design.most)
         doubt = change_verdicts.time_doubt(ratio, paired, (0.0, 0.0))
-        verdict, _ = change_verdicts.time(ratio, paired, statistics.TOLERANCE, confidence, doubt)
+        margins = change_verdicts.Margins(statistics.TOLERANCE, statistics.TOLERANCE, confidence)
+        verdict, _ = change_verdicts.time(ratio, paired, margins, doubt)
         found += verdict == "slower"
     return found / runs
 

@@ -352,3 +352,38 @@ def test_a_screen_tells_the_verdict(tmp_path):
     said = " ".join(text.partition("VERDICT")[2].split())
     assert re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", said) and "or more would have shown" in said
     assert "slower: " in said and "loss3 step, loss3 loss" in said
+
+
+def test_two_losses_of_two_torches_have_a_verdict_of_their_own_and_no_part_in_the_power(tmp_path):
+    def under(torch, folder, *arguments, **options):
+        measured(folder, *arguments, run_id="x", **options)
+        head, *lines = records_of(folder)
+        write_records(folder, [head, *({**line, "torch": torch} if "torch" in line else line for line in lines)])
+
+    under("2.11.0", tmp_path / "torchaudio")
+    under("1.13.1", tmp_path / "k2", 0.1, [*ROUNDS[:4], 3.0], name="k2")
+    done = run("compare.py", "--in", tmp_path, "torchaudio", "k2")
+    ending = " ".join(done.stdout.partition("VERDICT")[2].split())
+    assert "other torch: k2 against torchaudio" in ending and "torch 2.11.0 and 1.13.1" in ending
+    assert "./compare.py --in log fast_rnnt@k2 k2" in ending and "would have shown" not in ending
+    (row,) = rows("--in", tmp_path, "torchaudio", "k2")
+    assert {time["verdict"] for time in row["time"].values()} == {"other torch"}
+    assert all(time["detectable"] is None and time["ratio"] for time in row["time"].values())
+
+
+def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_path):
+    for side, rounds in (("a", [1.0, 1.3, 0.8, 1.2]), ("b", [1.1, 0.8, 1.2, 1.0])):
+        measured(tmp_path / side, 1.0, rounds, run_id=side)
+    said = " ".join(run("compare.py", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
+    assert (
+        re.match(r"times: too noisy to tell less than \d+% in each", said) and "0 faster, 0 slower, 2 unclear" in said
+    )
+
+
+def test_the_same_within_a_margin_that_was_asked_for(tmp_path):
+    other = [1.0, 0.98, 1.03, 1.0, 0.99]
+    sides = measured(tmp_path / "a", run_id="x"), measured(tmp_path / "b", 1.0, other, run_id="x")
+    for arguments, verdict in (((), "unclear"), (("--same", "10%"), "same")):
+        (row,) = rows(*sides, *arguments)
+        assert {time["verdict"] for time in row["time"].values()} == {verdict}
+    assert_user_error(run("compare.py", *sides, "--same", "1%"), "--same", "tolerance")

@@ -25,6 +25,7 @@ from common.records import schema
 DATA = Path(__file__).parent / "data" / "compare"
 NAMES = ("torchaudio", "optimized_transducer")
 SEEDS = range(200)
+MARGINS = change_verdicts.Margins(0.02, 0.02, 0.95)
 
 
 def real(load, name):
@@ -206,7 +207,7 @@ def test_two_rounds_are_never_enough():
     few = ratio(baseline=(1.0, 1.0))
     doubt = change_verdicts.time_doubt(few, True, (0, 0))
     assert doubt.startswith("2 rounds on a side") and "--rounds 10" in doubt
-    assert change_verdicts.time(few, True, 0.02, 0.95, doubt) == ("unclear", f"50.0% more time, but {doubt}")
+    assert change_verdicts.time(few, True, MARGINS, doubt) == ("unclear", f"50.0% more time, but {doubt}")
     one = ratio(low=None, high=None, baseline=(1.0,), error=None)
     assert change_verdicts.time_doubt(one, False, (0, 0)).startswith("1 round on a side")
 
@@ -227,22 +228,34 @@ def test_load_is_a_doubt_between_separate_runs_only():
 def test_the_advice_names_a_number_of_rounds():
     # 5% off, 3% from the tolerance; the spread of a round is 2%: t(5) * 0.02 / sqrt(6) = 2.1% tells, t(4) does: 2.5%.
     wide = ratio(1.05, 0.99, 1.11, (1.0,) * 3, (1.05,) * 3, 0.02 / math.sqrt(3))
-    verdict, reason = change_verdicts.time(wide, True, 0.02, 0.95, "")
+    verdict, reason = change_verdicts.time(wide, True, MARGINS, "")
     assert verdict == "unclear" and reason.endswith("about 5 rounds would tell")
     close = ratio(1.0201, 0.99, 1.05, (1.0,) * 3, (1.0201,) * 3, 0.02 / math.sqrt(3))
-    assert "too close to the tolerance" in change_verdicts.time(close, True, 0.02, 0.95, "")[1]
+    assert "too close to the tolerance" in change_verdicts.time(close, True, MARGINS, "")[1]
 
 
 def test_the_advice_for_a_wide_spread_blames_the_spread_and_the_load_before_it():
     wide = ratio(0.843, 0.001, 1081, (1.0,) * 3, (0.843,) * 3, 2.5)
-    verdict, reason = change_verdicts.time(wide, True, 0.02, 0.95, "")
+    verdict, reason = change_verdicts.time(wide, True, MARGINS, "")
     assert verdict == "unclear" and "the interval, 0.001 to 1081 times the baseline, reaches over" in reason
     assert reason.endswith("not even 100 rounds would tell: the spread between rounds is too large")
-    reason = change_verdicts.time(wide, True, 0.02, 0.95, "", (0.9, 0.4))[1]
+    reason = change_verdicts.time(wide, True, MARGINS, "", (0.9, 0.4))[1]
     assert reason.count("ran beside other load") == 1 and "90% of the baseline's samples and 40%" in reason
     assert reason.index("other load: end what else runs and repeat") < reason.index("not even 100 rounds")
     # a clear verdict of paired rounds names it too
-    assert change_verdicts.time(ratio(), True, 0.02, 0.95, "", (0.9, 0.4))[1].endswith("ran beside other load")
+    assert change_verdicts.time(ratio(), True, MARGINS, "", (0.9, 0.4))[1].endswith("ran beside other load")
+
+
+def test_the_same_is_said_within_a_margin_of_its_own():
+    close = ratio(1.01, 0.95, 1.07, error=0.01)
+    assert change_verdicts.time(close, True, MARGINS, "")[0] == "unclear"
+    wide = MARGINS._replace(same=0.1)
+    assert change_verdicts.time(close, True, wide, "")[0] == "same"
+    assert change_verdicts.time(ratio(1.05, 0.95, 1.12, error=0.01), True, wide, "")[0] == "unclear"
+    assert change_verdicts.time(ratio(1.05, 1.03, 1.07, error=0.01), True, wide, "")[0] == "slower"  # that is sure
+    busy = (0.5, 0.0)
+    doubt = change_verdicts.time_doubt(close, False, busy)
+    assert change_verdicts.time(close, False, wide, doubt, busy)[0] == "unclear"
 
 
 def test_memory():

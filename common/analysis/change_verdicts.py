@@ -1,13 +1,13 @@
 """What a measured change means: a verdict in one word and its reason in one sentence.  Numbers in, text out.
 
-Time is "faster", "slower", "same" or "unclear", memory "less", "more", "same" or "unclear", errors "better", "worse",
-"same", "wrong" or "unclear".
+Time is "faster", "slower", "same", "unclear" or "other torch", memory "less", "more", "same" or "unclear", errors
+"better", "worse", "same", "wrong" or "unclear".
 """
 
 from __future__ import annotations
 
 import math
-from typing import Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from common.core import ratios, statistics
 from common.core.ratios import Ratio
@@ -20,10 +20,21 @@ BUSY_LIMIT = 0.1
 PROCESS_TOLERANCE = 0.1
 #: Rounding differs with the order of a sum: a change is another order of magnitude, well above float32's rounding.
 ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
+#: Of two losses, each under a torch of its own.
+OTHER_TORCH = "other torch"
 CALM = "end what else runs and repeat"
 _TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 
 Judgement = Tuple[str, str]
+
+
+class Margins(NamedTuple):
+    """tolerance: the change that does not matter, 0.02 for 2%; same: a whole interval within it is "same", at least the
+    tolerance; confidence: of each interval."""
+
+    tolerance: float
+    same: float
+    confidence: float
 
 
 def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
@@ -73,31 +84,33 @@ def _drift(rounds: Sequence[float]) -> float:
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
 
 
-def time(
-    ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str, busy: Sequence[float] = (0.0, 0.0)
-) -> Judgement:
-    """Faster and slower: the whole interval is beyond the tolerance, and there is no doubt.  Same: all of it within.
+def time(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Sequence[float] = (0.0, 0.0)) -> Judgement:
+    """Return "faster" or "slower" where the whole interval is beyond the tolerance and there is no doubt, "same" where
+    all of it is within ``margins.same``, else "unclear", with the reason.
 
     busy: as for ``time_doubt``, which decides whether it is a doubt; it is named in any case.
     """
-    verdict, reason = _verdict(ratio, paired, tolerance, confidence, doubt, busy)
+    verdict, reason = _verdict(ratio, paired, margins, doubt, busy)
     if paired and max(busy) > BUSY_LIMIT and load(busy) not in reason:
         reason += f"; {load(busy)}"
     return verdict, reason
 
 
-def _verdict(
-    ratio: Ratio, paired: bool, tolerance: float, confidence: float, doubt: str, busy: Sequence[float]
-) -> Judgement:
+def _verdict(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Sequence[float]) -> Judgement:
+    tolerance = margins.tolerance
     more = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
     if ratio.low is None or ratio.high is None or min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS:
         return "unclear", f"{more}, but {doubt}"
     found = statistics.verdict(ratio.low, ratio.high, tolerance)
-    span = f"the interval, {_span(ratio.low, ratio.high)},"
-    if found == "same":
-        return found, f"{span} is within the tolerance of {percent(tolerance)}"
     if found == "unclear":
-        advice = _advice(ratio, paired, tolerance, confidence)
+        found = statistics.verdict(ratio.low, ratio.high, margins.same)
+    span = f"the interval, {_span(ratio.low, ratio.high)},"
+    if found == "same" and doubt and not paired and max(busy) > BUSY_LIMIT:
+        return "unclear", f"{more}, but {doubt}"
+    if found == "same":
+        return found, f"{span} is within the {percent(margins.same)} that count as the same"
+    if found == "unclear":
+        advice = _advice(ratio, paired, margins)
         if max(busy) > BUSY_LIMIT:  # more rounds beside the same load are the second thing to try
             advice = f"{load(busy)}: {CALM}; with the spread as it is, {advice}"
         return found, f"{more}, but {span} reaches over the tolerance of {percent(tolerance)}; {advice}"
@@ -117,22 +130,23 @@ def percent(fraction: float, digits: int = 3) -> str:
     return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
 
 
-def _advice(ratio: Ratio, paired: bool, tolerance: float, confidence: float) -> str:
-    """How many rounds would tell, if the ratio and its spread stayed what they are."""
+def _advice(ratio: Ratio, paired: bool, margins: Margins) -> str:
+    """Return how many rounds would tell, if the ratio and its spread stayed what they are."""
     rounds = min(len(ratio.baseline), len(ratio.new))
     spread = (ratio.error or 0.0) * math.sqrt(rounds)
-    away = abs(abs(math.log(ratio.ratio)) - math.log1p(tolerance))
+    change = abs(math.log(ratio.ratio))
+    away = max(change - math.log1p(margins.tolerance), math.log1p(margins.same) - change)
 
     def reach(tried: int) -> float:
         """Half of the interval after that many rounds, in logarithms."""
         freedom = tried - 1 if paired else 2 * tried - 2
-        return statistics.student_t(confidence, freedom) * spread / math.sqrt(tried)
+        return statistics.student_t(margins.confidence, freedom) * spread / math.sqrt(tried)
 
     for tried in _TRIED_ROUNDS:
         if tried > rounds and reach(tried) < away:
             return f"about {tried} rounds would tell"
     most = max(_TRIED_ROUNDS[-1], rounds)
-    wide = reach(most) > math.log1p(tolerance)  # wider than what does not matter, wherever the ratio were
+    wide = reach(most) > math.log1p(margins.same)  # wider than what does not matter, wherever the ratio were
     why = "the spread between rounds is too large" if wide else "it is too close to the tolerance"
     return f"not even {most} rounds would tell: {why}"
 

@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import change_verdicts
+from common.analysis.change_verdicts import Margins
 from common.analysis.pairs import Pair, Sides
 from common.analysis.row import PEAKS, SCOPES, Row
 from common.core import ratios, statistics
+from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.core.statistics import TOLERANCE
 from common.core.text import gathered, gathered_twice
 
@@ -101,6 +103,7 @@ class Change:
     paired_rounds: bool
     confidence: float
     tolerance: float
+    same: float
     time: Dict[str, TimeChange]
     memory: Dict[str, MemoryChange]
     errors: ErrorChange
@@ -110,12 +113,22 @@ class Change:
         return asdict(self)
 
 
-def compare(pairs: Sequence[Pair], scopes: Sequence[str] = SCOPES, tolerance: float = TOLERANCE) -> List[Change]:
-    """One for each pair.  tolerance: the change that does not matter, 0.02 for 2%."""
+def compare(
+    pairs: Sequence[Pair],
+    scopes: Sequence[str] = SCOPES,
+    tolerance: float = TOLERANCE,
+    same: Optional[float] = None,
+) -> List[Change]:
+    """Return one for each pair.
+
+    tolerance: the change that does not matter, 0.02 for 2%.  same: times whose whole interval is within it are the
+    same; None for the tolerance.
+    """
     rounds = {(pair, scope): _both(pair, scope) for pair in pairs for scope in scopes}
     judged = sum(all(both) for both in rounds.values())
     confidence = statistics.confidence_of_each(judged)
-    return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, tolerance, confidence) for pair in pairs]
+    margins = Margins(tolerance, max(same or tolerance, tolerance), confidence)
+    return [_change(pair, {scope: rounds[pair, scope] for scope in scopes}, margins) for pair in pairs]
 
 
 def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
@@ -176,17 +189,18 @@ def _rounds(run: Row, scope: str) -> Rounds:
     return gathered_twice((sample.round, sample.batch, sample.ms) for sample in run.of_scope(scope))
 
 
-def _change(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], tolerance: float, confidence: float) -> Change:
+def _change(pair: Pair, rounds: Dict[str, Tuple[Rounds, Rounds]], margins: Margins) -> Change:
     baseline, new = _side(pair.baseline), _side(pair.new)
     return Change(
         pair.name,
         baseline,
         new,
         pair.together,
-        confidence,
-        tolerance,
-        {scope: _time(pair, scope, *both, tolerance, confidence) for scope, both in rounds.items()},
-        {scope: _memory(pair, scope, tolerance) for scope in rounds},
+        margins.confidence,
+        margins.tolerance,
+        margins.same,
+        {scope: _time(pair, scope, *both, margins) for scope, both in rounds.items()},
+        {scope: _memory(pair, scope, margins.tolerance) for scope in rounds},
         _errors(pair),
         _changed(baseline, new, pair.one_loss),
     )
@@ -211,8 +225,8 @@ def _side(run: Row) -> Side:
     )
 
 
-def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: float, confidence: float) -> TimeChange:
-    ratio, paired = ratios.ratio(before, after, pair.together, confidence, pair.new.padding)
+def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margins) -> TimeChange:
+    ratio, paired = ratios.ratio(before, after, pair.together, margins.confidence, pair.new.padding)
     busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
     found = TimeChange(
         "unclear",
@@ -228,9 +242,10 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         found.lost = bool(before) and not after and pair.new.failure is None and _was_asked(pair.new, scope)
         return found
     doubt = _of_two_torches(pair) or change_verdicts.time_doubt(ratio, paired, busy)
-    verdict, reason = change_verdicts.time(ratio, paired, tolerance, confidence, doubt, busy)
+    verdict, reason = change_verdicts.time(ratio, paired, margins, doubt, busy)
+    detectable = change_verdicts.detectable(ratio, paired, margins.tolerance, margins.confidence, busy)
     if _of_two_torches(pair):  # nor are they known to be the same
-        verdict, reason = "unclear", doubt
+        verdict, reason, detectable = change_verdicts.OTHER_TORCH, doubt, None
     return replace(
         found,
         verdict=verdict,
@@ -239,7 +254,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, tolerance: floa
         ratio=ratio.ratio,
         low=ratio.low,
         high=ratio.high,
-        detectable=change_verdicts.detectable(ratio, paired, tolerance, confidence, busy),
+        detectable=detectable,
         batches=ratio.batches,
         baseline_ms=_ms(before, after),
         new_ms=_ms(after, before),
@@ -253,10 +268,25 @@ def _of_two_torches(pair: Pair) -> str:
     one, other = pair.baseline, pair.new
     if one.loss == other.loss or one.torch == other.torch:
         return ""
-    return (
-        f"they ran under torch {one.torch} and {other.torch}: measure one of them under the other's too "
-        f"({one.loss}@ENVIRONMENT), and compare these two"
-    )
+    return f"they ran under torch {one.torch} and {other.torch}, which is in the ratio too; {_under_one_torch(pair)}"
+
+
+def _under_one_torch(pair: Pair) -> str:
+    """Return what to run instead: a loss that runs under both torches, beside the one that is not in the main
+    environment."""
+    for row in (pair.new, pair.baseline):
+        known = BY_NAME.get(row.loss)
+        environment = row.name.partition("@")[2] or (known.environment if known else "main")
+        controls = [
+            one.name for one in IMPLEMENTATIONS if one.control and one.kind == row.kind and one.name != row.loss
+        ]
+        if environment != "main" and controls:
+            control = f"{controls[0]}@{environment}"
+            return (
+                f"compare {row.name} with {control}, which a run of all has: ./benchmark_all.py --only "
+                f"{row.name},{control}, then ./compare.py --in log {control} {row.name}"
+            )
+    return f"measure one of them under the other's torch too ({pair.baseline.loss}@ENVIRONMENT), and compare these two"
 
 
 def _ms(rounds: Rounds, others: Rounds) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from common.analysis import metrics
-from common.analysis.change_verdicts import percent
+from common.analysis.change_verdicts import OTHER_TORCH, percent
 from common.analysis.comparison import Change
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
@@ -77,6 +77,8 @@ def screen(
     return spaced(blocks)
 
 
+#: The change that a comparison should be able to show.
+NOISY = 0.1
 #: Of verdicts, as of cells.
 MARKS = {
     **dict.fromkeys(("faster", "less", "better"), "good"),
@@ -90,6 +92,9 @@ def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[
     for verdict in MARKS:
         if verdict in said:
             found[verdict] = ", ".join(said[verdict])
+    reasons = gathered((line.reason, name) for name, line in lines if line.verdict == OTHER_TORCH)
+    if reasons:
+        found[OTHER_TORCH] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
     return found
 
 
@@ -129,7 +134,7 @@ def _head(rows: Sequence[Change]) -> List[str]:
     lines.append(
         f"time: new / baseline, geometric mean over batches and rounds; {how}. "
         f"Intervals over rounds: {percent(rows[0].confidence)} each, which makes 95% for all of them together. "
-        f"Tolerance: {percent(rows[0].tolerance)}."
+        f"Tolerance: {percent(rows[0].tolerance)}; same: within {percent(rows[0].same)}."
     )
     return lines
 
@@ -173,20 +178,26 @@ def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _power(rows: Sequence[Change]) -> Iterator[str]:
-    """How many times changed, and what slowdown could have been seen at all."""
+    """Yield how many times changed, and what slowdown could have been seen at all; first the latter where nothing is
+    sure and a change of NOISY would not have shown."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
+    times = [time for time in times if time.verdict != OTHER_TORCH]
     if not times:
         return
     verdicts = [time.verdict for time in times]
     words = ("faster", "slower", *(["same"] if "same" in verdicts else []), "unclear")
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
-    found = sorted(time.detectable for time in times if time.detectable is not None)
-    if not found:
-        said = "no change would have shown"
-    else:
-        said = f"with these samples a change of {percent(found[-1], 2)} or more would have shown"
-        said += f" in {'each' if len(found) == len(times) else f'{len(found)} of them'}"
-        said += f", one of {percent(found[0], 2)} in the surest" if len(found) > 1 else ""
+    shown = sorted(time.detectable for time in times if time.detectable is not None)
+    if not shown:
+        yield f"times: {counts}; no change would have shown"
+        return
+    where = "each" if len(shown) == len(times) else f"{len(shown)} of them"
+    surest = f", one of {percent(shown[0], 2)} in the surest" if len(shown) > 1 else ""
+    if verdicts.count("unclear") == len(verdicts) and shown[-1] > NOISY:
+        least = percent(shown[-1], 2)
+        yield f"times: too noisy to tell less than {least} in {where}{surest} (four times in five); {counts}"
+        return
+    said = f"with these samples a change of {percent(shown[-1], 2)} or more would have shown in {where}{surest}"
     yield f"times: {counts}; {said} (four times in five)"
 
 
