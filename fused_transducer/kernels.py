@@ -7,8 +7,19 @@ device.  `triton_backend` launches them.  OPERAND: the dtype in which numbers ar
 
 from __future__ import annotations
 
+import inspect
+
 import triton
 import triton.language as tl
+
+#: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or multiples of 16.
+OF_A_BATCH = ("T", "U1", "cells", "tile", "rows", "blocks")
+
+
+def _kernel(function):
+    """Return `function` as a kernel that is compiled once for all batches."""
+    names = [name for name in OF_A_BATCH if name in inspect.signature(function).parameters]
+    return triton.jit(function, do_not_specialize=names)
 
 
 @triton.jit
@@ -57,7 +68,7 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM: tl.co
     return valid, cell // (T * U1), cell // U1 % T, cell % U1
 
 
-@triton.jit
+@_kernel
 def activate(
     encoder, decoder, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
     T, U1, encoder_n, encoder_t, decoder_n, decoder_u,
@@ -94,7 +105,7 @@ def _logits(
     return tl.where((v < V)[None, :], sums, -float("inf"))
 
 
-@triton.jit
+@_kernel
 def log_probabilities(
     activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
     H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
@@ -139,7 +150,7 @@ def log_probabilities(
     tl.store(to + 3 * cells, normaliser.to(tl.float32), mask=valid)
 
 
-@triton.jit
+@_kernel
 def lattice(
     arcs, cells, T_lengths, U_lengths, losses, dropped, scratch, T, U1, negligible, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
@@ -216,7 +227,7 @@ def lattice(
         tl.store(dropped + n, tl.sum(lost, 0) / diagonals.to(tl.float64))
 
 
-@triton.jit
+@_kernel
 def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
     """numbers[i]: the cell that is number i of those that count; positions (cells,): how many count up to each."""
     cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -226,7 +237,7 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
     tl.store(numbers + before, cell, mask=inside & (here > before))
 
 
-@triton.jit
+@_kernel
 def logit_gradients(
     activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
     cells, tile, rows, T, U1, BLANK,
@@ -267,7 +278,7 @@ def logit_gradients(
         tl.store(gradients + row[:, None] * V + v[None, :], g.to(gradients.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@_kernel
 def input_gradients(
     encoder, decoder, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
     encoder_n, encoder_t, decoder_n, decoder_u,
@@ -296,7 +307,7 @@ def input_gradients(
     tl.store(sums + row[:, None] * H + h[None, :], found, mask=valid[:, None] & (h < H)[None, :])
 
 
-@triton.jit
+@_kernel
 def weight_gradients(
     activations, gradients, positions, d_weight, d_bias, cells, tile, rows,
     H: tl.constexpr, V: tl.constexpr, SHARE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
@@ -333,51 +344,62 @@ def weight_gradients(
             tl.store(at, tl.load(at, mask=v < V, other=0.0) + of_bias, mask=v < V)
 
 
-@triton.jit
-def add_to_encoder(sums, positions, d_encoder, cells, tile, rows, U1, H, BM: tl.constexpr, BH: tl.constexpr):
-    """Adds the cells of a tile to the frame of each program: they follow each other."""
-    frame = tl.program_id(0).to(tl.int64)
-    start = tl.load(positions + frame * U1 - 1, mask=frame > 0, other=0)
-    begin = tl.maximum(start - tile, 0)
-    end = tl.minimum(tl.load(positions + frame * U1 + U1 - 1) - tile, rows)
-    if begin >= end:
-        return
-    h = tl.program_id(1) * BH + tl.arange(0, BH)
-    total = tl.zeros((BH,), dtype=tl.float32)
-    while begin < end:
-        row = begin + tl.arange(0, BM)
-        inside = (row < end)[:, None] & (h < H)[None, :]
-        total += tl.sum(tl.load(sums + row.to(tl.int64)[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
-        begin += BM
-    to = d_encoder + frame * H + h
-    tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
+@_kernel
+def add_to_encoder(sums, numbers, positions, d_encoder, cells, tile, rows, U1, H, BM: tl.constexpr, BH: tl.constexpr):
+    """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the tile's first on.
 
-
-@triton.jit
-def add_to_decoder(
-    sums, numbers, positions, d_decoder, cells, tile, rows, T, U1, H, BM: tl.constexpr, BH: tl.constexpr
-):
-    """Adds the cells of a tile to the state (n, u) of each program: one of each frame that the tile meets."""
+    The cells of a frame follow each other."""
     count = tl.load(positions + cells - 1)
     if tile >= count:
         return
-    n = tl.program_id(0).to(tl.int64) // U1
-    u = tl.program_id(0).to(tl.int64) % U1
-    begin = tl.maximum(tl.load(numbers + tile) // U1, n * T)  # frames, counted over all utterances
-    end = tl.minimum(tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1 + 1, (n + 1) * T)
-    if begin >= end:
-        return
+    first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
+    last = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1
     h = tl.program_id(1) * BH + tl.arange(0, BH)
-    total = tl.zeros((BH,), dtype=tl.float32)
-    while begin < end:
-        frame = begin + tl.arange(0, BM)
-        cell = frame * U1 + u
-        here = tl.load(positions + cell, mask=frame < end, other=0)
-        before = tl.load(positions + cell - 1, mask=(frame < end) & (cell > 0), other=0)
-        row = (before - tile).to(tl.int64)
-        mine = (here > before) & (row >= 0) & (row < rows)
-        inside = mine[:, None] & (h < H)[None, :]
-        total += tl.sum(tl.load(sums + row[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
-        begin += BM
-    to = d_decoder + tl.program_id(0).to(tl.int64) * H + h
-    tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
+    frame = first + tl.program_id(0)
+    while frame <= last:
+        start = tl.load(positions + frame * U1 - 1, mask=frame > 0, other=0)
+        begin = tl.maximum(start - tile, 0)
+        end = tl.minimum(tl.load(positions + frame * U1 + U1 - 1) - tile, rows)
+        if begin < end:
+            total = tl.zeros((BH,), dtype=tl.float32)
+            while begin < end:
+                row = begin + tl.arange(0, BM)
+                inside = (row < end)[:, None] & (h < H)[None, :]
+                total += tl.sum(tl.load(sums + row.to(tl.int64)[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
+                begin += BM
+            to = d_encoder + frame * H + h
+            tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
+        frame += tl.num_programs(0)
+
+
+@_kernel
+def add_to_decoder(
+    sums, numbers, positions, d_decoder, cells, tile, rows, T, U1, H, BM: tl.constexpr, BH: tl.constexpr
+):
+    """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.  Program i has every
+    state i + k * programs of the utterances from the tile's first on."""
+    count = tl.load(positions + cells - 1)
+    if tile >= count:
+        return
+    first = tl.load(numbers + tile) // U1  # frames, counted over all utterances
+    behind = tl.load(numbers + tl.minimum(tile + rows, count) - 1) // U1 + 1
+    h = tl.program_id(1) * BH + tl.arange(0, BH)
+    state = first // T * U1 + tl.program_id(0)
+    while state < ((behind - 1) // T + 1) * U1:
+        n, u = state // U1, state % U1
+        begin = tl.maximum(first, n * T)
+        end = tl.minimum(behind, (n + 1) * T)
+        total = tl.zeros((BH,), dtype=tl.float32)
+        while begin < end:
+            frame = begin + tl.arange(0, BM)
+            cell = frame * U1 + u
+            here = tl.load(positions + cell, mask=frame < end, other=0)
+            before = tl.load(positions + cell - 1, mask=(frame < end) & (cell > 0), other=0)
+            row = (before - tile).to(tl.int64)
+            mine = (here > before) & (row >= 0) & (row < rows)
+            inside = mine[:, None] & (h < H)[None, :]
+            total += tl.sum(tl.load(sums + row[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
+            begin += BM
+        to = d_decoder + state * H + h
+        tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
+        state += tl.num_programs(0)

@@ -1,25 +1,32 @@
 """The Triton backend: launches `kernels`, on CUDA, or on the CPU in Triton's interpreter (TRITON_INTERPRET=1).
 
-float32, bfloat16 and float16; sums in float32, the lattice in float64.  Products of float32 use TF32 where
-torch.backends.cuda.matmul.allow_tf32 says so; those of float16's backward always do, since gradients leave the range of
-float16.
+float32 on any GPU; bfloat16 and float16 from compute capability 8.0 on, since Triton has no tensor cores before it.
+Sums are in float32, the lattice in float64.  Products of float32 use TF32 where torch's own matrix products do; those
+of float16's backward always do, since gradients leave the range of float16.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import cache
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from fused_transducer.call import ACTIVATIONS, Call
 
-#: Bytes of a tile's activations, gradients of logits and gradients of inputs.
-TILE_BYTES = 2**26
+#: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last ones, ...
+WAVES = 5
+#: ... and its activations, gradients of logits and gradients of inputs take no more bytes than this.
+TILE_BYTES = 2**29
+#: Programs that share the frames, or the decoder's states, of a tile.
+ADDERS = 1024
 #: Rows and columns of blocks that are activated or added, not multiplied.
 ADDED, COLUMNS = 16, 64
+#: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB a thread.
+TENSOR_CORES_FROM = (8, 0)
 #: Longest U + 1: a diagonal is one program's vector.
 LONGEST = 2**15
 
@@ -34,10 +41,15 @@ def _import_error() -> str:
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:
-    """Why this backend cannot be used, or ""."""
+    """Return why this backend cannot be used for tensors of `dtype`, or ""."""
     if device_type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return f"it runs on CUDA, not on {device_type}"
-    return "it has no float64" if dtype == torch.float64 else _import_error()
+    if dtype == torch.float64:
+        return "it has no float64"
+    if device_type == "cuda" and dtype != torch.float32 and torch.cuda.get_device_capability() < TENSOR_CORES_FROM:
+        major, minor = torch.cuda.get_device_capability()
+        return f"it has no {str(dtype)[6:]} for a GPU of compute capability {major}.{minor}; 8.0 is the least"
+    return _import_error()
 
 
 def rows(V: int) -> int:
@@ -56,11 +68,51 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+class Gpu(NamedTuple):
+    """capability: (major, minor)."""
+
+    multiprocessors: int
+    capability: Tuple[int, int]
+
+
+def _gpu(device: torch.device) -> Optional[Gpu]:
+    """Return what `device` is; None for the CPU, where Triton's interpreter runs."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.multi_processor_count, (properties.major, properties.minor))
+
+
+def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
+    """Return Triton's `input_precision` for products of float32 that come from tensors of `dtype`.
+
+    tf32x3 adds three products of TF32 halves on tensor cores: 22 bits of each operand count, so a product is within
+    2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32 within 2**-10.
+    """
+    if _uses_tf32() or dtype == torch.float16:
+        return "tf32"
+    return "tf32x3" if gpu and gpu.capability >= TENSOR_CORES_FROM else "ieee"
+
+
+def _uses_tf32() -> bool:
+    """Return whether torch's products of float32 may use TF32, by whichever of torch's two settings it was chosen:
+    reading the old one (allow_tf32) raises RuntimeError once the new one (fp32_precision, torch 2.9) was set."""
+    settings = torch.backends.cuda.matmul
+    precision = getattr(settings, "fp32_precision", None)
+    return settings.allow_tf32 if precision is None else precision == "tf32"
+
+
+def _on_its_device(device: torch.device) -> ContextManager[None]:
+    """Return a context in which `device` is CUDA's current one: Triton launches on the current device and its stream,
+    wherever the tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 class _Launch:
     """What the kernels of one call share."""
 
     def __init__(self, call: Call):
-        self.call = call
+        self.call, self.gpu = call, _gpu(call.device)
         self.encoder, self.decoder = (
             one if one.stride(2) == 1 else one.contiguous() for one in (call.encoder_out, call.decoder_out)
         )
@@ -76,21 +128,37 @@ class _Launch:
         self.kind = {"KIND": ACTIVATIONS.index(call.activation)}
         self.flags = {**self.sizes, **self.products(call.weight.dtype), "HAS_BIAS": call.bias is not None}
 
+    @property
+    def multiprocessors(self) -> int:
+        """Return those of the GPU; 2 for the interpreter, whose tiles are small."""
+        return self.gpu.multiprocessors if self.gpu else 2
+
     def products(self, operands: torch.dtype) -> Dict[str, Any]:
         """How operands of a dtype are multiplied."""
         from triton import language as tl
 
         names = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-        tf32 = torch.backends.cuda.matmul.allow_tf32 or self.call.weight.dtype == torch.float16
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
-        operands = operands if self.call.device.type == "cuda" else torch.float32
-        return {"PRECISION": "tf32" if tf32 else "ieee", "OPERAND": names[operands]}
+        operands = operands if self.gpu else torch.float32
+        return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": names[operands]}
 
-    def rows(self, size: int) -> int:
-        """Cells of a tile; a power of two where the batch has fewer, since kernels are compiled for their numbers."""
+    def rows(self, size: int, BM: int) -> int:
+        """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
+        of two where the batch has fewer cells, since kernels are compiled for it."""
         call = self.call
-        tile = call.tile_cells or max(256, TILE_BYTES // (size * (call.H + call.V) + 4 * call.H))
+        fit = TILE_BYTES // self._bytes_of_cell(size) // BM * BM
+        tile = call.tile_cells or max(256, min(WAVES * BM * self.multiprocessors, fit))
         return min(tile, 1 << (self.cells - 1).bit_length())
+
+    def forward_rows(self, BM: int) -> int:
+        """Return the number of cells of a tile of forward, whose activations take the bytes of a tile of backward."""
+        size = self.call.weight.element_size()
+        rows = self.rows(size, BM)
+        return self.call.tile_cells or rows * self._bytes_of_cell(size) // (size * self.call.H)
+
+    def _bytes_of_cell(self, size: int) -> int:
+        """Return the bytes of a cell's activations, gradients of logits and gradients of inputs."""
+        return size * (self.call.H + self.call.V) + 4 * self.call.H
 
     def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
         from fused_transducer import kernels
@@ -105,6 +173,11 @@ class _Launch:
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """As in `plain`; arcs (4, N * T * (U+1)) also has each cell's largest logit and the log of the sum beside it."""
+    with _on_its_device(call.device):
+        _forward(call, gradient, losses, dropped, arcs)
+
+
+def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor) -> None:
     from fused_transducer import kernels
 
     if call.U1 > LONGEST:
@@ -113,7 +186,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     arcs = arcs.zero_() if gradient else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
     blocks = _blocks(call.weight.dtype)
     each = _ceil(call.T * call.U1, blocks["BM"])  # blocks of an utterance
-    at_once = min(call.N * each, _ceil(launch.rows(call.weight.element_size()), blocks["BM"]))
+    at_once = min(call.N * each, _ceil(launch.forward_rows(blocks["BM"]), blocks["BM"]))
     activations = call.weight.new_empty(at_once * blocks["BM"], call.H)
     for block in range(0, call.N * each, at_once):
         count = min(at_once, call.N * each - block)
@@ -143,6 +216,12 @@ def backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
     """As in `plain`."""
+    with _on_its_device(call.device):
+        _backward(call, grad_losses.contiguous(), arcs, gradients)
+
+
+def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence[Optional[Tensor]]) -> None:
+    """grad_losses: contiguous, since the gradient of `losses.sum()` is one number expanded to (N,)."""
     from fused_transducer import kernels
 
     d_encoder, d_decoder, d_weight, d_bias = gradients
@@ -155,7 +234,8 @@ def backward(
 
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
     blocks = {**_blocks(dtype), **launch.products(dtype)}
-    rows = launch.rows(torch.finfo(dtype).bits // 8)
+    of_forward = _blocks(call.weight.dtype)  # the logits are made again as forward made them
+    rows = launch.rows(torch.finfo(dtype).bits // 8, blocks["BM"])
     of_inputs = d_encoder is not None or d_decoder is not None
     activations = torch.empty(rows, call.H, dtype=dtype, device=call.device)
     of_logits = torch.empty(rows, call.V, dtype=dtype, device=call.device)
@@ -166,10 +246,10 @@ def backward(
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, count, rows):
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
-        kernels.logit_gradients[(_ceil(rows, blocks["BM"]),)](
+        kernels.logit_gradients[(_ceil(rows, of_forward["BM"]),)](
             activations, launch.weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
             positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.flags,
-            **_blocks(call.weight.dtype),
+            **of_forward,
         )  # fmt: skip
         if of_weight is not None:
             of_weight.add(activations, of_logits, positions, tile)
@@ -181,11 +261,11 @@ def backward(
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:
-            kernels.add_to_encoder[(call.N * call.T, across)](
-                sums, positions, d_encoder, cells, tile, rows, call.U1, call.H, **how
+            kernels.add_to_encoder[(min(ADDERS, call.N * call.T), across)](
+                sums, numbers, positions, d_encoder, cells, tile, rows, call.U1, call.H, **how
             )
         if d_decoder is not None:
-            kernels.add_to_decoder[(call.N * call.U1, across)](
+            kernels.add_to_decoder[(min(ADDERS, call.N * call.U1), across)](
                 sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, **how
             )
     if of_weight is not None:
@@ -200,9 +280,7 @@ class _WeightGradients:
         self.rows, self.cells = rows, launch.cells
         self.blocks = {**blocks, "BM": 32, "BH": 64}
         programs = _ceil(call.V, blocks["BV"]), _ceil(call.H, self.blocks["BH"]) if weight else 1
-        on_gpu = call.device.type == "cuda"
-        processors = torch.cuda.get_device_properties(call.device).multi_processor_count if on_gpu else 2
-        splits = min(16, max(1, 2 * processors // (programs[0] * programs[1])), _ceil(rows, 256))
+        splits = min(16, max(1, 2 * launch.multiprocessors // (programs[0] * programs[1])), _ceil(rows, 256))
         self.grid = (*programs, splits)
         share = _ceil(_ceil(rows, splits), 32) * 32
         self.flags = {**launch.sizes, "SHARE": share, "WEIGHT": weight, "BIAS": bias}

@@ -10,6 +10,8 @@ import numpy
 import torch
 from fused_helpers import NAMES, error, errors, found, problem, right
 
+from fused_transducer import triton_backend
+
 warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
 numpy.seterr(all="ignore")
 RAGGED = [(5, 2), (3, 3), (1, 1), (2, 0)]
@@ -112,9 +114,35 @@ apart = problem([(4, 2), (3, 2)], dtype=torch.float32, **EXACT)
 apart.tensors[2] *= 1e4 / apart.tensors[2].abs().max()
 report("logits of 10,000", errors=errors(apart))
 
+UPSTREAM = {
+    "one": lambda losses: losses.sum(),
+    "-2": lambda losses: -2 * losses.sum(),
+    "0": lambda losses: 0 * losses.sum(),
+    "each utterance's": lambda losses: (losses * torch.tensor([0.5, -1.0, 3.0])[: losses.numel()]).sum(),
+    "every second number": lambda losses: torch.stack([losses, losses], -1).mul(torch.tensor([-0.5, 1.5])).sum(),
+}
+for dtype in (torch.float32, torch.bfloat16, torch.float16):
+    of_dtype = problem([(5, 2), (3, 2), (4, 1)], dtype=dtype, scale=0.4, negligible=0.0)
+    worst = 0.0
+    for reduction in ("none", "sum", "mean"):
+        for weigh in UPSTREAM.values():
+            by_backend = []
+            for backend in ("torch", "triton"):
+                leaves = of_dtype.leaves()
+                weigh(of_dtype.loss(leaves, reduction=reduction, backend=backend)).backward()
+                by_backend.append([leaf.grad for leaf in leaves])
+            worst = max(worst, *(error(triton, plain) for plain, triton in zip(*by_backend)))
+    report(f"reductions and upstream gradients, {str(dtype)[6:]}", errors={"gradients": worst})
+
+triton_backend.ADDERS = 2
+report("more frames and states than programs", errors=errors(CASES["more than a tile"]))
+
 long = problem([(1, 2**15)], H=1, V=2, dtype=torch.float32, **EXACT)
 try:
     said = str(long.loss(long.tensors))
 except ValueError as refused:
     said = str(refused)
 report("too many targets", errors={}, said=said)
+
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+report("TF32 by torch's new setting", errors=errors(CASES["float32"]))

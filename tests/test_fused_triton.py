@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,7 +19,11 @@ from fused_helpers import NAMES, error, found, problem, right
 triton = pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-ALLOWED = {"bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3}
+UPSTREAM = "reductions and upstream gradients, "
+ALLOWED = {
+    **{"bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3},
+    **{UPSTREAM + "bfloat16": 3e-2, UPSTREAM + "float16": 4e-3},
+}
 CASES = [
     "float32",
     "relu, no bias",
@@ -39,7 +44,12 @@ CASES = [
     "T < U, blank in the middle",
     "expanded inputs",
     "logits of 10,000",
+    UPSTREAM + "float32",
+    UPSTREAM + "bfloat16",
+    UPSTREAM + "float16",
+    "more frames and states than programs",
     "too many targets",
+    "TF32 by torch's new setting",
 ]
 
 
@@ -72,46 +82,78 @@ def test_every_case_is_asked(interpreted):
     assert set(interpreted) == set(CASES)
 
 
-POINTERS = {
-    "targets": "i64", "T_lengths": "i64", "U_lengths": "i64", "numbers": "i64", "positions": "i32", "arcs": "fp32",
-    "losses": "fp64", "dropped": "fp64", "scratch": "fp64", "grad_losses": "fp64", "sums": "fp32", "d_weight": "fp32",
-    "d_bias": "fp32", "d_encoder": "fp32", "d_decoder": "fp32",
-}  # fmt: skip
-OF_OPERANDS = ("encoder", "decoder", "weight", "bias", "activations", "gradients")
-CONSTANTS = {
-    "H": 48, "V": 100, "KIND": 1, "LISTED": True, "HAS_BIAS": True, "WEIGHT": True, "BIAS": True,
-    "SHARE": 64, "GRADIENT": True, "BLOCK": 64, "BM": 16, "BV": 32, "BH": 32,
-}  # fmt: skip
+COMPILED = [
+    *((architecture, 500, dtype) for architecture in (80, 86, 89, 90, 100) for dtype in ("float32", "bfloat16")),
+    *((architecture, 4096, dtype) for architecture in (80, 90) for dtype in ("float32", "bfloat16")),
+    (90, 500, "float16"),
+]
+#: What of PTX multiplies matrices on the tensor cores of each architecture.
+TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
+PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
 
 
-@pytest.mark.parametrize(
-    "capability, dtype, precision",
-    [(90, "fp32", "ieee"), (90, "bf16", "ieee"), (80, "fp32", "tf32"), (80, "fp16", "tf32")],
-)
-def test_they_compile_for_gpus(capability, dtype, precision):
-    from triton import language as tl
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+def as_launched(*arguments):
+    """What tests/compiled_launches.py prints; a process, since it takes the place of Triton's driver."""
+    command = [sys.executable, str(ROOT / "tests" / "compiled_launches.py"), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
 
-    from fused_transducer import kernels
 
-    operand = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}[dtype]
-    names = ["activate", "log_probabilities", "logit_gradients", "input_gradients", "weight_gradients"]
-    if precision == "ieee" and dtype == "fp32":
-        names += ["lattice", "list_cells", "add_to_encoder", "add_to_decoder"]
-    for name in names:
-        kernel = getattr(kernels, name)
-        signature, constants = {}, {}
-        for parameter in kernel.params:
-            if parameter.is_constexpr:
-                signature[parameter.name] = "constexpr"
-                constants[(parameter.num,)] = {**CONSTANTS, "OPERAND": operand, "PRECISION": precision}[parameter.name]
-            elif parameter.name in POINTERS or parameter.name in OF_OPERANDS:
-                signature[parameter.name] = "*" + POINTERS.get(parameter.name, dtype)
-            else:
-                signature[parameter.name] = "fp32" if parameter.name in ("negligible", "label_factor") else "i64"
-        made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", capability, 32))
-        assert made.asm["cubin"]
+@pytest.mark.parametrize("architecture, V, dtype", COMPILED)
+def test_kernels_as_they_are_launched_fit_a_gpu(architecture, V, dtype):
+    made = as_launched(architecture, V, dtype)
+    for name, kernel in made["kernels"].items():
+        assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 200, (name, kernel)
+        assert dtype == "float16" or kernel["stack"] <= 128, (name, kernel)
+        assert name not in PRODUCTS or kernel["unit"] == TENSOR_CORES[architecture], (name, kernel)
+    for launch in made["launches"]:
+        if launch["kernel"] in ("logit_gradients", "input_gradients"):
+            assert 0 <= launch["grid"][0] * launch["BM"] - launch["rows"] < launch["BM"], launch
+    for name in ("log_probabilities", "logit_gradients"):
+        most = max(launch["grid"][0] for launch in made["launches"] if launch["kernel"] == name)
+        assert most >= 2 * made["multiprocessors"], name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_fifty_batches_compile_few_kernels_and_launch_them_seldom(dtype):
+    made = as_launched(90, 500, dtype, "specialisations")
+    assert made["specialisations"] <= 12, made["by_kernel"]
+    assert max(made["launches"]) <= 100
+
+
+def test_half_precision_needs_tensor_cores(monkeypatch):
+    from fused_transducer import triton_backend
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (7, 5))
+    assert "7.5" in triton_backend.unavailable("cuda", torch.bfloat16)
+    assert "7.5" in triton_backend.unavailable("cuda", torch.float16)
+    assert not triton_backend.unavailable("cuda", torch.float32)
+
+
+def test_kernels_are_launched_on_the_device_of_the_tensors(monkeypatch):
+    from fused_transducer import triton_backend
+    from fused_transducer.call import Call
+
+    current = []
+
+    @contextmanager
+    def device(wanted):
+        current.append(wanted)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    launched = []
+    for name in ("_forward", "_backward"):
+        monkeypatch.setattr(triton_backend, name, lambda *_: launched.append(list(current)))
+    monkeypatch.setattr(Call, "device", torch.device("cuda:1"))
+    one = problem([(2, 1)], dtype=torch.float32)
+    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    empty = torch.empty(0)
+    triton_backend.forward(call, True, empty, empty, empty, empty)
+    triton_backend.backward(call, empty, empty, empty, [])
+    assert launched == [[torch.device("cuda:1")]] * 2
 
 
 # -- with a GPU ----------------------------------------------------------------------------------------------------

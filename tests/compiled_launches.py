@@ -1,0 +1,185 @@
+"""Compile the Triton kernels exactly as a training step launches them, for GPUs that are not here.
+
+`python tests/compiled_launches.py ARCHITECTURE V DTYPE` prints one line of JSON: the launches of a step of 30
+utterances and what each kernel takes of the GPU.  `... specialisations` prints how many kernels fifty drawn batches
+compile.  `table` alone prints the table of docs/gpu.md, in some minutes.  Each of them is a process of its own, since
+it takes the place of Triton's driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+from triton import knobs  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+
+from common.data import batching, shapes  # noqa: E402
+from fused_transducer import kernels, triton_backend  # noqa: E402
+from fused_transducer.call import Call  # noqa: E402
+
+#: Multiprocessors, and bytes of shared memory that a block may have, of A100, A10, L4, H100 and B200.
+GPUS = {80: (108, 163 * 1024), 86: (72, 99 * 1024), 89: (58, 99 * 1024), 90: (132, 227 * 1024), 100: (148, 227 * 1024)}
+H, UTTERANCES = 512, 30
+#: The share of the cells that have a gradient under random logits.
+WITH_GRADIENT = 0.54
+KERNELS = (
+    *("activate", "log_probabilities", "lattice", "list_cells", "logit_gradients", "input_gradients"),
+    *("weight_gradients", "add_to_encoder", "add_to_decoder"),
+)
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+class Driver:
+    """Triton's driver for a GPU that is not here: kernels are compiled for it and never run."""
+
+    def __init__(self, architecture: int):
+        self.architecture = architecture
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.architecture, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+class Recorded:
+    """A kernel whose launches are compiled, by Triton's own launcher, and recorded."""
+
+    def __init__(self, kernel: Any, launches: List[Dict[str, Any]]):
+        self.kernel, self.launches = kernel, launches
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        def launch(*arguments: Any, **options: Any) -> None:
+            compiled = self.kernel.warmup(*arguments, grid=grid, **options)
+            named = dict(zip(self.kernel.arg_names, arguments))
+            numbers = {name: value for name, value in named.items() if isinstance(value, int)}
+            launched = {"kernel": self.kernel.fn.__name__, "grid": list(grid), "BM": options.get("BM"), **numbers}
+            self.launches.append({**launched, "compiled": compiled})
+
+        return launch
+
+
+def pretend(architecture: int) -> List[Dict[str, Any]]:
+    """Make the backend launch on a GPU of `architecture`; returns the list into which the launches go."""
+    driver.set_active(Driver(architecture))
+    gpu = triton_backend.Gpu(GPUS[architecture][0], divmod(architecture, 10))
+    triton_backend._gpu = lambda device: gpu
+    launches: List[Dict[str, Any]] = []
+    for name in KERNELS:
+        setattr(kernels, name, Recorded(getattr(kernels, name), launches))
+    return launches
+
+
+def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0) -> None:
+    """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
+    that are no padding."""
+    N, U1 = UTTERANCES, U + 1
+    call = Call(
+        torch.empty(N, T, H, dtype=dtype), torch.empty(N, U1, H, dtype=dtype), torch.empty(V, H, dtype=dtype),
+        torch.empty(V, dtype=dtype), torch.empty(N, U, dtype=torch.int64), torch.empty(N, dtype=torch.int64),
+        torch.empty(N, dtype=torch.int64), 0, "tanh", 0.0, 1e-8, 0,
+    )  # fmt: skip
+    losses, arcs, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(4, N * T * U1), torch.empty(0, V)
+    triton_backend.forward(call, True, losses, torch.empty_like(losses), arcs, none_kept)
+    arcs.zero_()[:, : int(arcs.shape[1] * useful * WITH_GRADIENT)] = 1  # posteriors
+    gradients = [torch.empty(N, T, H), torch.empty(N, U1, H), torch.empty(V, H), torch.empty(V)]
+    triton_backend.backward(call, losses, arcs, none_kept, gradients)
+
+
+def resources(compiled: Any) -> Dict[str, Any]:
+    """Return what a compiled kernel takes: registers and bytes of stack of a thread, bytes of shared memory of a block,
+    and the matrix unit that its PTX uses ("" for none)."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [str(TOOLS / "cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    units = [unit for unit in ("wgmma", "tcgen05.mma", "mma.sync", "fma.rn.f32") if unit in compiled.asm["ptx"]]
+    unit = units[0] if units else ""
+    return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared, "unit": unit}
+
+
+def drawn_batches(count: int) -> List[Any]:
+    """Return (T, U, share of useful cells) of `count` random batches of the shape file."""
+    batches = batching.fixed_size(shapes.load(ROOT / "shape_info.pt"), UTTERANCES)
+    described = [batches.describe(index) for index in batching.select(batches, "random", count, seed=0)]
+    return [(one["T_max"], one["U_max"], one["useful_cells"] / one["padded_cells"]) for one in described]
+
+
+def describe(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, Any]:
+    """Return the launches of the first drawn batch's step, and the resources of each kernel."""
+    launches = pretend(architecture)
+    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2])
+    of_kernels = {launch["kernel"]: resources(launch["compiled"]) for launch in launches}
+    return {
+        "launches": [{key: value for key, value in launch.items() if key != "compiled"} for launch in launches],
+        "kernels": of_kernels,
+        "multiprocessors": GPUS[architecture][0],
+        "most_shared": GPUS[architecture][1],
+    }
+
+
+def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, Any]:
+    """Return how many kernels the steps of fifty drawn batches compile, and their launches, by batch; none is
+    compiled."""
+    keys: set = set()
+
+    def hook(*, key: str, fn: Any, **_: Any) -> bool:
+        keys.add((fn.name, key))
+        return True  # do not compile
+
+    knobs.runtime.jit_cache_hook = hook
+    launches = pretend(architecture)
+    counts = []
+    for T, U, useful in drawn_batches(50):
+        launches.clear()
+        step(T, U, V, dtype, useful)
+        counts.append(len(launches))
+    by_kernel = {name: sum(key[0].endswith(name) for key in keys) for name in KERNELS}
+    return {"specialisations": len(keys), "by_kernel": by_kernel, "launches": counts}
+
+
+def table() -> str:
+    """Return the table of docs/gpu.md: a line for each GPU, V and dtype; registers, kB of shared memory and bytes of
+    stack of the four kernels that multiply."""
+    products = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
+    lines = [
+        "| target | V | dtype | launches a step | most shared kB | " + " | ".join(products) + " | tensor cores |",
+        "| --- | ---: | --- | ---: | ---: |" + " --- |" * len(products) + " --- |",
+    ]
+    for architecture in GPUS:
+        for V in (500, 4096):
+            for dtype in ("float32", "bfloat16"):
+                command = [sys.executable, __file__, str(architecture), str(V), dtype]
+                made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                taken = [made["kernels"][name] for name in products]
+                cells = [f"{one['registers']} / {one['shared'] // 1024} / {one['stack']}" for one in taken]
+                first = [f"sm_{architecture}", V, dtype, len(made["launches"]), made["most_shared"] // 1024]
+                lines.append("| " + " | ".join(map(str, [*first, *cells, taken[0]["unit"]])) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["table"]:
+        raise SystemExit(print(table()))
+    made = specialisations if "specialisations" in sys.argv else describe
+    print(json.dumps(made(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]))))
