@@ -19,7 +19,7 @@ class Nemo(Adapter):
     name = "nemo"
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
     imports = "nemo.collections.asr.parts.numba.rnnt_loss"
-    dtypes = ("float32", "float16", "bfloat16")
+    dtypes = ("float32", "float16")  # numba knows no bfloat16
     is_module = True
     python_loops = ("cpu",)
 

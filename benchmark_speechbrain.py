@@ -25,7 +25,7 @@ class SpeechBrain(Adapter):
     hint = "pip install 'speechbrain>=1.1' numba"
     imports = "speechbrain.integrations.numba.transducer_loss"
     devices = ("cuda",)
-    dtypes = ("float32", "float64", "float16", "bfloat16")
+    dtypes = ("float32", "float64", "float16")  # numba knows no bfloat16
     log_probs = True
     positional = True  # autograd's apply takes no keywords
     repairs = True

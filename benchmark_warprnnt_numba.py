@@ -18,7 +18,7 @@ from common.losses.adapter import Adapter
 class WarpRnntNumba(Adapter):
     name = "warprnnt_numba"
     hint = "pip install warprnnt_numba numba"
-    dtypes = ("float32", "float64", "float16", "bfloat16")
+    dtypes = ("float32", "float64", "float16")  # numba knows no bfloat16
     is_module = True
     python_loops = ("cpu",)
 

@@ -38,8 +38,8 @@ def python_that_says(path: Path, said: str) -> Path:
 def pythons(tmp_path, monkeypatch):
     """One whose torch sees two devices, and one whose driver is too old."""
     monkeypatch.setattr(machine, "gpu_may_be_here", lambda: True)
-    sees = python_that_says(tmp_path / "sees", '[2, "1.13.1+cu117", ""]')
-    blind = python_that_says(tmp_path / "blind", '[0, "2.11.0+cu130", "The NVIDIA driver is too old"]')
+    sees = python_that_says(tmp_path / "sees", '[2, "2.11.0+cu130", ""]')
+    blind = python_that_says(tmp_path / "blind", '[0, "1.13.1+cu117", "The NVIDIA driver is too old"]')
     return sees, blind
 
 
@@ -51,6 +51,18 @@ def test_each_python_is_asked_for_its_own_device(pythons, capsys):
     assert str(blind) in said and "too old" in said and "unsupported" in said and str(sees) not in said
     assert interpreters.resolve_device("cuda:1", [blind, sees]) == "cuda:1"
     assert str(blind) in capsys.readouterr().err
+
+
+def test_the_newest_torch_decides_where_the_driver_is_too_old_for_it(pythons, capsys, monkeypatch):
+    sees, blind = pythons
+    versions = {sees: "1.13.1+cu117", blind: "2.11.0+cu130"}
+    look = interpreters._look
+    monkeypatch.setattr(interpreters, "_look", lambda python: look(python)._replace(torch=versions[python]))
+    assert interpreters.resolve_device("auto", [sees, blind]) == "cpu"
+    warning = capsys.readouterr().err
+    assert str(blind) in warning and "on the CPU" in warning and "docs/gpu.md" in warning
+    assert interpreters.resolve_device("cuda", [sees, blind]) == "cuda"
+    assert "unsupported" in capsys.readouterr().err
 
 
 def test_no_run_is_on_the_cpu_in_silence_where_a_driver_is(pythons, capsys):

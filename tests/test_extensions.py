@@ -9,6 +9,8 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Mapping
 import pytest
 from commands import start
 
-from common.setup import toolchain
+from common.setup import extensions, toolchain
 from common.setup.source_packages import SOURCE_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -186,11 +188,12 @@ def test_what_cannot_be_fetched(checkout):
     assert "put optimized_transducer-1.4.tar.gz into" in outcome
 
 
-def test_a_package_whose_setup_refuses_is_unsupported(tmp_path):
-    """As one for CUDA alone does without its compiler: it could be fetched, so that a bundle leaves it out."""
+def test_a_package_whose_setup_refuses_is_fetched_and_compiled(tmp_path):
+    """One for CUDA alone refuses without a GPU; its sources are taken all the same."""
     refuses = STAND_IN["setup.py"] + "raise RuntimeError('no CUDA here')\n"
-    outcome, _ = Checkout(tmp_path / "checkout", files={**STAND_IN, "setup.py": refuses}).load()
-    assert outcome.startswith("unsupported: optimized_transducer cannot be fetched: RuntimeError: no CUDA here")
+    made = Checkout(tmp_path / "checkout", files={**STAND_IN, "setup.py": refuses})
+    outcome, _ = made.load()
+    assert outcome.startswith(str(made.build)), outcome
 
 
 def test_no_compiler(checkout):
@@ -223,38 +226,92 @@ def test_an_installed_package_is_used_but_must_run_on_the_device(checkout):
     assert outcome.startswith(str(checkout.build))
 
 
-def test_cuda_without_what_it_needs(monkeypatch, tmp_path):
-    cpu = toolchain.find("cpu")
-    monkeypatch.delenv("MODERNGPU_HOME", raising=False)
-    if not cpu.torch_cuda:
+def toolkit(folder, release):
+    """A folder that looks like a CUDA toolkit of that release."""
+    for name in ("bin", "include"):
+        (folder / name).mkdir(parents=True)
+    (folder / "include" / "cuda_runtime.h").touch()
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.write_text(f"#!/bin/sh\necho Cuda compilation tools, release {release}, V{release}.0\n")
+    nvcc.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def cuda_of_torch():
+    """The CUDA release of this torch; a torch without CUDA says so, and the test ends."""
+    tools = toolchain.find("cpu")
+    if not tools.torch_cuda:
         with pytest.raises(toolchain.NotRunnable, match="has no CUDA"):
             toolchain.find("cuda")
-        return
+        pytest.skip("this torch has no CUDA")
+    return tools.torch_cuda
 
-    def refusal() -> str:
-        with pytest.raises(toolchain.NotRunnable) as caught:
-            toolchain.check(OPTIMIZED_TRANSDUCER, toolchain.find("cuda"))
-        assert caught.value.status == "unsupported"
-        return str(caught.value)
 
-    assert "set MODERNGPU_HOME to the checkout" in refusal()
-    monkeypatch.setenv("MODERNGPU_HOME", str(tmp_path))
-    assert f"{tmp_path} has no src/moderngpu/context.hxx" in refusal()
+def test_cuda_without_what_it_needs(monkeypatch, tmp_path, cuda_of_torch):
+    monkeypatch.setattr(toolchain, "_toolkits", lambda _: iter([toolkit(tmp_path / "old", "5.5")]))
+    with pytest.raises(toolchain.NotRunnable, match="old is 5.5: set CUDA_HOME to another") as caught:
+        toolchain.check(OPTIMIZED_TRANSDUCER, toolchain.find("cuda"))
+    assert caught.value.status == "unsupported"
 
-    (tmp_path / "src" / "moderngpu").mkdir(parents=True)
-    header = tmp_path / "src" / "moderngpu" / "context.hxx"
-    header.write_text("double clock = prop.clockRate / 1000.0;")
-    old = "newer headers of moderngpu" in refusal()
-    assert old == (int(cpu.torch_cuda.split(".")[0]) >= 13)
-    header.write_text("")
-    for folder in ("bin", "include"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "include" / "cuda_runtime.h").touch()
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 5.5, V5.5.0\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert f"{tmp_path} is 5.5: set CUDA_HOME to another" in refusal()
+
+def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path, cuda_of_torch):
+    named, fitting = toolkit(tmp_path / "named", "5.5"), toolkit(tmp_path / "fitting", cuda_of_torch)
+    monkeypatch.setenv("CUDA_HOME", str(named))
+    monkeypatch.setenv("CUDA_PATH", str(fitting))
+    assert toolchain.find("cuda").cuda_home == fitting
+
+
+def test_the_packages_of_the_index_are_a_toolkit(monkeypatch, tmp_path, cuda_of_torch):
+    own = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert toolchain.find("cuda").cuda_home == own
+
+
+def test_architectures_where_no_gpu_is(monkeypatch, cuda_of_torch):
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(toolchain, "_architectures", lambda: "")
+    assert toolchain.find("cuda").environment()["TORCH_CUDA_ARCH_LIST"] == toolchain.ARCHITECTURES
+
+
+def test_each_item_finds_its_segment(tmp_path):
+    program = tmp_path / "search.cc"
+    program.write_text(
+        """
+        #include <cstdio>
+        #include "moderngpu/kernel_load_balance.hxx"
+        int main() {
+          const int starts[] = {0, 0, 3, 3, 3, 4, 9};
+          for (int item = 0; item < 12; ++item) std::printf("%d ", mgpu::segment_of(item, starts, 7));
+        }
+        """
+    )
+    compiler = ["c++", "-Wall", "-Werror", f"-I{ROOT / 'common' / 'setup' / 'headers'}", str(program)]
+    subprocess.run([*compiler, "-o", str(tmp_path / "search")], check=True)
+    done = subprocess.run([str(tmp_path / "search")], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == "1 1 1 4 5 5 5 5 5 6 6 6".split()
+
+
+@pytest.mark.parametrize("package", sorted(SOURCE_PACKAGES))
+def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_torch):
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    monkeypatch.setattr(toolchain, "_architectures", lambda: "")
+    tools = toolchain.find("cuda")
+    try:
+        toolchain.check(SOURCE_PACKAGES[package], tools)
+    except toolchain.NotRunnable as error:
+        pytest.skip(str(error))
+    build = ["-m", "common.setup.extensions", "build", package, "--device", "cuda"]
+    done = subprocess.run([sys.executable, *build], cwd=ROOT, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    (library,) = extensions.build(package, "cuda").rglob("*.so")
+    triton = pytest.importorskip("triton", reason="Triton, which comes with torch for CUDA, brings cuobjdump")
+    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [str(cuobjdump), "--list-elf", str(library)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "sm_80" in listed and "sm_90" in listed
 
 
 def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
@@ -273,6 +330,10 @@ def test_a_package_for_cuda_alone_is_not_tried_on_the_cpu():
         (
             "a.cc:1:1: fatal error: a.h: No such file\ncompilation terminated.",
             "a.cc:1:1: fatal error: a.h: No such file",
+        ),
+        (
+            "/usr/bin/ld: cannot find -lcudart: No such file\ncollect2: error: ld returned 1 exit status",
+            "/usr/bin/ld: cannot find -lcudart: No such file",
         ),
         ("c++: internal\nKilled\n\n", "Killed"),
         ("", "no output"),

@@ -62,14 +62,11 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
         say(f"bundle: error: {last_error(log)}; see {log}")
         return EXIT_FAILED
     missing = []
-    for package, source in SOURCE_PACKAGES.items() if ENVIRONMENTS["main"] in chosen else ():
+    for package in SOURCE_PACKAGES if ENVIRONMENTS["main"] in chosen else ():
         try:
             sdists.fetch(package, folder, say, str(environments.interpreter("main") or ""))
         except NotRunnable as error:
-            if source.sources or error.status == "missing":
-                missing.append(f"bundle: error: {error}")
-            else:
-                say(f"{package}: left out: {error}")
+            missing.append(f"bundle: error: {error}")
     files = sorted(path for path in folder.iterdir() if path.name.endswith((".whl", ".tar.gz")))
     (folder / "index.html").write_text("".join(_page(files)), encoding="utf-8")
     size = sum(path.stat().st_size for path in files) / 1e9

@@ -1,15 +1,16 @@
 """Compile one source package with torch.utils.cpp_extension: the child process of common.setup.extensions.
 
-``python -m common.setup.compile_extension PACKAGE SDIST TARGET DEVICE [MODERNGPU]`` puts the Python package and
+``python -m common.setup.compile_extension PACKAGE SDIST TARGET DEVICE`` puts the Python package and
 its compiled module into the folder TARGET, and imports the module once.  What it prints is the log.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List
 
 import torch
 from torch.utils import cpp_extension
@@ -17,7 +18,7 @@ from torch.utils import cpp_extension
 from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
 
 
-def compile_package(source: SourcePackage, sdist: Path, target: Path, device: str, moderngpu: Optional[Path]) -> None:
+def compile_package(source: SourcePackage, sdist: Path, target: Path, device: str) -> None:
     """Make TARGET/<package>/ and its compiled module, beside or inside it, from the unpacked `sdist`."""
     package = target / source.package
     shutil.copytree(sdist / source.python, package)
@@ -36,10 +37,23 @@ def compile_package(source: SourcePackage, sdist: Path, target: Path, device: st
     flags: Dict[str, Any] = {"extra_cflags": [*source.flags, *define]}
     if on_cuda:
         flags["extra_cuda_cflags"] = [*source.nvcc_flags, *define]
-    flags["extra_include_paths"] = [str(sdist), *([str(moderngpu / "src")] if moderngpu else [])]
+    flags["extra_include_paths"] = [str(sdist), *([source.headers] if source.headers else [])]
+    if on_cuda:
+        flags["extra_ldflags"] = _runtime_library(objects)
     cpp_extension.load(compiled.name, sources, **flags, build_directory=str(objects), with_cuda=on_cuda, verbose=True)
     (objects / f"{compiled.name}.so").rename(compiled.with_name(f"{compiled.name}.so"))
     shutil.rmtree(objects)
+
+
+def _runtime_library(folder: Path) -> List[str]:
+    """Return linker flags with which `-lcudart` finds the runtime: NVIDIA's packages of the index have the library with
+    its version alone, so `folder` gets a link without it."""
+    library = Path(os.environ.get("CUDA_HOME", ""), "lib")
+    versioned = sorted(library.glob("libcudart.so.*"))
+    if not versioned or (library / "libcudart.so").exists():
+        return []
+    (folder / "libcudart.so").symlink_to(versioned[-1])
+    return [f"-L{folder}"]
 
 
 def _as_cpp(path: str) -> str:
@@ -56,5 +70,5 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:
 
 
 if __name__ == "__main__":
-    name, unpacked, into, on, *headers = sys.argv[1:]
-    compile_package(SOURCE_PACKAGES[name], Path(unpacked), Path(into), on, Path(headers[0]) if headers else None)
+    name, unpacked, into, on = sys.argv[1:]
+    compile_package(SOURCE_PACKAGES[name], Path(unpacked), Path(into), on)

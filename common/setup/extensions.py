@@ -2,7 +2,7 @@
 
 A build is named after the package, torch, Python, compiler and device, and gets that name only when it is complete.
 Sources and Python package are the sdist's own, compiled with torch.utils.cpp_extension: the sdist's cmake downloads
-pybind11 and moderngpu and want another C++ standard than today's torch.  An installed package that imports is used
+pybind11 and moderngpu and wants another C++ standard than today's torch.  An installed package that imports is used
 instead.  Leaves out how a loss is called (the adapters).  torch is imported only to compile.
 """
 
@@ -84,7 +84,7 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
     # In a process of its own: its output goes to a log, and torch.utils.cpp_extension loads what it has compiled, which
     # this process is to load from the final folder.
     command = [sys.executable, "-m", "common.setup.compile_extension", source.package, str(unpacked), str(partial)]
-    command += [tools.device, *([str(tools.moderngpu)] if tools.moderngpu else [])]
+    command += [tools.device]
     environment = {**os.environ, **tools.environment()}
     with log.open("w", encoding="utf-8") as stream:
         done = subprocess.run(
@@ -116,11 +116,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
     )
     parser.add_argument("command", choices=["build", "path"])
     parser.add_argument("package", nargs="?", choices=[*SOURCE_PACKAGES], help="default for build: every one")
-    where = "default: cpu, and cuda too where MODERNGPU_HOME is set"
+    where = "default: cpu, and cuda too where a GPU driver and nvcc are"
     parser.add_argument("--device", choices=["cpu", "cuda"], help=where)
     parsed = parser.parse_args(arguments)
     if parsed.command == "build":
-        devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if os.environ.get("MODERNGPU_HOME") else [])]
+        devices = [parsed.device] if parsed.device else ["cpu", *(["cuda"] if toolchain.for_cuda() else [])]
         packages = [parsed.package] if parsed.package else [*SOURCE_PACKAGES]
         return guarded("extensions", lambda: _build_all(packages, devices))
     if parsed.package is None:

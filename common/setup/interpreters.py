@@ -86,7 +86,12 @@ def torch_version(python: Path) -> Tuple[int, ...]:
     """(2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
     answer = output([str(python), "-c", code], timeout=120)
-    return tuple(int(part) for part in answer.strip().partition("+")[0].split(".") if part.isdigit())
+    return version_numbers(answer)
+
+
+def version_numbers(version: str) -> Tuple[int, ...]:
+    """Return (2, 11, 0) for "2.11.0+cu130"; () for what is no version."""
+    return tuple(int(part) for part in version.strip().partition("+")[0].split(".") if part.isdigit())
 
 
 def other(environment: str) -> Optional[Path]:
@@ -145,29 +150,32 @@ def _look(python: Path) -> Sight:
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:
-    """ "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
+    """Return "cpu", "cuda" or "cuda:N" for `wanted`, asking the Pythons of the run only where a GPU driver is there.
 
-    Each Python is asked for itself, and a line on stderr names those whose torch does not see the device: in a run on
-    CUDA their rows are unsupported, and never measured on the CPU in silence.  Raises UserError when CUDA was asked for
-    and no torch of this run sees the device.
+    "auto" is decided by the Python with the newest torch, which most rows run in: a driver that is too old for it may
+    still serve k2's.  Each Python is asked for itself, and a line on stderr names those whose torch does not see the
+    device: in a run on CUDA their rows are unsupported, and never measured on the CPU in silence.  Raises UserError
+    when CUDA was asked for and no torch of this run sees the device.
     """
     if wanted == "cpu":
         return wanted
     distinct: List[Path] = list(dict.fromkeys(pythons))
     seen = {python: _look(python) for python in distinct} if machine.gpu_may_be_here() else {}
-    devices = max((sight.devices for sight in seen.values()), default=0)
     index = int(wanted.partition(":")[2] or 0)
+    devices = max((sight.devices for sight in seen.values()), default=0)
     if wanted != "auto" and distinct and index >= devices:
-        found = f"only {devices} CUDA device{'s' * (devices != 1)}" if devices else "no CUDA device"
-        why = "".join(f"; {python}: {sight.reason}" for python, sight in seen.items() if sight.reason)
-        raise UserError(f"--device {wanted}: torch sees {found} here; use --device cpu or leave the flag out{why}")
-    blind = {python: sight for python, sight in seen.items() if sight.devices <= index}
-    then = "its rows are unsupported" if devices else "this run is on the CPU, though a GPU driver is here"
-    for python, sight in blind.items():
-        reason = f" ({sight.reason})" if sight.reason else ""
-        print(
-            f"warning: torch {sight.torch} of {python} does not see the CUDA device{reason}: {then}; install a torch "
-            "for this driver, or give --device cpu",
-            file=sys.stderr,
-        )
-    return wanted if wanted != "auto" else "cuda" if devices else "cpu"
+        count = f"only {devices} CUDA device{'' if devices == 1 else 's'}" if devices else "no CUDA device"
+        reasons = "".join(f"; {python}: {sight.reason}" for python, sight in seen.items() if sight.reason)
+        raise UserError(f"--device {wanted}: torch sees {count} here; use --device cpu or leave the flag out{reasons}")
+    newest = max(seen.values(), key=lambda sight: version_numbers(sight.torch), default=None)
+    on_cuda = wanted != "auto" or bool(newest and newest.devices)
+    consequence = "its rows are unsupported" if on_cuda else "this run is on the CPU, though a GPU driver is here"
+    for python, sight in seen.items():
+        if sight.devices <= index:
+            reason = f" ({sight.reason})" if sight.reason else ""
+            print(
+                f"warning: torch {sight.torch} of {python} does not see the CUDA device{reason}: {consequence}; update "
+                "the driver, or run with a torch that is made for it (docs/gpu.md), or give --device cpu",
+                file=sys.stderr,
+            )
+    return wanted if wanted != "auto" else "cuda" if on_cuda else "cpu"

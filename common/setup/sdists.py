@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -45,8 +46,8 @@ def pinned(package: str) -> Pin:
 
 
 def fetch(package: str, folder: Path, progress: Callable[[str], None], python: str = "") -> Path:
-    """The sdist of `package` in `folder`, downloaded unless it is there, by the pip of `python` (default: the running
-    one).  Raises NotRunnable: "missing", or "unsupported" where its own setup.py fails."""
+    """Return the sdist of `package` in `folder`, downloaded unless it is there, by the pip of `python` (default: the
+    running one); its own setup.py may fail.  Raises NotRunnable("missing") where the file cannot be had."""
     pin = pinned(package)
     target = folder / pin.file_name
     if target.exists() and _sha256(target) == pin.sha256:
@@ -63,19 +64,28 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None], python: s
             "--require-hashes",
             "--no-input",
             "--disable-pip-version-check",
+            "--no-clean",
             "--dest",
             temporary,
         ]
         command += ["-r", str(requirement)]
+        environment = {**os.environ, "TMPDIR": temporary}
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
-        downloaded = Path(temporary) / pin.file_name
-        if done.returncode != 0 or not downloaded.exists():
+        # A setup.py that refuses to run without a GPU ends pip, with the file in a folder of pip's own, or where it was
+        # (an index on this disk).
+        files = [*Path(temporary).rglob(pin.file_name), *map(Path, re.findall(r"Processing (.+\.gz)", done.stdout))]
+        downloaded = next((path for path in files if path.is_file() and _sha256(path) == pin.sha256), None)
+        if downloaded is None:
             advice = f"run `make setup` again, or put {pin.file_name} into {folder}"
-            status = "unsupported" if "metadata-generation-failed" in done.stdout else "missing"
-            raise NotRunnable(status, f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
-        os.replace(downloaded, target)
+            raise NotRunnable("missing", f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
+        os.replace(shutil.copy(downloaded, Path(temporary) / "whole"), target)
     return target
 
 

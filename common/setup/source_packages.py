@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable, Tuple
 
+from common.core.paths import ROOT
+
 
 @dataclass(frozen=True)
 class SourcePackage:
@@ -19,9 +21,9 @@ class SourcePackage:
     from which ``X.in`` makes ``X`` with @TORCH_VERSION@ filled in; metadata: a folder that is kept beside the package,
     for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
-    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); needs_moderngpu: its CUDA
-    sources include moderngpu's headers; loss(module, logits, one): of logits (1, 1, 2, 2) and an int64 1 of shape (1,);
-    without_device: what to do where that does not run."""
+    cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder that its
+    CUDA sources include from, beside the sdist; loss(module, logits, one): of logits (1, 1, 2, 2) and an int64 1 of
+    shape (1,); without_device: what to do where that does not run."""
 
     package: str
     python: str
@@ -35,7 +37,7 @@ class SourcePackage:
     cuda_sources: Tuple[str, ...] = ()
     cuda_define: str = ""
     nvcc_flags: Tuple[str, ...] = ()
-    needs_moderngpu: bool = False
+    headers: str = ""
 
     @property
     def devices(self) -> Tuple[str, ...]:
@@ -82,9 +84,9 @@ SOURCE_PACKAGES = {
             cuda_define="-DOT_WITH_CUDA",
             # As its cmake has them.
             nvcc_flags=("-O3", "-lineinfo", "--expt-extended-lambda", "-use_fast_math", "-Xptxas=-w"),
-            needs_moderngpu=True,
+            headers=str(ROOT / "common" / "setup" / "headers"),  # of the one function of moderngpu that it calls
             loss=_optimized_transducer,
-            without_device="uninstall it, and `make setup` compiles it for CUDA where MODERNGPU_HOME is set",
+            without_device="uninstall it, and `make setup` compiles it for CUDA",
         ),
         SourcePackage(
             package="fast_rnnt",

@@ -1,4 +1,4 @@
-"""What a compilation uses on this machine: torch, Python, the C++ compiler, ninja, the CUDA toolkit, moderngpu.
+"""What a compilation uses on this machine: torch, Python, the C++ compiler, ninja, the CUDA toolkit.
 
 torch is described from its files, not imported, so that finding a build that is there takes milliseconds.
 """
@@ -19,18 +19,18 @@ from typing import Dict, Iterator, Optional
 
 from common.core.errors import NotRunnable
 from common.setup.source_packages import SourcePackage
+from common.system import machine
 from common.system.processes import output
 
-#: Commit of github.com/moderngpu/moderngpu, January 2026: its context.hxx no longer reads the fields clockRate and
-#: memoryClockRate, which CUDA 13 took out of cudaDeviceProp.
-MODERNGPU = "267cc8d02c03f00f1656f1205c61c946a1e530b0"
+#: Architectures for which is compiled where no GPU is to be seen: A100 and H100, and what comes after them.
+ARCHITECTURES = "8.0;9.0+PTX"
 
 
 @dataclass(frozen=True)
 class Toolchain:
     """device: "cpu" or "cuda"; torch: its version, with the local part; torch_cuda: "" for a torch without CUDA;
     compiler: the command, as torch.utils.cpp_extension finds it; compiler_version: "" when there is none; cuda_home: a
-    toolkit with headers; architectures: as in TORCH_CUDA_ARCH_LIST; moderngpu: a checkout, as the user named it."""
+    toolkit with headers; architectures: as in TORCH_CUDA_ARCH_LIST."""
 
     device: str
     torch: str
@@ -40,7 +40,6 @@ class Toolchain:
     cuda_home: Optional[Path] = None
     nvcc_version: str = ""
     architectures: str = ""
-    moderngpu: Optional[Path] = None
 
     def key(self, source: SourcePackage) -> str:
         """Changes with everything that the compiled module depends on."""
@@ -48,7 +47,7 @@ class Toolchain:
         parts = [self.torch, self.torch_cuda, python, self.compiler, self.compiler_version, self.nvcc_version]
         parts += [self.architectures, source.python, source.module, *source.templates, *source.sources, *source.flags]
         if self.device == "cuda":
-            parts += [*source.cuda_sources, source.cuda_define, *source.nvcc_flags]
+            parts += [*source.cuda_sources, source.cuda_define, *source.nvcc_flags, _content(source.headers)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def environment(self) -> Dict[str, str]:
@@ -70,18 +69,27 @@ def find(device: str) -> Toolchain:
         return tools
     if not torch_cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    home, named = next(_toolkits(torch_cuda), None), os.environ.get("MODERNGPU_HOME")
-    checkout = Path(named).expanduser().resolve() if named else None
+    homes = list(_toolkits(torch_cuda))
+    home = min(homes, key=lambda home: not _is_of(torch_cuda, _release(home)), default=None)
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures()
-    release = _release(home) if home else ""
-    return replace(tools, cuda_home=home, nvcc_version=release, architectures=architectures, moderngpu=checkout)
+    return replace(
+        tools, cuda_home=home, nvcc_version=_release(home) if home else "", architectures=architectures or ARCHITECTURES
+    )
+
+
+def for_cuda() -> bool:
+    """Return whether this machine has a GPU's driver, and what compiles for the CUDA of torch."""
+    try:
+        return machine.gpu_may_be_here() and not _lacking_for_cuda(find("cuda"))
+    except NotRunnable:  # a torch without CUDA
+        return False
 
 
 def check(source: SourcePackage, tools: Toolchain) -> None:
     """Raise NotRunnable for what a compilation of `source` would fail on, with what to install."""
     if tools.device not in source.devices:
         raise NotRunnable("unsupported", f"{source.package} has no {tools.device} version")
-    if tools.device == "cuda" and (lacking := _lacking_for_cuda(source, tools)):
+    if tools.device == "cuda" and (lacking := _lacking_for_cuda(tools)):
         raise NotRunnable("unsupported", f"{source.package} on CUDA needs {lacking}")
     if lacking := _lacking(tools):
         raise NotRunnable("missing", f"{source.package} is compiled from source, which needs {lacking}")
@@ -98,29 +106,22 @@ def _lacking(tools: Toolchain) -> str:
     return ""
 
 
-def _lacking_for_cuda(source: SourcePackage, tools: Toolchain) -> str:
-    if source.needs_moderngpu and tools.moderngpu is None:
-        wanted = f"clone github.com/moderngpu/moderngpu, check out {MODERNGPU}"
-        return f"moderngpu's headers: {wanted} and set MODERNGPU_HOME to the checkout"
-    header = Path(tools.moderngpu or "", "src", "moderngpu", "context.hxx")
-    if source.needs_moderngpu and not header.exists():
-        missing = f"{tools.moderngpu} has no src/moderngpu/context.hxx"
-        return f"moderngpu's headers, and {missing}: set MODERNGPU_HOME to a checkout of moderngpu"
-    if source.needs_moderngpu and "prop.clockRate" in header.read_text() and int(tools.torch_cuda.split(".")[0]) >= 13:
-        return f"newer headers of moderngpu for CUDA {tools.torch_cuda}: check out {MODERNGPU} in {tools.moderngpu}"
+def _lacking_for_cuda(tools: Toolchain) -> str:
     if tools.cuda_home is None:
         return f"nvcc of CUDA {tools.torch_cuda}: install the CUDA toolkit or set CUDA_HOME"
-    major = tools.torch_cuda.partition(".")[0]
-    if tools.nvcc_version.partition(".")[0] != major:
-        found = f"{tools.cuda_home} is {tools.nvcc_version}"
-        return f"nvcc of CUDA {major}, as torch {tools.torch} has, and {found}: set CUDA_HOME to another"
+    if not _is_of(tools.torch_cuda, tools.nvcc_version):
+        wanted = f"nvcc of CUDA {tools.torch_cuda.partition('.')[0]}, as torch {tools.torch} has"
+        return f"{wanted}, and {tools.cuda_home} is {tools.nvcc_version}: set CUDA_HOME to another"
     return ""
 
 
 def meaningful_line(log: str) -> str:
-    """The first error in the output of a compilation; without one, the last line."""
+    """Return the first error in the output of a compilation; without one, the last line.
+
+    A linker says its error before the compiler's "ld returned 1 exit status"."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    errors = [line for line in lines if re.search(r"\b(fatal )?error\b( \w*\d+)?:", line, flags=re.IGNORECASE)]
+    of_linker = r"\bld(\.\w+)?: (cannot find|.*undefined reference)|: undefined reference to "
+    errors = [line for line in lines if re.search(rf"{of_linker}|\b(fatal )?error\b( \w*\d+)?:", line, flags=re.I)]
     return errors[0] if errors else (lines or ["no output"])[-1]
 
 
@@ -133,13 +134,26 @@ def _torch_version() -> Dict[str, Optional[str]]:
 
 
 def _toolkits(torch_cuda: str) -> Iterator[Path]:
-    """CUDA toolkits with nvcc and headers, best first.  An nvcc on PATH can be a wrapper far from its toolkit."""
-    named = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), f"/usr/local/cuda-{torch_cuda}"]
+    """Yield the CUDA toolkits with nvcc and headers: that which the user named, this Python's own (NVIDIA's packages of
+    the index), then the machine's.  An nvcc on PATH can be a wrapper far from its toolkit."""
+    own = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{torch_cuda.partition('.')[0]}")
+    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), own, f"/usr/local/cuda-{torch_cuda}"]
     if nvcc := shutil.which("nvcc"):
-        named.append(str(Path(nvcc).resolve().parents[1]))
-    for folder in [*named, "/usr/local/cuda", "/opt/cuda"]:
+        folders.append(Path(nvcc).resolve().parents[1])
+    for folder in [*folders, "/usr/local/cuda", "/opt/cuda"]:
         if folder and Path(folder, "bin", "nvcc").exists() and Path(folder, "include", "cuda_runtime.h").exists():
             yield Path(folder)
+
+
+def _is_of(torch_cuda: str, release: str) -> bool:
+    """Return whether a toolkit of `release` compiles for a torch of CUDA `torch_cuda`: their major versions agree."""
+    return release.partition(".")[0] == torch_cuda.partition(".")[0]
+
+
+def _content(headers: str) -> str:
+    """Return the text of all files in a folder of headers; "" without one."""
+    files = sorted(Path(headers).rglob("*.hxx")) if headers else []
+    return "".join(path.read_text(encoding="utf-8") for path in files)
 
 
 def _release(cuda_home: Path) -> str:
@@ -149,7 +163,7 @@ def _release(cuda_home: Path) -> str:
 
 
 def _architectures() -> str:
-    """ "8.0;9.0": the compute capabilities of this machine's GPUs; "" where there is no nvidia-smi (torch decides)."""
+    """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
     found = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
     return ";".join(sorted({line for line in found if re.fullmatch(r"\d+\.\d+", line)}))
 
