@@ -38,7 +38,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench test faults lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle bench test faults sanitize lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -50,6 +50,7 @@ help:
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest, ARGS="--shuffle 1" draws their order'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
+	@echo 'make sanitize     random problems through the C++ code under sanitizers; ARGS="--count 20"; needs GCC'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
@@ -84,6 +85,9 @@ test: setup
 
 faults: setup
 	@PYTHONPATH=tests $(MAIN) -m faults $(ARGS)
+
+sanitize: setup
+	@PYTHONPATH=tests:. $(MAIN) -m sanitize $(ARGS)
 
 # What only developers need: made on demand.
 .PHONY: dev

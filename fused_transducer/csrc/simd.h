@@ -39,6 +39,8 @@ typedef float float_vector __attribute__((vector_size(FT_BYTES)));
 typedef double double_vector __attribute__((vector_size(FT_BYTES)));
 typedef int32_t int32_vector __attribute__((vector_size(FT_BYTES)));
 typedef int64_t int64_vector __attribute__((vector_size(FT_BYTES)));
+typedef uint32_t uint32_vector __attribute__((vector_size(FT_BYTES)));
+typedef uint64_t uint64_vector __attribute__((vector_size(FT_BYTES)));
 typedef float float_unaligned __attribute__((vector_size(FT_BYTES), aligned(4), may_alias));
 typedef double double_unaligned __attribute__((vector_size(FT_BYTES), aligned(8), may_alias));
 typedef double double_pair __attribute__((vector_size(2 * FT_BYTES)));  // as many as a float_vector has
@@ -48,7 +50,7 @@ template <class T> struct Simd;
 template <> struct Simd<float> {
   typedef float_vector V;
   typedef float_unaligned Unaligned;
-  typedef int32_vector I;
+  typedef uint32_vector Bits;
   static constexpr int W = FT_BYTES / 4;
   static constexpr int MANTISSA = 23;
   static constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: added, it leaves the rounded value in the low bits
@@ -59,7 +61,7 @@ template <> struct Simd<float> {
 template <> struct Simd<double> {
   typedef double_vector V;
   typedef double_unaligned Unaligned;
-  typedef int64_vector I;
+  typedef uint64_vector Bits;
   static constexpr int W = FT_BYTES / 8;
   static constexpr int MANTISSA = 52;
   static constexpr double ROUND = 6755399441055744.0;  // 1.5 * 2^52
@@ -109,7 +111,8 @@ template <class T> FT_INLINE Vector<T> exp_of(Vector<T> x) {
   Vector<T> shifted = x * (T)1.4426950408889634074 + S::ROUND;
   Vector<T> n = shifted - S::ROUND;
   Vector<T> r = x - n * S::LN2_HIGH - n * S::LN2_LOW;
-  typename S::I bits = (typename S::I)exp_of_reduced(r) + ((typename S::I)shifted << S::MANTISSA);
+  typedef typename S::Bits Bits;  // without a sign: of -inf and NaN, whose sum is not taken, it may overflow
+  Bits bits = (Bits)exp_of_reduced(r) + ((Bits)shifted << S::MANTISSA);
   return x >= S::SMALLEST ? (Vector<T>)bits : x < S::SMALLEST ? Vector<T>{} : x;
 }
 

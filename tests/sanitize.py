@@ -1,0 +1,136 @@
+"""Random problems through the C++ code of fused_transducer under GCC's address and undefined-behaviour sanitizers, with
+each instruction set of this processor, beside the plain PyTorch code.
+
+PYTHONPATH=tests python -m sanitize (make sanitize) compiles the code, and runs it in processes into which libasan is
+loaded first.  It ends with 1 where a sanitizer reports or a result is wrong, and with 2 without such a compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import List, Optional
+
+ROOT = Path(__file__).resolve().parent.parent
+FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+INSTRUCTION_SETS = ["avx512", "avx2", "baseline"]
+
+
+def libasan() -> Optional[str]:
+    """Return the path of the compiler's libasan, or None."""
+    from fused_transducer import compiling
+
+    words = [*compiling.compiler(), "-print-file-name=libasan.so"]
+    path = subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    return path if os.path.isabs(path) else None
+
+
+def _run_all(count: int, seed: int) -> int:
+    from fused_transducer import compiling
+
+    try:
+        preload = libasan()
+    except compiling.BuildError as error:
+        print(f"sanitize: {error}", file=sys.stderr)
+        return 2
+    if preload is None:
+        print("sanitize: the compiler has no libasan; install that of GCC, or set CXX=g++", file=sys.stderr)
+        return 2
+    failed: List[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        compiling.build(Path(folder) / compiling.library_name(), FLAGS)
+        on_x86 = platform.machine().lower() in ("x86_64", "amd64")
+        for instruction_set in INSTRUCTION_SETS if on_x86 else INSTRUCTION_SETS[-1:]:
+            environment = {
+                **os.environ,
+                "LD_PRELOAD": preload,
+                "ASAN_OPTIONS": "detect_leaks=0",
+                "UBSAN_OPTIONS": "print_stacktrace=1",
+                "FUSED_TRANSDUCER_CACHE": folder,
+                "FUSED_TRANSDUCER_ISA": instruction_set,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+            }
+            command = [sys.executable, "-m", "sanitize", "--count", str(count), "--seed", str(seed), "--here"]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            print(f"{instruction_set}: {done.stdout.strip()}", flush=True)
+            if done.returncode != 0:
+                failed.append(instruction_set)
+                print(done.stderr[:8000], file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _run_here(count: int, seed: int) -> int:
+    """Solve random problems in this process, and print how many; a wrong result ends it."""
+    import torch
+    from fused_helpers import NAMES, error, problem
+
+    from fused_transducer import native
+
+    random = Random(seed)
+    largest = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 6e-3}
+
+    def size(most: int) -> int:
+        return int(most ** random.random())
+
+    for number in range(count):
+        V = random.choice([size(90), size(90), size(1600)])
+        lengths = [(size(40), size(24) - 1) for _ in range(size(4))]
+        dtype = random.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
+        case = problem(
+            lengths,
+            H=size(90),
+            V=V,
+            dtype=dtype,
+            bias=random.random() < 0.7,
+            seed=random.randrange(2**30),
+            scale=random.choice([0.3, 1.0]),
+            blank=random.randrange(V),
+            activation=random.choice(["tanh", "relu", "none"]),
+            tile_cells=random.choice([None, None, 1, 7, 60, 10_000]),
+            negligible=random.choice([0.0, 1e-8]),
+            fastemit_lambda=random.choice([0.0, 0.5]),
+        )
+        if random.random() < 0.2 and case.tensors[3] is not None:
+            case.tensors[3][random.randrange(V)] = -float("inf")  # some targets, or the blank, are impossible
+        torch.set_num_threads(random.choice([1, 2, 3]))
+        wanted = [random.random() < 0.8 for _ in NAMES]
+        results = []
+        for backend in ("native", "torch"):
+            leaves = case.leaves()
+            for leaf, want in zip(leaves, wanted):
+                if leaf is not None:
+                    leaf.requires_grad_(want)
+            losses = case.loss(leaves, backend=backend)
+            if losses.requires_grad:
+                losses.sum().backward()
+            results.append([losses.detach(), *(leaf.grad for leaf in leaves if leaf is not None)])
+        for made, expected in zip(*results):
+            if made is None or torch.isinf(expected).any():
+                assert (made is None) == (expected is None) and (
+                    made is None or torch.equal(made.isinf(), expected.isinf())
+                )
+                continue
+            scale = max([1.0, *(x.abs().max().item() for x in results[1][1:] if x is not None)])
+            wrong = error(made, expected) > largest[dtype] and (made - expected).abs().max() > largest[dtype] * scale
+            assert not wrong, (number, lengths, case.options, error(made, expected))
+    print(f"{count} random problems ran clean, with {native.instruction_set()} (seed {seed})")
+    return 0
+
+
+def main(arguments: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="sanitize", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--count", type=int, default=150, help="problems for each instruction set (150)")
+    parser.add_argument("--seed", type=int, default=0, help="of the problems (0)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    return (_run_here if options.here else _run_all)(options.count, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
