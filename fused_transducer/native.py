@@ -14,8 +14,9 @@ from torch import Tensor
 from fused_transducer import compiling, library
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
 
-#: Activations and logits of a tile take about so many bytes a thread, within these numbers of cells (whole groups).
-TILE_BYTES, FEWEST, MOST = 3 * 2**17, 112, 2240
+#: Activations and logits of a tile take about so many bytes for each two threads, up to so many cells: whole numbers of
+#: SUMMED of csrc/drivers.h, so that the gradients have the same bits with any number of threads.
+TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
 #: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
 MANY, AT_ONCE = 1024, 512
 #: Logits that take no more are kept for backward.
@@ -118,9 +119,9 @@ def instruction_set() -> str:
 
 
 def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
-    """Cells of a tile in backward: few enough for the caches, enough to keep every thread busy."""
+    """Return the cells of a tile in backward: few enough for the caches, enough to keep every thread busy."""
     cells = TILE_BYTES // ((H + V if V <= MANY else 2 * H + AT_ONCE) * dtype.itemsize)
-    return torch.get_num_threads() * min(max(-(-cells // FEWEST) * FEWEST, FEWEST), MOST)
+    return -(-torch.get_num_threads() // 2) * min(max(-(-cells // SUMMED), 1) * SUMMED, MOST)
 
 
 def rows(V: int) -> int:

@@ -24,16 +24,16 @@ def backend(request, monkeypatch):
     return request.param
 
 
-def call(one, tensors, **options):
-    return transducer_loss(*tensors, one.targets, one.T_lengths, one.U_lengths, **{"reduction": "sum", **options})
+def call(case, tensors, **options):
+    return transducer_loss(*tensors, case.targets, case.T_lengths, case.U_lengths, **{"reduction": "sum", **options})
 
 
 # -- sizes ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_traced_graph_refuses_more_cells_than_it_was_traced_with(backend):
-    one, large = problem(RAGGED, dtype=torch.float32), problem(LARGE, dtype=torch.float32)
-    given = [*one.leaves(), one.targets, one.T_lengths, one.U_lengths]
+    case, large = problem(RAGGED, dtype=torch.float32), problem(LARGE, dtype=torch.float32)
+    given = [*case.leaves(), case.targets, case.T_lengths, case.U_lengths]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own: torch.jit is deprecated
         traced = torch.jit.trace(lambda *tensors: transducer_loss(*tensors), given, check_trace=False)
@@ -42,18 +42,18 @@ def test_a_traced_graph_refuses_more_cells_than_it_was_traced_with(backend):
         traced(*large.leaves(), large.targets, large.T_lengths, large.U_lengths)
 
 
-def operator_arguments(one, backend, cells, kept=0, gradient=True):
+def operator_arguments(case, backend, cells, kept=0, gradient=True):
     values = (0, "tanh", 0.0, 1e-8, 0, backend, gradient, cells, kept)
-    return [*(x.detach() for x in one.tensors), one.targets, one.T_lengths, one.U_lengths, *values]
+    return [*(x.detach() for x in case.tensors), case.targets, case.T_lengths, case.U_lengths, *values]
 
 
 @pytest.mark.parametrize(
     "cells, kept, gradient", [(1, 0, True), (0, 0, True), (10**6, 7, True), (10**6, 7, False)], ids=str
 )
 def test_the_operator_refuses_sizes_that_do_not_fit(backend, cells, kept, gradient):
-    one = problem(LARGE, dtype=torch.float32)
+    case = problem(LARGE, dtype=torch.float32)
     with pytest.raises(RuntimeError, match="cells|shape"):
-        torch.ops.fused_transducer.losses(*operator_arguments(one, backend, cells, kept, gradient))
+        torch.ops.fused_transducer.losses(*operator_arguments(case, backend, cells, kept, gradient))
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_the_operator_refuses_sizes_that_do_not_fit(backend, cells, kept, gradie
     ids=str,
 )
 def test_the_operator_of_gradients_refuses_what_does_not_belong_together(backend, index, wrong):
-    one = problem(LARGE, dtype=torch.float32)
-    tensors = operator_arguments(one, backend, 60 * 31 * 2)
+    case = problem(LARGE, dtype=torch.float32)
+    tensors = operator_arguments(case, backend, 60 * 31 * 2)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*tensors)
     given = [torch.ones(2, dtype=torch.float64), arcs, kept, *tensors[:7]]
     given[index] = wrong
@@ -82,8 +82,8 @@ def test_the_operator_of_gradients_refuses_what_does_not_belong_together(backend
 def test_the_operator_of_gradients_refuses_lengths_beyond_the_frames(backend):
     if backend != "native":
         pytest.skip("the plain code indexes tensors, which torch checks")
-    one = problem(LARGE, dtype=torch.float32)
-    tensors = operator_arguments(one, backend, 60 * 31 * 2)
+    case = problem(LARGE, dtype=torch.float32)
+    tensors = operator_arguments(case, backend, 60 * 31 * 2)
     _, _, arcs, kept = torch.ops.fused_transducer.losses(*tensors)
     tensors[5] = torch.tensor([60000, 60000])
     with pytest.raises(ValueError, match="utterance 0"):
@@ -99,16 +99,16 @@ def test_the_operator_of_gradients_refuses_lengths_beyond_the_frames(backend):
 @pytest.mark.parametrize("way", ["numpy", "data"])
 def test_what_changes_after_forward_does_not_change_the_gradient(changed, way):
     """A loader that uses its buffer again, and `.data`: autograd's version counter sees neither."""
-    one = problem(RAGGED, negligible=0.0)
-    _, expected = right(one)
-    buffer = getattr(one, changed).numpy().copy()
-    setattr(one, changed, torch.from_numpy(buffer))
-    leaves = one.leaves()
-    losses = one.loss(leaves)
+    case = problem(RAGGED, negligible=0.0)
+    _, expected = right(case)
+    buffer = getattr(case, changed).numpy().copy()
+    setattr(case, changed, torch.from_numpy(buffer))
+    leaves = case.leaves()
+    losses = case.loss(leaves)
     if way == "numpy":
         buffer[:] = 1
     else:
-        getattr(one, changed).data = torch.full_like(getattr(one, changed), 60000)
+        getattr(case, changed).data = torch.full_like(getattr(case, changed), 60000)
     losses.sum().backward()
     assert all(error(leaf.grad, expected[name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
 
@@ -117,16 +117,16 @@ def test_what_changes_after_forward_does_not_change_the_gradient(changed, way):
 
 
 def test_functional_gradients_are_those_of_backward():
-    one = problem(RAGGED)
-    _, gradients = found(one)
-    made = torch.func.grad(lambda tensors: call(one, tensors))(one.tensors)
+    case = problem(RAGGED)
+    _, gradients = found(case)
+    made = torch.func.grad(lambda tensors: call(case, tensors))(case.tensors)
     assert all(torch.equal(x, gradients[name]) for name, x in zip(NAMES, made))
 
 
 def test_functional_gradients_of_a_module():
-    one = problem(RAGGED)
+    case = problem(RAGGED)
     module = TransducerLoss(12, 11, dtype=torch.float64)
-    inputs = (*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths)
+    inputs = (*case.tensors[:2], case.targets, case.T_lengths, case.U_lengths)
     module(*inputs).backward()
     made = torch.func.grad(lambda parameters: torch.func.functional_call(module, parameters, inputs))(
         dict(module.named_parameters())
@@ -138,12 +138,12 @@ def test_functional_gradients_of_a_module():
 def test_forward_mode_is_refused(grad):
     from torch.autograd import forward_ad
 
-    one = problem(RAGGED)
-    tangents = [torch.ones_like(x) for x in one.tensors]
+    case = problem(RAGGED)
+    tangents = [torch.ones_like(x) for x in case.tensors]
     with pytest.raises(RuntimeError, match="forward-mode"):
-        torch.func.jvp(lambda *tensors: call(one, tensors), tuple(one.tensors), tuple(tangents))
+        torch.func.jvp(lambda *tensors: call(case, tensors), tuple(case.tensors), tuple(tangents))
     with torch.set_grad_enabled(grad), forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode"):
-        call(one, [*one.tensors[:2], forward_ad.make_dual(one.tensors[2], tangents[2]), one.tensors[3]])
+        call(case, [*case.tensors[:2], forward_ad.make_dual(case.tensors[2], tangents[2]), case.tensors[3]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -152,12 +152,12 @@ def test_shapes_and_dtypes_without_values(dtype, reduction):
     """On the meta device and in FakeTensorMode."""
     from torch._subclasses import FakeTensorMode
 
-    one = problem(RAGGED, dtype=dtype)
-    expected = call(one, one.leaves(), reduction=reduction)
-    integers = one.targets, one.T_lengths, one.U_lengths
+    case = problem(RAGGED, dtype=dtype)
+    expected = call(case, case.leaves(), reduction=reduction)
+    integers = case.targets, case.T_lengths, case.U_lengths
     mode = FakeTensorMode()
     for place in (lambda x: x.to("meta"), mode.from_tensor):
-        leaves = [place(x).requires_grad_() for x in one.tensors]
+        leaves = [place(x).requires_grad_() for x in case.tensors]
         options = {"backend": "torch"} if leaves[0].device.type == "meta" else {}
         with mode if leaves[0].device.type == "cpu" else torch.enable_grad():
             loss = transducer_loss(*leaves, *map(place, integers), reduction=reduction, **options)
@@ -196,17 +196,17 @@ def test_shapes_and_dtypes_without_values(dtype, reduction):
     ids=str,
 )
 def test_arguments_of_other_types_are_one_clear_error(change):
-    one = problem(RAGGED)
-    given = dict(zip(NAMES, one.leaves()), targets=one.targets, T_lengths=one.T_lengths, U_lengths=one.U_lengths)
+    case = problem(RAGGED)
+    given = dict(zip(NAMES, case.leaves()), targets=case.targets, T_lengths=case.T_lengths, U_lengths=case.U_lengths)
     with pytest.raises(ValueError) as refused:
         transducer_loss(**{**given, **change})
     assert str(refused.value).startswith(next(iter(change))) and "\n" not in str(refused.value)
 
 
 def test_numbers_of_numpy_are_numbers():
-    one = problem(RAGGED)
+    case = problem(RAGGED)
     options = {"blank": numpy.int64(2), "tile_cells": numpy.int32(8), "negligible": numpy.float32(0)}
-    assert call(one, one.tensors, **options).item() == call(one, one.tensors, blank=2, tile_cells=8).item()
+    assert call(case, case.tensors, **options).item() == call(case, case.tensors, blank=2, tile_cells=8).item()
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,16 @@ def test_a_module_checks_its_options_when_it_is_made(options, kind, word):
 
 
 def test_the_dropped_share_is_the_same_in_each_backend(backend):
-    one = problem([(30, 12), (20, 14)], dtype=torch.float32, fastemit_lambda=0.5, negligible=0.05)
-    _, expected = one.loss(one.leaves(), return_dropped=True, backend="torch")
-    _, plain = one.loss(one.leaves(), return_dropped=True, backend="torch", fastemit_lambda=0.0)
-    _, dropped = one.loss(one.leaves(), return_dropped=True, backend=backend)
+    case = problem([(30, 12), (20, 14)], dtype=torch.float32, fastemit_lambda=0.5, negligible=0.05)
+    _, expected = case.loss(case.leaves(), return_dropped=True, backend="torch")
+    _, plain = case.loss(case.leaves(), return_dropped=True, backend="torch", fastemit_lambda=0.0)
+    _, dropped = case.loss(case.leaves(), return_dropped=True, backend=backend)
     assert 0 < error(expected, plain)  # other cells are dropped: their label arcs count for more
     assert (expected <= plain).all()
     assert error(dropped, expected) < 1e-6
 
 
 def test_fastemit_does_not_change_what_is_right():
-    one = problem(RAGGED, fastemit_lambda=0.5, negligible=0.0)
-    one.targets.clamp_(min=1)
-    assert max(errors(one).values()) < 1e-12
+    case = problem(RAGGED, fastemit_lambda=0.5, negligible=0.0)
+    case.targets.clamp_(min=1)
+    assert max(errors(case).values()) < 1e-12

@@ -84,6 +84,24 @@ def test_threads_do_not_matter():
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("V, dtype", [(60, torch.float32), (1300, torch.float32), (60, torch.float64)])
+def test_any_number_of_threads_gives_the_same_bits(backend, V, dtype):
+    """The batch has several tiles, and the tile depends on the number of threads."""
+    if backend != "native":
+        pytest.skip("the plain code uses torch's own products")
+    case = problem([(60, 20), (40, 25)], H=40, V=V, dtype=dtype, scale=0.3)
+    before, made = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            made.append(found(case))
+    finally:
+        torch.set_num_threads(before)
+    for losses, gradients in made[1:]:
+        assert torch.equal(losses, made[0][0])
+        assert all(torch.equal(gradients[name], made[0][1][name]) for name in NAMES)
+
+
 def test_reductions():
     one = problem(RAGGED)
     losses = one.loss(one.leaves())

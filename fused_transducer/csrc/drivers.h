@@ -5,9 +5,10 @@
 
 #include "gemm.h"
 #include "lattice.h"
+#include "meeting.h"
 
-#if defined(_OPENMP)
-#include <omp.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #endif
 
 // From here on the thread works on this part of a step: nothing, except where benchmarks/fused_parts.py times them.
@@ -17,18 +18,15 @@
 
 namespace FT_ISA {
 
-FT_INLINE int thread_number() {
-#if defined(_OPENMP)
-  return omp_get_thread_num();
-#else
-  return 0;
-#endif
-}
-
 // Cells that a thread takes at once; logits of each that it has at once in forward; in backward, symbols at once where
 // there are normalisers, cells that a thread multiplies with their weights, and blocks of symbols whose gradients it has
 // at once.
 enum { GROUP = FT_ROWS * (FT_ROWS < 10 ? 8 : 4), CHUNK = 1024, SYMBOLS = 512, SHARE = 2 * GROUP, BLOCKS = 8 };
+
+// Cells whose parts of the gradients of weight and bias are summed by themselves before they join the others'.  Tiles
+// are whole numbers of these (native.py, SUMMED), so that the sums have the same bits whatever the tile is, and with it
+// the number of threads.
+enum { SUMMED = 448 };
 
 // Lengths of rows in the workspaces: whole blocks of columns, and a little more, since rows whose distance is a power
 // of two compete for the same places of a cache.
@@ -39,13 +37,19 @@ template <class T> FT_INLINE int64_t stride(int64_t columns) {
 // Columns of the most whole blocks that `columns` hold.
 template <class T> constexpr int64_t whole(int64_t columns) { return columns / Block<T>::COLUMNS * Block<T>::COLUMNS; }
 
-// Takes pieces off the workspace, each on a cache line; with no workspace it only counts.
+// Takes pieces off the workspace, each on a cache line; with no workspace it only counts.  Under the address sanitizer
+// each ends in bytes that nobody may touch.
 struct Workspace {
   char* base;
   int64_t used = 0;
   template <class T> T* take(int64_t count) {
     T* piece = reinterpret_cast<T*>(base + used);
-    used += round_up(count * (int64_t)sizeof(T), 64);
+    int64_t bytes = count * (int64_t)sizeof(T);
+    used += round_up(bytes, 64);
+#if defined(__SANITIZE_ADDRESS__)
+    used += 256;
+    if (base) ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(piece) + bytes, round_up(bytes, 64) + 256 - bytes);
+#endif
     return piece;
   }
 };
@@ -73,8 +77,8 @@ struct Cell {  // of a tile: where it is, and its number among all cells
 
 template <class T> struct BackwardSpace {
   T *packed, *bias, *panels, *activations, *logits;
-  T* sums;  // gradients of encoder plus decoder: in the place of the activations, unless these are needed again
-  Cell* cells;
+  T* sums;  // gradients of encoder plus decoder
+  Cell* cells[2];  // of this tile and, while its sums are added, of the one before
   int64_t* counted;  // cells that count before each block
   int64_t columns, blocks, bytes;  // columns: logits of a cell that are there at once
 
@@ -87,28 +91,29 @@ template <class T> struct BackwardSpace {
     bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
     panels = space.take<T>(of_inputs ? p.threads * columns * Block<T>::COLUMNS : 0);
     activations = space.take<T>(rows * stride<T>(p.H));
-    logits = space.take<T>(rows * stride<T>(columns));
-    sums = p.normalised && of_inputs ? space.take<T>(rows * stride<T>(p.H)) : activations;
-    cells = space.take<Cell>(rows);
+    logits = space.take<T>(rows * stride<T>(columns) + Block<T>::ROWS);  // a block of rows begins in the last columns
+    sums = of_inputs ? space.take<T>(rows * stride<T>(p.H)) : activations;
+    for (Cell*& list : cells) list = space.take<Cell>(rows);
     blocks = round_up(p.first_cells[p.N], CELLS_A_BLOCK) / CELLS_A_BLOCK;
     counted = space.take<int64_t>(blocks + 1);
     bytes = space.used;
   }
 };
 
-// The weights of `columns` symbols from `first` on, in panels.  All threads call this.
+// The weights of `columns` symbols from `first` on, in panels.  All threads call this, and meet later.
 template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, int64_t columns) {
   const T* weight = static_cast<const T*>(p.weight);
   FT_PART(preparing);
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic) nowait
   for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS)
     pack_panel<T>(packed + c * p.H, weight + (first + c) * p.H, p.H, least(Block<T>::COLUMNS, p.V - first - c));
+  FT_PART(waiting);
 }
 
-// The bias, with -inf for symbols there are none of.  All threads call this.
+// The bias, with -inf for symbols there are none of.  All threads call this, and meet later.
 template <class T> void fill_bias(const Problem& p, T* bias) {
   const T* given = static_cast<const T*>(p.bias);
-#pragma omp for schedule(static)
+#pragma omp single nowait
   for (int64_t v = 0; v < round_up(p.V, Block<T>::COLUMNS); ++v)
     bias[v] = v >= p.V ? -INFINITY : given ? given[v] : (T)0;
 }
@@ -251,21 +256,25 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
 
 template <class T> void forward(const Problem& p) {
   ForwardSpace<T> space(p);
+  Meeting meeting;
   int64_t cells = p.first_cells[p.N];
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;
-    pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
     fill_bias<T>(p, space.bias);
-#pragma omp for schedule(dynamic)
+    pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
+    meeting.wait();
+#pragma omp for schedule(dynamic) nowait
     for (int64_t begin = 0; begin < cells; begin += GROUP)
       log_probabilities<T>(p, space, begin, least(GROUP, cells - begin));
-#pragma omp for schedule(dynamic)
+    meeting.wait();
+#pragma omp for schedule(dynamic) nowait
     for (int64_t n = 0; n < p.N; ++n) {
       FT_PART(lattice);
       lattice_of_utterance<T>(p, space, n);
       FT_PART(waiting);
     }
+    meeting.wait();
     FT_PART(outside);
   }
 }
@@ -277,11 +286,15 @@ template <class T> int64_t counted_in(const Problem& p, int64_t block) {
   return found;
 }
 
-// Counts the cells that count, block by block.  All threads call this.
+// Counts the cells that count, block by block.  All threads call this; `begin_of_blocks` follows.
 template <class T> void count_cells(const Problem& p, const BackwardSpace<T>& space) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 16) nowait
   for (int64_t block = 0; block < space.blocks; ++block) space.counted[block + 1] = counted_in<T>(p, block);
-#pragma omp single
+}
+
+// From the cells that count in each block, how many there are before it.  All threads call this, and meet later.
+template <class T> void begin_of_blocks(const BackwardSpace<T>& space) {
+#pragma omp single nowait
   {
     space.counted[0] = 0;
     for (int64_t block = 0; block < space.blocks; ++block) space.counted[block + 1] += space.counted[block];
@@ -310,6 +323,12 @@ struct Symbols {
   int64_t first, count, columns;
 };
 
+// Cells number `begin` to `begin + rows` of those that count.
+struct Tile {
+  int64_t begin, rows;
+  Cell* cells;
+};
+
 // The logits of one cell to their gradient, in place.
 template <class T> void softmax_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T* logits) {
   constexpr int W = Simd<T>::W;
@@ -333,14 +352,14 @@ template <class T> void softmax_gradient(const Problem& p, const Cell& cell, con
 
 // Activations of a group of cells, and the gradient of their logits.
 template <class T>
-void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t tile,
+void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, const Tile& tile,
                      int64_t begin, int64_t count) {
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
   T *activations = space.activations + begin * lda, *logits = space.logits + begin * ldc;
-  Cell* cells = space.cells + begin;
+  Cell* cells = tile.cells + begin;
   if (symbols.first == 0) {
     FT_PART(preparing);
-    find_cells<T>(p, space, tile + begin, count, cells);
+    find_cells<T>(p, space, tile.begin + begin, count, cells);
     FT_PART(activations);
     for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
   }
@@ -363,10 +382,12 @@ void add_bias_gradient(const Problem& p, const BackwardSpace<T>& space, const Sy
                        int64_t symbol) {
   constexpr int W = Simd<T>::W;
   int64_t ldc = stride<T>(space.columns);
-  Vector<T> sum = {};
-  for (int64_t i = 0; i < rows; ++i) sum += load<T>(space.logits + i * ldc + symbol);
   T* to = static_cast<T*>(p.d_bias) + symbols.first + symbol;
-  for (int64_t i = 0; i < least(W, symbols.count - symbol); ++i) to[i] += sum[i];
+  for (int64_t begin = 0; begin < rows; begin += SUMMED) {
+    Vector<T> sum = {};
+    for (int64_t i = begin; i < least(begin + SUMMED, rows); ++i) sum += load<T>(space.logits + i * ldc + symbol);
+    for (int64_t i = 0; i < least(W, symbols.count - symbol); ++i) to[i] += sum[i];
+  }
 }
 
 // The gradient of FT_ROWS symbols' weights for one panel of columns: (symbols, cells) x (cells, columns).
@@ -374,18 +395,21 @@ template <class T>
 void add_weight_gradient(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t rows,
                          int64_t symbol, int64_t column) {
   typedef Block<T> B;
+  int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
   T sums[B::ROWS * B::COLUMNS], *to = static_cast<T*>(p.d_weight) + (symbols.first + symbol) * p.H + column;
   bool inside = symbol + B::ROWS <= symbols.count && column + B::COLUMNS <= p.H;
-  multiply<T>(
-      rows, space.logits + symbol, 1, stride<T>(space.columns), space.activations + column, stride<T>(p.H),
-      [](int, int) { return Vector<T>{}; },
-      [&](int i, int j, Vector<T> sum) {
-        T* at = inside ? to + i * p.H + j * B::W : sums + i * B::COLUMNS + j * B::W;
-        store<T>(at, inside ? load<T>(at) + sum : sum);
-      });
-  if (inside) return;
-  for (int64_t i = 0; i < least(B::ROWS, symbols.count - symbol); ++i)
-    for (int64_t c = 0; c < least(B::COLUMNS, p.H - column); ++c) to[i * p.H + c] += sums[i * B::COLUMNS + c];
+  for (int64_t begin = 0; begin < rows; begin += SUMMED) {
+    multiply<T>(
+        least(SUMMED, rows - begin), space.logits + begin * ldc + symbol, 1, ldc,
+        space.activations + begin * lda + column, lda, [](int, int) { return Vector<T>{}; },
+        [&](int i, int j, Vector<T> sum) {
+          T* at = inside ? to + i * p.H + j * B::W : sums + i * B::COLUMNS + j * B::W;
+          store<T>(at, inside ? load<T>(at) + sum : sum);
+        });
+    if (inside) continue;
+    for (int64_t i = 0; i < least(B::ROWS, symbols.count - symbol); ++i)
+      for (int64_t c = 0; c < least(B::COLUMNS, p.H - column); ++c) to[i * p.H + c] += sums[i * B::COLUMNS + c];
+  }
 }
 
 // The gradient of encoder plus decoder: (cells, symbols) x (symbols, columns), added up over all symbols, and then times
@@ -419,12 +443,12 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
 // Adds the columns from `first` on to the gradients of encoder and decoder: no two threads have the same columns, and
 // the cells come in order, so the sums are the same every time.
 template <class T>
-void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_t rows, int64_t first) {
+void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, const Tile& tile, int64_t first) {
   int64_t lda = stride<T>(p.H), width = least(Block<T>::COLUMNS, p.H - first);
   T *d_encoder = static_cast<T*>(p.d_encoder), *d_decoder = static_cast<T*>(p.d_decoder);
   FT_PART(adding);
-  for (int64_t i = 0; i < rows; ++i) {
-    const Cell& cell = space.cells[i];
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    const Cell& cell = tile.cells[i];
     const T* from = space.sums + i * lda + first;
     if (d_encoder) {
       T* to = d_encoder + (cell.n * p.T + cell.t) * p.H + first;
@@ -438,41 +462,49 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, int64_
   FT_PART(waiting);
 }
 
-// A tile's part of all gradients, for some symbols.  All threads call this.
+// What is made of the gradients of a tile's logits, for some symbols.  All threads call this, and meet later: no item
+// waits for another, and the small ones come last, so that threads end together.
 template <class T>
-void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t tile, int64_t rows) {
+void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t rows) {
   typedef Block<T> B;
   int64_t across = round_up(p.H, B::COLUMNS) / B::COLUMNS, down = round_up(symbols.count, B::ROWS) / B::ROWS;
-#pragma omp for schedule(dynamic)
-  for (int64_t begin = 0; begin < rows; begin += GROUP)
-    logit_gradients<T>(p, space, symbols, tile, begin, least(GROUP, rows - begin));
-  if (p.d_bias) {
-    FT_PART(adding);
-#pragma omp for schedule(static) nowait
-    for (int64_t symbol = 0; symbol < symbols.count; symbol += Simd<T>::W)
-      add_bias_gradient<T>(p, space, symbols, rows, symbol);
+  if (p.d_encoder || p.d_decoder) {
+#pragma omp for schedule(dynamic) nowait
+    for (int64_t begin = 0; begin < rows; begin += SHARE)
+      input_gradients<T>(p, space, symbols, begin, least(SHARE, rows - begin));
   }
   if (p.d_weight) {
     FT_PART(products);
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(dynamic, BLOCKS) nowait
     for (int64_t item = 0; item < across * round_up(down, BLOCKS); ++item) {
       int64_t symbol = (item / (across * BLOCKS) * BLOCKS + item % BLOCKS) * B::ROWS;
       int64_t column = item / BLOCKS % across * B::COLUMNS;
       if (symbol < symbols.count) add_weight_gradient<T>(p, space, symbols, rows, symbol, column);
     }
     FT_PART(waiting);
-#pragma omp barrier
   }
-  if (p.d_encoder || p.d_decoder) {
-#pragma omp for schedule(dynamic)
-    for (int64_t begin = 0; begin < rows; begin += SHARE)
-      input_gradients<T>(p, space, symbols, begin, least(SHARE, rows - begin));
+  if (p.d_bias) {
+    FT_PART(adding);
+#pragma omp for schedule(dynamic, 4) nowait
+    for (int64_t symbol = 0; symbol < symbols.count; symbol += Simd<T>::W)
+      add_bias_gradient<T>(p, space, symbols, rows, symbol);
+    FT_PART(waiting);
   }
-#pragma omp barrier
 }
 
+// Adds a tile's sums to the gradients of encoder and decoder.  All threads call this, and meet later.
+template <class T> void add_sums(const Problem& p, const BackwardSpace<T>& space, const Tile& tile) {
+  if (!p.d_encoder && !p.d_decoder) return;
+#pragma omp for schedule(dynamic) nowait
+  for (int64_t column = 0; column < p.H; column += Block<T>::COLUMNS) add_input_gradients<T>(p, space, tile, column);
+}
+
+// Threads meet twice for each tile and its symbols.  Between, there is enough to do that one which is not scheduled
+// holds up the others only where it has an item in its hands: the gradients of a tile's logits are made while the sums
+// of the one before are added, and the next symbols' weights are packed while these symbols' gradients are multiplied.
 template <class T> void backward(const Problem& p) {
   BackwardSpace<T> space(p);
+  Meeting meeting;
   int64_t all = round_up(p.V, Block<T>::COLUMNS);
   bool once = space.columns == all, packs = !p.kept_cells;
 #pragma omp parallel num_threads(p.threads)
@@ -480,22 +512,31 @@ template <class T> void backward(const Problem& p) {
     FlushDenormals flush;
     FT_PART(preparing);
     count_cells<T>(p, space);
-    int64_t cells = space.counted[space.blocks];
     fill_bias<T>(p, space.bias);
-    if (packs && once) pack_weight<T>(p, space.packed, 0, all);
-    for (int64_t tile = 0; tile < cells; tile += p.tile_cells) {
-      int64_t rows = least(p.tile_cells, cells - tile);
+    if (packs) pack_weight<T>(p, space.packed, 0, space.columns);
+    meeting.wait();
+    begin_of_blocks<T>(space);
+    meeting.wait();
+    int64_t cells = space.counted[space.blocks];
+    Tile before{0, 0, space.cells[1]};
+    for (int64_t begin = 0; begin < cells; begin += p.tile_cells) {
+      Tile tile{begin, least(p.tile_cells, cells - begin), space.cells[before.cells == space.cells[0]]};
       for (int64_t first = 0; first < all; first += space.columns) {
         Symbols symbols{first, least(space.columns, p.V - first), least(space.columns, all - first)};
-        if (packs && !once) pack_weight<T>(p, space.packed, first, symbols.columns);
-        add_tile<T>(p, space, symbols, tile, rows);
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t row = 0; row < tile.rows; row += GROUP)
+          logit_gradients<T>(p, space, symbols, tile, row, least(GROUP, tile.rows - row));
+        if (first == 0) add_sums<T>(p, space, before);
+        meeting.wait();
+        int64_t next = first + space.columns < all ? first + space.columns : 0;
+        if (packs && !once) pack_weight<T>(p, space.packed, next, least(space.columns, all - next));
+        add_tile<T>(p, space, symbols, tile.rows);
+        meeting.wait();
       }
-      if (p.d_encoder || p.d_decoder) {
-#pragma omp for schedule(static)
-        for (int64_t column = 0; column < p.H; column += Block<T>::COLUMNS)
-          add_input_gradients<T>(p, space, rows, column);
-      }
+      before = tile;
     }
+    add_sums<T>(p, space, before);
+    meeting.wait();
     FT_PART(outside);
   }
 }
