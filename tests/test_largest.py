@@ -275,7 +275,7 @@ def test_a_limit_that_only_torchaudios_own_buffers_exceed(scope):
     assert done.returncode == 0, done.stderr
 
 
-def test_no_more_than_there_is_can_be_asked_for():
+def test_no_more_than_there_is_is_used_whatever_is_asked_for(capsys):
     def limit_of(text):
         chosen = settings.resolve({"find_largest": "batch-size", "memory_limit": text}, "cpu")
         return memory_limit(chosen, memory.total_memory(), memory.available_memory())
@@ -284,8 +284,12 @@ def test_no_more_than_there_is_can_be_asked_for():
     assert limit_of("1GiB")["bytes"] == 2**30
     assert 0.5 * available < limit_of(None)["bytes"] < memory.total_memory()
     assert limit_of("1%")["bytes"] == memory.total_memory() // 100
-    with pytest.raises(UserError, match="--memory-limit 900TiB: .* are available here"):
-        limit_of("900TiB")
+    assert not capsys.readouterr().err
+    clamped = limit_of("900TiB")
+    assert 0.5 * available < clamped["bytes"] < memory.total_memory()
+    assert "--memory-limit 900TiB" in clamped["source"] and "available" in clamped["source"]
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: --memory-limit 900TiB: the limit is ") and "GiB" in warning
 
 
 @pytest.mark.parametrize(

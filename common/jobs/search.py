@@ -47,21 +47,23 @@ def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Op
 
 
 def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> Dict[str, Any]:
-    """The ``memory_limit`` of the run's header.  bytes: None on CUDA, where the worker knows the device and the
-    ``probe`` records tell.  total, available: bytes of memory, see Executor.memory.  Raises UserError for more than
-    there is."""
+    """Return the ``memory_limit`` of the run's header: on a CPU no more than is safe to use, with a warning where that
+    is less than was asked for.  bytes: None on CUDA, where the worker knows the device and the ``probe`` records tell.
+    total, available: bytes of memory, see Executor.memory.  Raises UserError without /proc.
+    """
     source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
     if settings.device != "cpu":
         return {"bytes": None, "source": source}
     if total is None or available is None:
         raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells how much memory there is")
+    most = int(SHARE_OF_AVAILABLE * available)
     if settings.memory_limit is None:
-        return {"bytes": int(SHARE_OF_AVAILABLE * available), "source": source}
+        return {"bytes": most, "source": source}
     size = units.bytes_of(settings.memory_limit, total)
     if size > available:
-        raise UserError(
-            f"--memory-limit {settings.memory_limit}: is {size} bytes, but {available} are available here; give less"
-        )
+        used = f"the limit is {most / units.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
+        store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
+        return {"bytes": most, "source": f"{source}; {used}"}
     return {"bytes": size, "source": source}
 
 
