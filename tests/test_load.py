@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from commands import ROOT, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 from common.analysis import logs, ranking, verdict
@@ -406,3 +406,29 @@ def test_what_was_measured_stays_where_a_round_again_is_stopped_or_fails(tmp_pat
     assert shared(tmp_path, Shared({1: [True]}, fails=stop), "--wait", "60") == 130
     assert {row["status"] for row in read_rows(tmp_path / "log")} == {"ok"}
     assert {row["rounds"] for row in read_rows(tmp_path / "log")} == {3}
+
+
+# Comparisons.
+
+
+def compared(tmp_path, loaded, names=("torchaudio", "k2")):
+    """The lines of a comparison of two losses of one run of six rounds, the second 2.0 times slower in quiet rounds."""
+    measured(tmp_path / "log", names[0], [100 * (43 if at in loaded else 1) for at in range(1, 7)], loaded)
+    measured(tmp_path / "log", names[1], [200 * (15 if at in loaded else 1) + at for at in range(1, 7)], loaded)
+    done = run("compare.py", "--in", str(tmp_path / "log"), *names)
+    assert done.returncode == 0, done.stderr
+    table, _, ending = done.stdout.partition("VERDICT")
+    (row,) = [line.split() for line in table.splitlines() if line.startswith(f"{names[1]} ") and " step " in line]
+    return row, " ".join(ending.split())
+
+
+def test_a_comparison_leaves_out_rounds_beside_load(tmp_path):
+    row, ending = compared(tmp_path, loaded={2, 5})
+    assert "slower" in row and any(word.startswith("2.0") for word in row) and "beside load" not in ending
+
+
+def test_a_comparison_of_rounds_beside_load_has_no_verdict(tmp_path):
+    row, ending = compared(tmp_path, loaded={1, 2, 4, 5, 6})
+    assert "beside" in row and "faster" not in row and "slower" not in row
+    assert "beside load:" in ending and "samples ran beside other load" in ending.replace("new ones ran", "samples ran")
+    assert "faster:" not in ending and "slower:" not in ending

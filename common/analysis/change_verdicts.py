@@ -1,7 +1,7 @@
 """What a measured change means: a verdict in one word and its reason in one sentence.  Numbers in, text out.
 
-Time is "faster", "slower", "same", "unclear" or "other torch", memory "less", "more", "same" or "unclear", errors
-"better", "worse", "same", "wrong" or "unclear".
+Time is "faster", "slower", "same", "unclear", "other torch" or "beside load", memory "less", "more", "same" or
+"unclear", errors "better", "worse", "same", "wrong" or "unclear".
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ PROCESS_TOLERANCE = 0.1
 ERROR_FACTOR, ERROR_FLOOR = 10.0, 1e-6
 #: Of two losses, each under a torch of its own.
 OTHER_TORCH = "other torch"
+#: Of rounds beside so much other load that their times cannot be compared.
+BESIDE_LOAD = "beside load"
+#: In the place of a verdict, each with the reason why there is none.
+WITHHELD = (OTHER_TORCH, BESIDE_LOAD)
 CALM = "end what else runs and repeat"
 _TRIED_ROUNDS = (3, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 40, 50, 60, 80, 100)
 

@@ -225,7 +225,23 @@ def _side(run: Row) -> Side:
     )
 
 
+def _without_load(pair: Pair, scope: str, before: Rounds, after: Rounds) -> Tuple[Rounds, Rounds, bool]:
+    """Return both sides without rounds beside other load where enough others stay, and whether such rounds stay."""
+    # a round of a cluster is named with its device: "3 on node-1"
+    loaded = [
+        {name.partition(" ")[0] for name in run.loaded_rounds.get(scope, ())} for run in (pair.baseline, pair.new)
+    ]
+    if pair.together:
+        sides, beside_load = ratios.without_load([before, after], loaded[0] | loaded[1])
+        return dict(sides[0]), dict(sides[1]), beside_load
+    ((old,), old_beside_load), ((new,), new_beside_load) = (
+        ratios.without_load([side], names) for side, names in zip((before, after), loaded)
+    )
+    return dict(old), dict(new), old_beside_load or new_beside_load
+
+
 def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margins) -> TimeChange:
+    before, after, beside_load = _without_load(pair, scope, before, after)
     ratio, paired = ratios.ratio(before, after, pair.together, margins.confidence, pair.new.padding)
     busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
     found = TimeChange(
@@ -246,6 +262,9 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
     detectable = change_verdicts.detectable(ratio, paired, margins.tolerance, margins.confidence, busy)
     if _of_two_torches(pair):  # nor are they known to be the same
         verdict, reason, detectable = change_verdicts.OTHER_TORCH, doubt, None
+    elif beside_load:
+        doubt = f"{change_verdicts.load(busy)}: {change_verdicts.CALM}"
+        verdict, reason, detectable = change_verdicts.BESIDE_LOAD, doubt, None
     return replace(
         found,
         verdict=verdict,

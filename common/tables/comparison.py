@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 from common.analysis import metrics
-from common.analysis.change_verdicts import OTHER_TORCH, percent
+from common.analysis.change_verdicts import WITHHELD, percent
 from common.analysis.comparison import Change
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
@@ -92,9 +92,10 @@ def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[
     for verdict in MARKS:
         if verdict in said:
             found[verdict] = ", ".join(said[verdict])
-    reasons = gathered((line.reason, name) for name, line in lines if line.verdict == OTHER_TORCH)
-    if reasons:
-        found[OTHER_TORCH] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
+    for verdict in WITHHELD:
+        reasons = gathered((line.reason, name) for name, line in lines if line.verdict == verdict)
+        if reasons:
+            found[verdict] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
     return found
 
 
@@ -181,7 +182,7 @@ def _power(rows: Sequence[Change]) -> Iterator[str]:
     """Yield how many times changed, and what slowdown could have been seen at all; first the latter where nothing is
     sure and a change of NOISY would not have shown."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
-    times = [time for time in times if time.verdict != OTHER_TORCH]
+    times = [time for time in times if time.verdict not in WITHHELD]
     if not times:
         return
     verdicts = [time.verdict for time in times]
