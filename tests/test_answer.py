@@ -14,7 +14,7 @@ import termios
 
 import pytest
 from commands import ROOT
-from fixtures_runs import COMMAND, correctness, status, summarize, timed, timing, write_run
+from fixtures_runs import COMMAND, correctness, records_of, status, summarize, timed, timing, write_records, write_run
 
 from common.analysis import conformance, logs, verdict
 from common.analysis.groups import collect, groups
@@ -106,6 +106,18 @@ def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, basi
     (page,) = collect(group)
     (answer_of_page,) = [one for one in verdicts.verdicts(page.rows) if one.question.endswith("given logits")]
     assert answer_of_page.answer == ("k2" if basis else "unclear") and answer_of_page.clear == bool(basis)
+
+
+def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):
+    timed(tmp_path, "k2-pruned", [10, 10, 10], exact=False, kind="pruned")
+    lines = records_of(tmp_path / "k2-pruned")
+    gaps = {"approximation_gap": 0.03, "approximation_gaps": {"random": 0.03, "peaky": 0.0015}}
+    write_records(
+        tmp_path / "k2-pruned", [{**line, **gaps} if line["record"] == "correctness" else line for line in lines]
+    )
+    said = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
+    assert "3% off on random logits" in said and "0.15% off on peaky logits (made, sharper than a trained" in said
+    assert "neither bounds it in training" in said
 
 
 def test_what_cannot_be_told_apart_is_unclear(tmp_path):

@@ -48,7 +48,7 @@ what is measured
   --encoder-dim D: dimension of encoder and decoder outputs and of the joiner's input. Default:
     {DEFAULTS["encoder_dim"]} (32 with --preset quick, at least V there with --pruned-recipe benchmark-2022)
   --logits: random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; peaky: inputs
-    and weights that give one random alignment almost all of the probability, as a trained model does. Default:
+    and weights that give one random alignment almost all of the probability, more than a trained model does. Default:
     {DEFAULTS["logits"]}
   --margin NATS: with --logits peaky: by how much the target's logit is above the blank's where the alignment emits it,
     and the blank's above the next target's where it does not. Default: {DEFAULTS["margin"]:g}

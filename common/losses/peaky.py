@@ -1,4 +1,4 @@
-"""Inputs and weights that make the joiner's posteriors sharp along one alignment, as those of a trained model are.
+"""Inputs and weights that make the joiner's posteriors sharp along one alignment, more than those of a trained model.
 
 With uniform inputs all paths have similar probabilities.  A trained model knows where each token ends: almost all of
 the probability is on one path, which matters for denormals, pruning and sparse kernels.

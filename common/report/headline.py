@@ -110,7 +110,8 @@ def _accuracy(row: Row) -> List[Line]:
         return []
     said = f"{number(100 * abs(row.approximation_gap), 2)}% off the exact loss"
     other = [f"{number(100 * abs(gap), 2)}% with {kind} logits" for kind, gap in [*row.approximation_gaps.items()][1:]]
-    return [("Accuracy", [Link(said, row.results), "; ".join(["", *other]), "."])]
+    bounds = ". Logits of a model in training may give more or less."
+    return [("Accuracy", [Link(said, row.results), "; ".join(["", *other]), bounds])]
 
 
 def _beware(pick: Pick) -> Line:

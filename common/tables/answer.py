@@ -269,7 +269,10 @@ def _approximate(pick: Pick) -> str:
         parts.append(f"{number(pick.over.ratio, 2)} of the exact step's time{memory}")
     gaps = pick.row.approximation_gaps
     if gaps:
-        parts.append("loss " + ", ".join(f"{100 * abs(gap):.2g}% off on {kind} logits" for kind, gap in gaps.items()))
+        names = {"peaky": "peaky logits (made, sharper than a trained model's)"}
+        spoken = {names.get(kind, f"{kind} logits"): f"{100 * abs(gap):.2g}%" for kind, gap in gaps.items()}
+        parts.append("loss " + ", ".join(f"{gap} off on {name}" for name, gap in spoken.items()))
+        parts.append("neither bounds it in training" if len(gaps) > 1 else "which does not bound it in training")
     elif pick.row.approximation_gap is not None:
         parts.append(f"loss {100 * abs(pick.row.approximation_gap):.2g}% off")
     return ", ".join(parts)
