@@ -19,7 +19,7 @@ from fixtures_runs import (
     write_run,
 )
 
-from common.analysis import logs, roofline
+from common.analysis import logs, metrics, roofline
 from common.analysis.roofline import Least, Peaks, Sizes
 from common.losses import oracle
 from common.records import schema
@@ -196,9 +196,16 @@ def test_cells_without_a_gradient_are_not_counted_twice(tmp_path):
     assert row["limit_percent"]["loss"]["packed"] == pytest.approx(1.7 / 5 * 100)
 
 
-def test_a_row_over_the_limit_says_that_the_limit_is_wrong(tmp_path):
-    write_limited(tmp_path / "a", limits(10, 2))
-    assert "the limit is wrong" in summarize(tmp_path / "a")
+@pytest.mark.parametrize("flags, why", [([], "please report it"), (["busy", "loaded"], "beside other load")])
+def test_a_row_over_the_limit_says_that_the_limit_is_wrong(tmp_path, flags, why):
+    """No share above 100% is printed as if it were one."""
+    write_limited(tmp_path / "a", limits(1000, 1000, flags=flags))
+    text = summarize(tmp_path / "a")
+    assert "the limit is wrong" in text and why in text
+    (row,) = logs.rows([tmp_path / "a"])
+    assert row.limit_percent["loss"]["packed"] > 100
+    assert metrics.METRICS["limits"].shown(row).endswith(" / >100")
+    assert metrics.METRICS["loss_limit"].shown(row) == ">100" and metrics.METRICS["loss_limit"].value(row) is None
 
 
 def test_no_exact_row_of_the_recorded_results_is_over_its_limit():

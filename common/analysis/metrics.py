@@ -95,8 +95,19 @@ def _process(row: Row) -> Optional[float]:
 
 
 def _percent(scope: str) -> Callable[[Row], Optional[float]]:
-    """Of the limit without padding, which no layout can do without."""
-    return lambda row: row.limit_percent.get(scope, {}).get("packed")
+    """Of the limit without padding, which no layout can do without; None where it is above 100: that limit is wrong."""
+
+    def value(row: Row) -> Optional[float]:
+        percent = row.limit_percent.get(scope, {}).get("packed")
+        return None if percent is None or percent > 100 else percent
+
+    return value
+
+
+def _percent_words(row: Row, scope: str) -> str:
+    """Return "65", or ">100" where the limit is wrong."""
+    percent = row.limit_percent.get(scope, {}).get("packed")
+    return ">100" if percent is not None and percent > 100 else number(percent, 2)
 
 
 def _half(described: Optional[Dict[str, Any]]) -> Optional[float]:
@@ -143,11 +154,8 @@ def _interval(row: Row) -> str:
     return "-" if low is None or high is None else f"{number(low, 3)}-{number(high, 3)}"
 
 
-_limit = partial(number, digits=2)
-
-
 def _percents(row: Row) -> str:
-    both = [_limit(_percent(scope)(row)) for scope in SCOPES]
+    both = [_percent_words(row, scope) for scope in SCOPES]
     return "-" if both == ["-", "-"] else " / ".join(both)
 
 
@@ -228,7 +236,14 @@ ALL = (
     ),
     Metric("limits", "% of limit step / loss", words=_percents),
     *(
-        metric(f"{scope}_limit", f"% of limit, {scope}", _limit, value=_percent(scope), unit="%", better="higher")
+        Metric(
+            f"{scope}_limit",
+            f"% of limit, {scope}",
+            _percent(scope),
+            partial(_percent_words, scope=scope),
+            unit="%",
+            better="higher",
+        )
         for scope in SCOPES
     ),
     metric("peak_mb", "peak memory MB", unit="MB", better="lower", on_page="peak MB", tag="2_memory/peak_mb"),

@@ -230,8 +230,10 @@ def of_run(
     notes = []
     if None in best and reasons:
         notes = [f"the device's limits were not measured: {reasons[-1]}"]
+    elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
+        crowded = all(line.flags for line in limits)
+        why = "it was measured beside other load" if crowded else "please report it"
+        notes = [f"above 100% of the limit, so the limit is wrong there ({why})"]
     elif all(line.flags for line in limits):
         notes = ["the device's limits were measured beside other load: % of limit may be too high"]
-    elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
-        notes = ["over 100% of the limit: the limit is wrong there, please report it"]
     return found, notes

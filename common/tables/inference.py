@@ -98,12 +98,13 @@ def lines(found: Inference) -> List[str]:
     best = most_streams(found.cells)
     if best and best.streams:
         where = f"{best.seconds:g}s x {best.size}"
-        result.append(f"most concurrent real-time streams: {best.streams} ({where}, 90% of calls in time)")
+        beside_load = ", beside other load" if best.busy else ""
+        result.append(f"most concurrent real-time streams: {best.streams} ({where}, 90% of calls in time{beside_load})")
     elif best:
         result.append("no real-time stream: no batch ends before its audio does")
     busy = sum(bool(cell.busy) for cell in found.cells)
     if busy:
-        result.append(f"{count(busy, 'cell')} ran beside other load")
+        result.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
     fewest = min((cell.n for cell in found.cells if cell.n), default=0)
     if 0 < fewest < 100:
         result.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
