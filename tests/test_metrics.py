@@ -8,7 +8,7 @@ import json
 
 import pytest
 from commands import ROOT
-from fixtures_runs import write_run
+from fixtures_runs import correctness, summarize, timing, write_run
 from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import comparison, flops, inference, logs, metrics, pipeline, profile
@@ -100,3 +100,18 @@ def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     found = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
     for table in (found, pipeline_tables.stages([stages]), flops_tables.parts(counted, "module")):
         assert table.values()[0]["made"] == 2.5
+
+
+def test_the_spread_is_that_of_the_batches_whether_they_were_repeated_or_not(tmp_path):
+    """One definition in one column; what repeats of a batch differ by is a line of its own."""
+    once = [timing("timing-1", [10, 20], [])]
+    often = [timing("timing-1", [9, 18, 10, 20, 11, 22], [])]
+    for name, rounds in (("once", once), ("often", often)):
+        write_run(tmp_path / name, name=name, jobs=[correctness(), *rounds], rounds=1, passes=["correctness", "timing"])
+    rows = {row.name: row for row in logs.rows([tmp_path])}
+    spreads = {name: metrics.METRICS["half"].value(row) for name, row in rows.items()}
+    assert spreads["once"] == spreads["often"] == pytest.approx(20)  # medians 10 and 20: 12 and 18 around 15
+    assert metrics.of_repeats(rows["once"], "step") is None and metrics.of_repeats(rows["often"], "step") > 0
+    text = summarize(tmp_path)
+    (line,) = [line for line in text.splitlines() if line.startswith("repeats of one batch")]
+    assert "often step" in line and "once" not in line

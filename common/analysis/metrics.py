@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 from common.analysis.row import COUNTERS, SCOPES, Row, marked
 from common.core import statistics
 from common.core.table import Cell
-from common.core.text import error, number
+from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
 
 
@@ -110,23 +110,35 @@ def _percent_words(row: Row, scope: str) -> str:
     return ">100" if percent is not None and percent > 100 else number(percent, 2)
 
 
-def _half(described: Optional[Dict[str, Any]]) -> Optional[float]:
-    """Half of what is between p20 and p80, in percent of the median."""
-    if not described or not described["p20"] or not described["median"]:
+def _half(low: float, high: float, middle: float) -> Optional[float]:
+    """Return half of what is between two ends, in percent of the middle; None where that is 0."""
+    return 50 * (high - low) / middle if middle else None
+
+
+def of_batches(row: Row, scope: str) -> Optional[float]:
+    """Return half of what is between the 20th and the 80th percentile of the batches' medians, in percent of their
+    mean; None where fewer than two batches were measured."""
+    batches = gathered(
+        (batch, ms) for medians in row.round_medians_ms.get(scope, {}).values() for batch, ms in medians.items()
+    )
+    medians = [statistics.median(times) for times in batches.values()]
+    if len(medians) < 2:
         return None
-    return float(50 * (described["p80"] - described["p20"]) / described["median"])
+    low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
+    return _half(low, high, statistics.mean(medians))
+
+
+def of_repeats(row: Row, scope: str) -> Optional[float]:
+    """Return the same of samples over the median of their own batch: noise; None where no batch was measured twice."""
+    described = row.ms(scope)
+    if not described or described["p20"] is None:
+        return None
+    return _half(described["p20"], described["p80"], described["median"])
 
 
 def _half_said(row: Row, scope: str) -> str:
-    """ "+-1.2%" of the samples of a batch; "(+-38%)" of the medians of the batches where each was measured once."""
-    half = _half(row.ms(scope))
-    if half is not None:
-        return f"+-{half:.2g}%"
-    medians = [median for batches in row.round_medians_ms.get(scope, {}).values() for median in batches.values()]
-    if len(medians) < 2:
-        return "-"
-    low, high = (statistics.quantile(medians, part) for part in (0.2, 0.8))
-    return f"(+-{number(50 * (high - low) / statistics.mean(medians), 2)}%)"
+    half = of_batches(row, scope)
+    return "-" if half is None else f"+-{number(half, 2)}%"
 
 
 def _spread(row: Row, scope: str) -> str:
@@ -269,7 +281,7 @@ ALL = (
     Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
     # of the first screen
     Metric("name", "implementation", words=lambda row: row.name, numeric=False),
-    Metric("half", "+-", lambda row: _half(row.ms(row.scope)), lambda row: _half_said(row, row.scope), "%"),
+    Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half_said(row, row.scope), "%"),
     Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
     Metric("interval", "95% interval", words=_interval),
     Metric("verdict", "verdict", words=lambda row: row.against_fastest.get("verdict", "-"), numeric=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
+from common.analysis import metrics
 from common.analysis.row import Row
 from common.core.text import count, error, gathered, number, plain, short
 from common.tables.text import listed
@@ -13,7 +14,7 @@ Lines = List[str]
 
 def remarks(rows: Sequence[Row], format: str) -> List[str]:
     """Blocks of lines of the "table" or "markdown" format."""
-    parts = (_reasons, _load, _ratios, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
+    parts = (_reasons, _load, _ratios, _repeats, _clocks, _stopped, _at_size, _limits, _stages, _options, _notes)
     return [listed(lines, format) for part in parts if (lines := part(rows))]
 
 
@@ -106,6 +107,13 @@ def _interval(found: Dict[str, Any]) -> str:
         if found["of_file"]:
             said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
     return f"{number(found['ratio'], 3)}x over {batches}; {said}"
+
+
+def _repeats(rows: Sequence[Row]) -> Lines:
+    """Return the noise of the samples of one batch, where the column "+-" is how the batches differ."""
+    halves = [(row.name, scope, metrics.of_repeats(row, scope)) for row in rows for scope in ("step", "loss")]
+    spreads = [f"{name} {scope} +-{number(half, 2)}%" for name, scope, half in halves if half is not None]
+    return [f"repeats of one batch, half of 20th to 80th percentile: {', '.join(spreads)}"] if spreads else []
 
 
 def _stopped(rows: Sequence[Row]) -> Lines:
