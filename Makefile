@@ -38,7 +38,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench test faults sanitize lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -54,6 +54,10 @@ help:
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
+	@echo 'make profile      where a training step goes; ARGS="--preset quick" is passed to profile_model.py'
+	@echo 'make inference    is a speech model faster than real time? ARGS="profile.yaml --preset quick": profile_inference.py'
+	@echo 'make pipeline     what an utterance costs in stages; ARGS="--config pipeline.yaml --preset quick": pipeline_metrics.py'
+	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model: count_flops.py'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
@@ -73,6 +77,18 @@ bundle: setup
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)
+
+profile: setup
+	@$(MAIN) profile_model.py $(ARGS)
+
+inference: setup
+	@$(MAIN) profile_inference.py $(ARGS)
+
+pipeline: setup
+	@$(MAIN) pipeline_metrics.py $(ARGS)
+
+flops: setup
+	@$(MAIN) count_flops.py $(ARGS)
 
 # The environment_contract tests run in k2's environment too, whose torch is the oldest one supported, and in NeMo's;
 # exit code 5 is pytest's for ARGS that choose none of them.

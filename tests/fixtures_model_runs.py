@@ -89,7 +89,7 @@ def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:
 def write_profile(log):
     """Of two sizes; the second did not run."""
     spans = [
-        {"chain": chain, "phase": phase, "calls": 4, "host_ns": [time, 1.1 * time]}
+        {"chain": chain, "phase": phase, "calls": 4, "host_ns": [time, 1.1 * time], "device_ns": [None, None]}
         for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
         for phase in ("forward", "backward")
     ]
@@ -97,7 +97,7 @@ def write_profile(log):
     document = {
         **{"size": "batch-size 2", "reason": "", "implementation": "torchaudio", "model": "", "compiled": None},
         **{"device": "cpu", "device_name": "made up", "threads": 2, "torch": "2.11.0", "limits": None},
-        "steps": {"host_ns": [2e7, 2.1e7], "bare_ns": [1.9e7, 2e7]},
+        "steps": {"host_ns": [2e7, 2.1e7], "device_ns": [None, None], "bare_ns": [1.9e7, 2e7]},
         "spans": spans,
         "memory": [{"name": name, "peak_bytes": 2**22, "rise_bytes": 2**21, "left_bytes": 2**20} for name in names],
         "flops": [{"chain": one["chain"], "phase": one["phase"], "macs": 1000, "flops": 2000} for one in spans],

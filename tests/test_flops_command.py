@@ -86,12 +86,13 @@ def as_a_process(monkeypatch):
 
 
 @pytest.fixture
-def count(capsys):
+def count(capsys, tmp_path):
     """The command within this process, which has imported torch already."""
 
     def call(*arguments):
         try:
-            arguments = command.parser().parse_args(list(map(str, arguments)))
+            log = ["--log-dir", str(tmp_path / "log"), "--quiet"]
+            arguments = command.parser().parse_args([*map(str, arguments), *log])
             code = guarded("count_flops.py", lambda: command.main(arguments, InProcess()))
         except SystemExit as stopped:
             code = stopped.code
@@ -112,10 +113,11 @@ def answer(count):
     return call
 
 
-def test_the_script_helps_counts_and_ends_in_one_line(model):
+def test_the_script_helps_counts_and_ends_in_one_line(model, tmp_path):
     done = run("count_flops.py", "--help")
     assert done.returncode == 0 and "torchaudio.models:wav2vec2_base --input-shape" in done.stdout
-    done = run("count_flops.py", f"{model}:Encoder", "--input-shape", "4x3", "--backward")
+    log = ("--log-dir", tmp_path / "log", "--quiet")
+    done = run("count_flops.py", f"{model}:Encoder", "--input-shape", "4x3", "--backward", *log)
     assert done.returncode == 0 and "parameters: 38" in done.stdout and not done.stderr
     assert_user_error(run("count_flops.py", f"{model}:Encoder", "--input-shape", "4x4"), "4x4", "layers.0")
 

@@ -46,7 +46,8 @@ def counted(tmp_path, capsys):
     (tmp_path / "strange.py").write_text(MODELS)
 
     def count(name, shape="1x2"):
-        flags = command.parser().parse_args([f"{tmp_path}/strange.py:{name}", "--input-shape", shape])
+        log = ["--log-dir", str(tmp_path / "log"), "--quiet"]
+        flags = command.parser().parse_args([f"{tmp_path}/strange.py:{name}", "--input-shape", shape, *log])
         code = guarded("count_flops.py", lambda: command.main(flags, InProcess()))
         printed = capsys.readouterr()
         return SimpleNamespace(returncode=code, stdout=printed.out, stderr=printed.err)
@@ -58,7 +59,9 @@ def counted(tmp_path, capsys):
 def test_a_model_that_takes_its_process_with_it(text, tmp_path):
     path = tmp_path / "strange.py"
     path.write_text(text)
-    done = run("count_flops.py", "strange.py:Model", "--input-shape", "1x2", cwd=tmp_path, timeout=120)
+    done = run(
+        "count_flops.py", "strange.py:Model", "--input-shape", "1x2", "--log-dir", "log", cwd=tmp_path, timeout=120
+    )
     if GONE[text]:
         assert_user_error(done, "strange.py:Model", GONE[text])
         assert not done.stdout

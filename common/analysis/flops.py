@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
+from common.core.errors import UserError
 from common.core.text import percent
 from common.core.units import quantity
+from common.records import documents, model_run
+from common.records import flops as records
 
 Document = Mapping[str, Any]
 
@@ -112,6 +116,54 @@ class Breakdown:
     def _share(self, part: Part, key: str) -> Optional[float]:
         of, whole = getattr(part, key), getattr(self.total, key)
         return of / whole if whole and of is not None else None
+
+
+@dataclass
+class Count:
+    """Holds a count that was read back; reason says why it could not be, else "".
+
+    buckets are of utterances by length, as CountedBucket of common.records.documents.
+    """
+
+    path: Path
+    reason: str = ""
+    started: str = ""
+    model: str = ""
+    by: str = "module"
+    depth: Optional[int] = None
+    document: Document = field(default_factory=dict)
+    buckets: Sequence[Mapping[str, Any]] = ()
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def breakdown(self) -> Breakdown:
+        return breakdown(self.document, self.by, self.depth)
+
+
+def find(paths: Sequence[Any]) -> List[Count]:
+    """Return the counts in, at or under `paths`, by their files; of several of the same the newest."""
+    newest: Dict[str, Count] = {}
+    for count in sorted(map(read, model_run.files(paths, records.FILE_NAME)), key=lambda count: count.started):
+        newest[str(count.path) if count.reason else repr(sorted(count.identity.items()))] = count
+    return sorted(newest.values(), key=lambda count: str(count.path))
+
+
+def read(path: Path) -> Count:
+    """Return what is in a file; never raises for what is in it."""
+    try:
+        content = documents.read(path, documents.Counted)
+    except (FileNotFoundError, UserError) as error:
+        return Count(path, reason=f"{path.name} cannot be read ({error}): count again, or delete it")
+    return Count(
+        path,
+        started=content["started"],
+        model=content["model"],
+        by=content["by"],
+        depth=content["depth"],
+        document=content["document"],
+        buckets=content.get("buckets", []),
+        identity=content["identity"],
+    )
 
 
 def breakdown(document: Document, by: str = "module", depth: Optional[int] = None) -> Breakdown:

@@ -7,14 +7,17 @@ labels and `other` to the step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import metrics, roofline
 from common.analysis.metrics import metric
+from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.core.text import percent
 from common.core.units import quantity
-from common.records import schema
+from common.records import documents, model_run, schema
+from common.records import profile as records
 
 Document = Mapping[str, Any]
 Chain = Tuple[str, ...]
@@ -236,3 +239,29 @@ def limit_of(document: Document) -> Optional[float]:
     """FLOPs per second of the device's best measured matrix product."""
     limits = schema.typed(dict(document["limits"])) if document["limits"] else None
     return roofline.peaks([limits]).flops_per_second if isinstance(limits, schema.Limits) else None
+
+
+#: A size in words ("batch-size 4"), and its profile or why there is none.
+Size = Tuple[str, Optional[Profile], str]
+
+
+class Kept(NamedTuple):
+    """Holds the profiles of a file; reason says why it could not be read, else ""."""
+
+    path: Path
+    sizes: List[Size]
+    reason: str = ""
+
+
+def find(paths: Sequence[Any]) -> List[Kept]:
+    """Return the profiles in, at or under `paths`, by their files."""
+    return [read(path) for path in sorted(model_run.files(paths, records.FILE_NAME))]
+
+
+def read(path: Path) -> Kept:
+    """Return what is in a file; never raises for what is in it."""
+    try:
+        sizes = documents.read(path, List[documents.Profile])
+    except (FileNotFoundError, UserError) as error:
+        return Kept(path, [], str(error))
+    return Kept(path, [(size["size"], profile(size) if size.get("spans") else None, size["reason"]) for size in sizes])

@@ -6,19 +6,21 @@ A model is counted in a process of its own; torch is imported here for --rules a
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from common.analysis import flops
-from common.cli import flag_types, flags
+from common.cli import flag_types, flags, model_run
 from common.cli.parser import Parser
 from common.core import settings
 from common.core.errors import EXIT_OK, UserError
+from common.core.text import plain
 from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.spec import Task
+from common.records import flops as records
+from common.report import flops as report
 from common.setup import interpreters
 from common.tables import flops as tables
 
@@ -41,6 +43,10 @@ Exit code: 0; 2 for bad usage, a model that cannot be made or does not take its 
 without a rule."""
 #: Samples of --pseudo-input without a number: ten seconds, as SUPERB's profiler has it.
 PSEUDO_SAMPLES = 160000
+#: With --preset quick: a second.
+QUICK_SAMPLES = 16000
+#: Flags that say how a count is shown or carried out, and not what is counted.
+PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "rules", "strict", "timeout")
 #: See common.cli.flags.add_table.
 HELP = f"""
 the model
@@ -65,7 +71,6 @@ the count
     dropout for MACs. Default: exact
   --strict: an operator without a rule is an error
   --register FILE: a Python file that calls common.measure.flops.rules.register
-  --format: Default: table
   --rules: print the table of rules, and stop
 """
 
@@ -85,15 +90,18 @@ def parser() -> Parser:
         **dict.fromkeys(("--sample-rate", "--hop"), flag_types.whole(1)),
         "--arg": flags.repeatable(flag_types.pair("KEY=VALUE", empty=True)),
         "--method": {"default": "forward"},
-        "--device": {"default": "cpu"},
+        "--device": {"default": None},
         "--input-shape": {"nargs": "+", "default": []},
         "--pseudo-input": {"nargs": "?", "type": flag_types.whole(1), "const": PSEUDO_SAMPLES},
         "--by": flops.BREAKDOWNS,
         "--depth": flag_types.whole(0),
         "--convention": ("exact", "superb"),
     }
-    flags.add_table(result, HELP, takes)
-    result.set_defaults(batch_size=1, sample_rate=16000, hop=160, by="module", convention="exact", format="table")
+    quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
+    defaults = {"batch_size": 1, "sample_rate": 16000, "hop": 160, "by": "module", "convention": "exact"}
+    table = f"{HELP}the run"
+    model_run.add_flags(result, table, takes, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
+    result.set_defaults(**defaults)
     return result
 
 
@@ -103,7 +111,10 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         return EXIT_OK
     if not arguments.model:
         raise UserError("give a MODEL (--help shows examples), or --rules")
-    if not (arguments.input_shape or arguments.audio or arguments.pseudo_input):
+    has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
+    model_run.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
+    arguments.device = arguments.device or "cpu"
+    if not (has_input or arguments.preset):
         raise UserError("give --input-shape, --audio or --pseudo-input")
     if arguments.audio and arguments.pseudo_input:
         raise UserError("give --audio or --pseudo-input, not both")
@@ -114,19 +125,56 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     if arguments.format in ("csv", "json"):
         for name, reason in found.not_counted:
             print(f"warning: not counted: {name} ({reason})", file=sys.stderr)
+    _keep(arguments, document, spoken)
     return EXIT_OK
+
+
+def _keep(arguments: argparse.Namespace, document: flops.Document, spoken: List[tables.Bucket]) -> None:
+    """Write the count, its tables and a page to a folder of --log-dir.
+
+    What cannot be written is a warning: the table is on the screen.
+    """
+    record = {
+        "model": arguments.model,
+        "identity": {key: value for key, value in _flags(arguments).items() if key not in PRESENTATION},
+        "by": arguments.by,
+        "depth": arguments.depth,
+        "document": document,
+        "buckets": [vars(bucket) for bucket in spoken],
+    }
+    try:
+        claim = records.start(arguments.log_dir, arguments.model)
+        try:
+            path = records.write(claim.path.parent, record)
+        finally:
+            claim.release()
+    except UserError as error:
+        print(f"warning: the count is not kept: {plain(error)}", file=sys.stderr)
+        return
+    count = flops.read(path)
+    files = {
+        f"flops.{ending}": tables.render(count.breakdown, arguments.by, format, spoken)
+        for ending, format in (("md", "markdown"), ("csv", "csv"))
+    }
+    model_run.write(path, files, report.TITLE, [report.section(count, 0)], (), arguments)
+    if not arguments.quiet:
+        print(f"count: {path.with_suffix('.html')}", file=sys.stderr)
+
+
+def _flags(arguments: argparse.Namespace) -> Dict[str, Any]:
+    """Return the flags as JSON can hold them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
 
 
 def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str, Any]]:
     """The ``count`` records of a process that may end as the model likes.  Raises UserError."""
     python, here = interpreters.with_torch(), Path.cwd()
-    flags = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    task = Task("count", "flops", {"flags": flags, "current": str(here)})
+    task = Task("count", "flops", {"flags": _flags(arguments), "current": str(here)})
     resolved = settings.resolve({}, "cpu")
-    *records, end = executor.execute(task, python, here, resolved, math.inf, lambda _: None)
+    *counts, end = executor.execute(task, python, here, resolved, arguments.timeout, lambda _: None)
     if end["status"] != "ok":
         raise UserError(f"{arguments.model}: {end['reason']}")
-    return records
+    return counts
 
 
 def _buckets(counted: List[Dict[str, Any]], arguments: argparse.Namespace) -> List[tables.Bucket]:

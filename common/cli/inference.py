@@ -44,6 +44,8 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 where a cell failed; 2 for bad usage, or where the model is missing."""
 DEFAULT = paths.ROOT / "profile.yaml"
+#: Of a cell, where the flags of these names do not say.
+SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
 #: Of the configuration: each part with its keys and their defaults.
 KNOWN: Dict[str, Dict[str, Any]] = {
     "pretrained_model": {
@@ -120,7 +122,9 @@ def parser() -> Parser:
         "--compile": {"nargs": "?", "const": (True,), "type": _listed(flag_types.str2bool)},
     }
     axes = {"threads": (None,), "dtype": ("float32",), "quantize": ("none",), "compile": (False,)}
-    model_run.add_flags(result, HELP, takes, "inference-<config>", **axes, max_seconds=1.0, max_samples=200)
+    quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
+    model_run.add_flags(result, HELP, takes, folder="inference-<config>", quick=quick)
+    result.set_defaults(**axes)
     return result
 
 
@@ -145,7 +149,10 @@ def _one_of(choices: Sequence[str]) -> Any:
 def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
     """overrides: the words "--key=value" that are no flags."""
     interpreters.with_torch("torchaudio", "yaml")
+    model_run.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
     config = configured(arguments.config, overrides)
+    if arguments.preset:
+        _make_quick(config["profiling_dimensions"], overrides)
     files = carried.files(config) if arguments.executor == "ray" else ()
     environment = config["pretrained_model"]["environment"]
     return devices.on_each_kind(arguments, partial(measured, config, files), (), False, environment, executor)
@@ -160,7 +167,8 @@ def measured(
     dimensions = config["profiling_dimensions"]
     axes: Dict[str, List[Any]] = {name: list(getattr(arguments, name)) for name in grid.VARIANTS}
     axes.update({key: list(dimensions[key]) for key in (grid.SECONDS, grid.BATCH)})
-    given = {"seed": arguments.seed, "max_seconds": arguments.max_seconds, "max_samples": arguments.max_samples}
+    given = {"seed": arguments.seed, **SAMPLES}
+    given.update((key, getattr(arguments, key)) for key in SAMPLES if getattr(arguments, key) is not None)
     resolved = settings.resolve({**given, "allocator": "system"}, device)
     tasks = planned(config, axes, files)
     header = {
@@ -174,6 +182,13 @@ def measured(
         if not arguments.quiet:
             _announce(tasks, axes, config, resolved)
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
+
+
+def _make_quick(dimensions: Dict[str, Any], overrides: Sequence[str]) -> None:
+    """Keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
+    for key, count_kept in ((grid.SECONDS, 2), (grid.BATCH, 1)):
+        if not any(word.partition("=")[0].endswith(key) for word in overrides):
+            dimensions[key] = sorted(dimensions[key])[:count_kept]
 
 
 def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]]:
@@ -242,7 +257,7 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
         for name in tables.GRIDS
     }
     files.update({"cells.csv": tables.render(found, "csv"), "cells.json": tables.render(found, "json")})
-    model_run.write(run, files, report.TITLE, [report.section(found, 0)], figures(found), arguments)
+    model_run.write(run.path, files, report.TITLE, [report.section(found, 0)], figures(found), arguments)
     text = tables.render(found, arguments.format)
     return ending.printed(text, text, found.statuses, arguments)
 

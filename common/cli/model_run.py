@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 from common.cli import ending, flag_types, flags
 from common.cli.ending import Shown
@@ -26,27 +27,60 @@ from common.report.section import Section
 
 #: The advice where a file of a run cannot be written.
 SPACE = "free some space and go on with --resume"
-#: See flags.add_table; {}: what a run calls its folder.
-FILES = """\
-  --png: write the charts as PNGs too
-  --log-dir DIR: where the run makes its folder, {}. Default: log/ beside this script
-"""
-RUN = f"""
-  --timeout S: seconds after which one process is ended and reads timeout; the others go on. Default: 600
-  --resume: continue the newest run of the same: what ended well is not run again
+#: Flags of every command about a model, see flags.add_table.  {quick}: what --preset quick means; {timeout}: seconds;
+#: {folder}: what a run calls its folder.
+EVERY = """
+  --preset: quick: a smoke run: {quick}; what other flags say counts
+  --timeout S: seconds after which one process is ended and reads timeout; the others go on. Default: {timeout}
   --format: of what is printed. Default: table
   --quiet: no progress
+  --log-dir DIR: where the run makes its folder, {folder}. Default: log/ beside this script
+"""
+#: Flags of those that measure, one after the other or on a cluster.
+MEASURING = f"""\
+  --resume: continue the newest run of the same: what ended well is not run again
+  --png: write the charts as PNGs too
 {flags.EXECUTOR}
-{FILES}"""
+"""
+#: Seconds of --timeout by default; None is no limit.
+TIMEOUT = 600.0
 
 
-def add_flags(parser: Parser, table: str, takes: Mapping[str, Any], folder: str, **defaults: Any) -> None:
-    """The flags of a command, in a table that ends with the group "the run", and there those that all have.  takes: see
-    flags.add_table; folder: what a run calls its own."""
-    own = {"--seed": flag_types.whole(0), **takes}
-    flags.add_table(parser, table.rstrip() + RUN.format(folder), own)
+def add_flags(
+    parser: Parser,
+    table: str,
+    takes: Mapping[str, Any],
+    *,
+    folder: str,
+    quick: str,
+    timeout: Optional[float] = TIMEOUT,
+    measuring: bool = True,
+) -> None:
+    """Add the flags of a command, whose last group, "the run", gets those that all such commands have.
+
+    Args:
+        parser: that gets them.
+        table: of the command's own flags, see flags.add_table, as is what they take, in `takes`.
+        folder: what a run calls its own.
+        quick: what --preset quick changes, in words.
+        timeout: default of --timeout, in seconds.
+        measuring: with the flags of MEASURING, and --seed.
+    """
+    words = EVERY.format(folder=folder, quick=quick, timeout="none" if timeout is None else f"{timeout:g}")
+    every = {"--preset": ("quick",), **({"--seed": flag_types.whole(0)} if measuring else {})}
+    flags.add_table(parser, table.rstrip() + words + (MEASURING if measuring else ""), {**every, **takes})
     # what is printed is all there is: no details
-    parser.set_defaults(details=False, timeout=600.0, format="table", seed=DEFAULTS["seed"], **defaults)
+    parser.set_defaults(details=False, timeout=math.inf if timeout is None else timeout, format="table")
+    if measuring:
+        parser.set_defaults(seed=DEFAULTS["seed"])
+
+
+def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:
+    """Set the flags that were not given, those that are None, to these values where --preset quick was given."""
+    if arguments.preset == "quick":
+        for name, value in values.items():
+            if getattr(arguments, name) is None:
+                setattr(arguments, name, value)
 
 
 def finish(
@@ -79,21 +113,23 @@ def finish(
 
 
 def write(
-    run: Run,
+    path: Path,
     files: Mapping[str, str],
     title: str,
     sections: Sequence[Section],
     figures: Sequence[Figure],
     arguments: argparse.Namespace,
 ) -> None:
-    """The files, a page of the sections, and PNGs with --png, into the folder of the run.  What cannot be written is
-    a warning: the records are there."""
-    folder = run.folder
+    """Write the files, a page of the sections, and PNGs with --png, beside the records at `path`.
+
+    What cannot be written is a warning: the records are there.
+    """
+    folder = path.parent
     try:
         write_whole(SPACE, *((folder / name, text) for name, text in files.items()))
         content = page.assembled(sections, folder, title, f"{folder.name}.")
-        write_whole(SPACE, (folder / f"{run.path.stem}.html", content))
-        if arguments.png:
+        write_whole(SPACE, (path.with_suffix(".html"), content))
+        if figures and arguments.png:
             png.save([(figure.key, figure) for figure in figures], folder)
     except UserError as error:  # or no jinja2 or no matplotlib: the numbers are there
         print(f"warning: {plain(error)}", file=sys.stderr)

@@ -64,6 +64,8 @@ STAGE: Dict[str, Any] = {
     "warmup": 2,
     "repeats": 5,
 }
+#: What --preset quick says of the whole, and of each stage.
+QUICK_WHOLE, QUICK_STAGE = {"dataset_size": 1}, {"warmup": 0, "repeats": 1}
 DATASET_TYPES = ("made", "raw", "npy")
 #: How many stages each of the classic types has.
 MODEL_TYPES = {
@@ -116,7 +118,9 @@ def parser() -> Parser:
         "--warmup": flag_types.whole(0),
     }
     defaults = {"config": DEFAULT, "subset_size": 10, "dump_waveform_file_prefix": ""}
-    model_run.add_flags(result, HELP, takes, "pipeline-<config>", **defaults)
+    quick = "the first example, one call and none before it"
+    model_run.add_flags(result, HELP, takes, folder="pipeline-<config>", quick=quick)
+    result.set_defaults(**defaults)
     return result
 
 
@@ -127,6 +131,8 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     from common.models import examples
 
     config = configured(arguments.config, _of_flags(arguments))
+    if arguments.preset:
+        _make_quick(config, arguments)
     dataset = _as_dataset(config, arguments)
     names = [entry.id for entry in examples.entries(dataset)]
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
@@ -136,6 +142,12 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     given = Given(config, dataset, names, files)
     environment = _environment(config["stages"], arguments)
     return devices.on_each_kind(arguments, partial(measured, given), (), False, environment, executor)
+
+
+def _make_quick(config: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    """Keep the first example, one call and none before it, over the configuration, where no flag says otherwise."""
+    for part, values in ((config["general"], QUICK_WHOLE), *((stage, QUICK_STAGE) for stage in config["stages"])):
+        part.update((key, value) for key, value in values.items() if getattr(arguments, key) is None)
 
 
 def _environment(stages: Sequence[Mapping[str, Any]], arguments: argparse.Namespace) -> Optional[str]:
@@ -305,7 +317,7 @@ def show(run: Run, arguments: argparse.Namespace) -> Shown:
     """Print the table, and write it beside the records."""
     found = read(run.path)
     files = {f"stages.{end}": tables.render(found, how) for end, how in FILES}
-    model_run.write(run, files, report.TITLE, [report.section([found])], figures([found]), arguments)
+    model_run.write(run.path, files, report.TITLE, [report.section([found])], figures([found]), arguments)
     text = tables.render(found, arguments.format)
     return ending.printed(text, text, found.statuses, arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from dataclasses import replace
 from functools import partial
@@ -11,9 +10,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.analysis.profile import profile
+from common.analysis.profile import Size, profile
 from common.cli import configuration, devices, ending, flag_types, model_run
-from common.cli.flags import BOOL, EXECUTOR, SWITCH, add_table, by_preset, repeatable
+from common.cli.flags import BOOL, SWITCH, by_preset, repeatable
 from common.cli.parser import Parser
 from common.core import paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -35,8 +34,6 @@ from common.setup import interpreters
 from common.setup.interpreters import Choice as Python
 from common.system.locks import Claim
 from common.tables import profile as tables
-from common.tables.profile import Size
-from common.tables.text import aligned
 
 DESCRIPTION = """Where a training step goes: time, memory and operations of each part of a model and its loss.
 
@@ -98,9 +95,11 @@ the run
   --warmup K: before them. Default: {by_preset("warmup", PRESETS)}
   --trace-steps K: under torch.profiler. Default: 2
   --limits: measure the device's matrix rate, which 'of limit' needs. Default: true
-  --resume: continue the newest profile of the same: sizes that are done stay
-{EXECUTOR}
-{model_run.FILES.format("profile-<size>")}"""
+"""
+#: With --preset quick, of flags that are not given: a smaller batch in either kind, and a smaller model.
+QUICK: Dict[str, Any] = {"steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
+QUICK_BATCH = {False: {"batch_size": 1}, True: {"max_frames": 1000}}
+QUICK_SIZE = [("layers", "2")]
 
 
 def parser() -> Parser:
@@ -119,11 +118,10 @@ def parser() -> Parser:
         "--label": repeatable(flag_types.pair("NAME=PATTERN")),
         "--warmup": flag_types.whole(0),
     }
-    add_table(result, HELP, takes)
-    result.set_defaults(
-        shape_file=paths.ROOT / "shape_info.features.pt", sort_utterance=False, num_batches=1, limits=True
-    )
-    result.set_defaults(seed=settings.DEFAULTS["seed"], loss=LOSS, trace_steps=2)
+    quick = "2 layers of the Conformer transducer, one utterance, 2 steps, no limits"
+    model_run.add_flags(result, HELP, takes, folder="profile-<size>", quick=quick, timeout=None)
+    shapes = paths.ROOT / "shape_info.features.pt"
+    result.set_defaults(shape_file=shapes, sort_utterance=False, num_batches=1, loss=LOSS)
     return result
 
 
@@ -143,9 +141,19 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
             raise UserError(f"--{key} {given}: is of {wanted}; give that too, or leave it out")
     if arguments.label and arguments.depth is not None:
         raise UserError("give --label or --depth, not both")
+    _complete(arguments)
     choice = _choice(arguments)
     files = carried.files([choice.model, choice.arguments]) if arguments.executor == "ray" else ()
     return devices.on_each_kind(arguments, partial(profiled, choice, files), executor=executor)
+
+
+def _complete(arguments: argparse.Namespace) -> None:
+    """Set what --preset quick says, and the defaults of flags that it may set."""
+    model_run.set_quick(arguments, {**QUICK, **({} if arguments.sweep else QUICK_BATCH[arguments.sort_utterance])})
+    if arguments.preset and not (arguments.model or arguments.config or arguments.size):
+        arguments.size = QUICK_SIZE
+    arguments.limits = True if arguments.limits is None else arguments.limits
+    arguments.trace_steps = arguments.trace_steps or 2
 
 
 def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:
@@ -175,7 +183,7 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
         if len(every) == 1 and found[0][1] is None:
             (folder / records.FILE_NAME).unlink()
             raise UserError(found[0][2])
-        _write(found, folder, arguments.png)
+        _write(found, folder, arguments)
     finally:
         claim.release()
         if {path.name for path in folder.iterdir()} == {records.HEADER_NAME}:
@@ -228,11 +236,13 @@ def _measure(
         words = _words(of)
         with lock:
             where = f" of {lane.label}" if lane.label else ""
-            print(f"profiling {words}: {choice.implementation.name} on {of.device}{where} ...", file=sys.stderr)
+            if not arguments.quiet:
+                print(f"profiling {words}: {choice.implementation.name} on {of.device}{where} ...", file=sys.stderr)
             limits = known.get(lane.label, arguments.limits)
         task = Task(words, "profile", {"choice": choice.to_json(), "limits": limits}, files=files)
         target = folder / str(place) if place else folder
-        *found, end = once_more.execute(place, lane, task, executor.python(), target, of, math.inf, lambda text: None)
+        limit = arguments.timeout
+        *found, end = once_more.execute(place, lane, task, executor.python(), target, of, limit, lambda text: None)
         with lock:
             if end["status"] == "ok":
                 document = {**found[0]["document"], **({"node": lane.label} if lane.label else {})}
@@ -297,20 +307,17 @@ def _settings(arguments: argparse.Namespace, device: str, sizes: Any, more: Mapp
     return settings.resolve({**given, **own, "rounds": 1, **more}, device)
 
 
-def _write(cells: List[Size], folder: Path, pngs: bool) -> None:
+def _write(cells: List[Size], folder: Path, arguments: argparse.Namespace) -> None:
     """Print the tables, and write them, the rows, the documents and the page to the folder."""
-    shown = [tables.text(found, words) for words, found, _ in cells if found]
-    if len(cells) > 1:
-        table = tables.sweep(cells)
-        shown.append(f"{table.title}\n{aligned(table, tables.LONGEST)}\n")
-    print("\n".join(shown), end="")
+    shown = tables.render(cells, "table")
+    print(tables.render(cells, arguments.format), end="")
     of_cells = [folder / str(place) if place else folder for place in range(len(cells))]
     tables_of_operators = [one / f"{one.name}.txt" for one in of_cells]
     operators = [read_text(path) for path in tables_of_operators if path.exists()]
     title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / records.FILE_NAME)
     files: Dict[str, Any] = {
-        "profile-filtered.txt": "\n".join(shown),
-        "profile.txt": "\n".join([*shown, *operators]),
+        "profile-filtered.txt": shown,
+        "profile.txt": "\n".join([shown, *operators]),
         "profile.csv": tables.csv(cells),
         records.FILE_NAME: tables.json(cells),
         report.PAGE_NAME: partial(page.assembled, sections, folder, title, f"{folder.name}."),
@@ -322,9 +329,10 @@ def _write(cells: List[Size], folder: Path, pngs: bool) -> None:
             print(f"warning: {plain(error)}", file=sys.stderr)
         else:
             write_whole(another("--log-dir", "folder"), (folder / name, text))
-    if pngs:
+    if arguments.png:
         for place, (_, found, _) in enumerate(cells):
             if found:
                 named = [(f"{one.key}-{place + 1}" if place else one.key, one) for one in figures(found)]
                 png.save(named, folder)
-    print(f"profile: {folder / report.PAGE_NAME}", file=sys.stderr)
+    if not arguments.quiet:
+        print(f"profile: {folder / report.PAGE_NAME}", file=sys.stderr)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Tuple, Type, TypeVar
 
 from common.core.errors import UserError
-from common.records import run, schema, store
+from common.records import flops, profile, run, schema, store
 from common.records.run import Run
 from common.records.schema import FirstLine, InferenceHeader, Line, PipelineHeader, Record
 
 FILE_NAMES = {"inference": schema.INFERENCE_FILE_NAME, "pipeline": schema.PIPELINE_FILE_NAME}
+#: Those of profiles and counts, which are one document.
+DOCUMENTS = (profile.FILE_NAME, flops.FILE_NAME)
 #: Keys of a header that make two runs the same.
 IDENTITY = ("record", "name", "config", "grid", "stages", "examples", "settings")
 HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
@@ -83,4 +85,4 @@ def newest(found: Iterable[Any]) -> List[Any]:
 
 def holds(path: Any) -> bool:
     """Is there a run of a model in, at or under `path`?"""
-    return any(files([path], name) for name in FILE_NAMES.values())
+    return any(files([path], name) for name in (*FILE_NAMES.values(), *DOCUMENTS))

@@ -25,7 +25,8 @@ def section(found: Inference, place: int) -> Section:
     failures = [Failure("error", "", [Link(line, found.path)]) for line in tables.failures(found)]
     if found.reason:
         return Section("tables", name, TITLE, failures=failures)
-    shown = [line for line in tables.lines(found) if line not in tables.failures(found)]
+    every = [*tables.total(found), *tables.lines(found)]
+    shown = [line for line in every if line not in tables.failures(found)]
     return Section(
         "tables",
         name,

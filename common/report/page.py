@@ -21,6 +21,7 @@ from common.plots import runs, search
 from common.report import (
     conformance,
     facts,
+    flops,
     headline,
     html,
     inference,
@@ -52,6 +53,7 @@ def page(
         *(_section(group, place, titles[place], [base, *paths]) for place, group in enumerate(groups)),
         *(sweep.section(one, place) for place, one in enumerate(swept)),
         *profile.sections(paths),
+        *flops.sections(paths),
         *inference.sections(paths),
         *pipeline.sections(paths),
         *conformance.sections(base, paths),

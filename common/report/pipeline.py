@@ -24,7 +24,10 @@ def section(found: Sequence[Pipeline]) -> Section:
     failures = [Failure("error", one.name, [Link(line, one.path)]) for one in found for line in tables.failures(one)]
     readable = [one for one in found if not one.reason]
     notes: List[Line] = [
-        (one.name, [line]) for one in readable for line in tables.lines(one) if line not in tables.failures(one)
+        (one.name, [line])
+        for one in readable
+        for line in [*tables.total(one), *tables.lines(one)]
+        if line not in tables.failures(one)
     ]
     return Section(
         "tables",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any, Callable, Dict, List, Sequence
 
 from common.analysis import inference, metrics
@@ -83,6 +84,22 @@ def _row(cell: GridCell) -> Dict[str, Cell]:
     }
 
 
+def total(profiled: Inference) -> List[str]:
+    """Return the answer in a line: how fast at best, and how many live streams."""
+    factors = [(cell.rtf, cell) for cell in profiled.cells if cell.rtf is not None]
+    best = most_streams(profiled.cells)
+    if not factors or best is None:
+        return []
+    least, fastest = min(factors, key=itemgetter(0))
+    where = f"{fastest.seconds:g}s x {fastest.size}"
+    words = f"{'faster' if least < 1 else 'slower'} than real time: at best a factor of {factor(least)} ({where})"
+    if not best.streams:
+        return [f"{words}; no real-time stream: no batch ends before its audio does"]
+    where = f"{best.seconds:g}s x {best.size}, 90% of calls in time"
+    where += ", beside other load" if best.busy else ""
+    return [f"{words}; most concurrent real-time streams: {best.streams} ({where})"]
+
+
 def lines(found: Inference) -> List[str]:
     """Below the tables."""
     about, result = found.environment, []
@@ -95,13 +112,6 @@ def lines(found: Inference) -> List[str]:
         if example
         else "audio: noise; where the path of the model depends on what is said (a beam search), give example_audio"
     )
-    best = most_streams(found.cells)
-    if best and best.streams:
-        where = f"{best.seconds:g}s x {best.size}"
-        beside_load = ", beside other load" if best.busy else ""
-        result.append(f"most concurrent real-time streams: {best.streams} ({where}, 90% of calls in time{beside_load})")
-    elif best:
-        result.append("no real-time stream: no batch ends before its audio does")
     busy = sum(bool(cell.busy) for cell in found.cells)
     if busy:
         result.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
@@ -128,7 +138,8 @@ def render(found: Inference, format: str) -> str:
         return (csv_text if format == "csv" else json_text)(rows)
     if found.reason:
         return f"{listed(failures(found), format)}\n"
-    blocks = [block(table, format) for table in grids(found)]
+    blocks = [*([listed(total(found), format)] if total(found) else [])]
+    blocks += [block(table, format) for table in grids(found)]
     every = cells(found)
     blocks.append(block(every, format) if format == "markdown" else f"{every.title}\n{aligned(every, LONGEST)}")
     return "\n\n".join([*blocks, listed(lines(found), format)]) + "\n"

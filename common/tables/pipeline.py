@@ -30,25 +30,28 @@ def _row(of: Pipeline, part: Costs) -> Dict[str, Cell]:
     return {**names, **metrics.cells(pipeline.NUMBERS, part), "status": status}
 
 
+def total(piped: Pipeline) -> List[str]:
+    """Return a line about the whole, where its numbers are known."""
+    whole = piped.whole
+    if whole.run_time_s is None or whole.memory_bytes is None or whole.flops is None:
+        return []
+    return [
+        f"run time {number(whole.run_time_s)} s, memory {number(whole.memory_bytes / MB)} MB, "
+        f"{quantity(whole.flops, 'FLOPs')} an utterance (mean of {count(piped.measured, 'example')})"
+    ]
+
+
 def lines(found: Pipeline) -> List[str]:
     """Below the table."""
     whole, about = found.whole, found.environment
     result = []
-    if whole.run_time_s is not None and whole.memory_bytes is not None and whole.flops is not None:
-        result.append(
-            f"run time {number(whole.run_time_s)} s, memory {number(whole.memory_bytes / MB)} MB, "
-            f"{quantity(whole.flops, 'FLOPs')} an utterance (mean of {count(found.measured, 'example')})"
-        )
     if len(found.stages) > 1:
         result.append(HOW)
     if about:
         threads = count(about.threads or 0, "thread")
         result.append(f"{found.name} on {about.device_name}, {threads}, torch {' and '.join(found.torches)}")
-    if whole.failed:
-        result.append(
-            f"{whole.failed} of {count(len(found.examples), 'example')} failed, and no number has them: "
-            "means of the others alone are not those of the data set"
-        )
+    if whole.failed and found.measured:
+        result.append(f"{whole.failed} of {len(found.examples)} examples failed: means are of the others alone")
     if found.busy:
         result.append(f"{count(found.busy, 'example')} ran beside other load: times are too long")
     if whole.not_counted:
@@ -68,4 +71,5 @@ def render(found: Pipeline, format: str) -> str:
         return (csv_text if format == "csv" else json_text)(found.rows())
     if found.reason:
         return f"{listed(failures(found), format)}\n"
-    return f"{block(stages([found]), format)}\n\n{listed(lines(found), format)}\n"
+    first = [listed(total(found), format)] if total(found) else []
+    return "\n\n".join([*first, block(stages([found]), format), listed(lines(found), format)]) + "\n"

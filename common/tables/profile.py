@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Sequence
 
 from common.analysis import metrics, profile
-from common.analysis.profile import OTHER, OWN_PARTS, Part, Profile, limit_of
+from common.analysis.profile import OTHER, OWN_PARTS, Part, Profile, Size, limit_of
 from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number, percent
 from common.core.units import quantity
 from common.tables.export import csv_text, json_text
-from common.tables.text import aligned, listed
+from common.tables.text import aligned, listed, markdown
 
 LONGEST = 60
 #: Of what lies in the row above; spaces would be taken away.
 INDENT = "· "
 #: Labels that a remark names.
 MOST_NAMED = 4
-
-#: A size of a sweep: its words ("batch-size 4"), and its profile or why there is none.
-Size = Tuple[str, Optional[Profile], str]
 
 
 def labels(found: Profile) -> Table:
@@ -123,9 +120,30 @@ def verdict(profiled: Profile) -> str:
     return "VERDICT: " + "; ".join(told)
 
 
-def text(found: Profile, title: str = "") -> str:
-    heading = f"{title}\n" if title else ""
-    return f"{heading}{aligned(labels(found), LONGEST)}\n\n{listed(lines(found), 'table')}\n"
+def total(profiled: Profile) -> str:
+    """Return the step in a line."""
+    step = profiled.parts[-1]
+    parts = [f"{number(step.ms)} ms", quantity(step.macs, "MACs"), quantity(step.flops, "FLOPs")]
+    return f"a step: {', '.join([*parts, *([f'peak {number(step.peak_mb)} MB'] if step.peak_mb else [])])}"
+
+
+def text(found: Profile, title: str = "", format: str = "table") -> str:
+    """Return the step, the table of its labels and the lines below it, as "table" or "markdown"."""
+    heading, table = f"{title}: " if title else "", labels(found)
+    shown = markdown(table) if format == "markdown" else aligned(table, LONGEST)
+    return f"{listed([heading + total(found)], format)}\n\n{shown}\n\n{listed(lines(found), format)}\n"
+
+
+def render(cells: Sequence[Size], format: str) -> str:
+    """Return all sizes as "table", "markdown", "csv" or "json"."""
+    if format in ("csv", "json"):
+        return (csv if format == "csv" else json)(cells)
+    parts = [text(profiled, words, format) for words, profiled, _ in cells if profiled]
+    if len(cells) > 1:
+        table = sweep(cells)
+        shown = markdown(table) if format == "markdown" else aligned(table, LONGEST)
+        parts.append(f"{table.title}\n{shown}\n")
+    return "\n".join(parts)
 
 
 def sweep(cells: Sequence[Size]) -> Table:

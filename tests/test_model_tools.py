@@ -1,0 +1,181 @@
+"""What the four commands about models have in common: flags, a smoke run, the total first, the report of a log."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import ROOT, run
+from fixtures_model_runs import InProcess, write_inference, write_pipeline, write_profile
+
+from common.analysis import flops as counts
+from common.analysis import inference, pipeline, profile
+from common.analysis.logs import found
+from common.cli import flops as count_command
+from common.cli import inference as inference_command
+from common.cli import pipeline as pipeline_command
+from common.cli import profile as profile_command
+from common.core.errors import UserError
+from common.core.guard import guarded
+from common.report import page
+from common.tables import inference as inference_tables
+from common.tables import models
+from common.tables import pipeline as pipeline_tables
+from common.tables import profile as profile_tables
+
+COMMANDS = {
+    "count_flops.py": count_command,
+    "pipeline_metrics.py": pipeline_command,
+    "profile_inference.py": inference_command,
+    "profile_model.py": profile_command,
+}
+pytestmark = pytest.mark.usefixtures("as_before")
+LINEAR = ("torch.nn:Linear", "--arg", "in_features=3", "--arg", "out_features=5", "--input-shape", "2x3")
+
+
+def counted(log, *flags, code=0):
+    arguments = count_command.parser().parse_args([*LINEAR, "--log-dir", str(log), *flags])
+    assert guarded("x", lambda: count_command.main(arguments, InProcess())) == code
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_all_have_the_same_flags_and_a_line_in_the_help(script):
+    flags = COMMANDS[script].parser()._option_string_actions
+    assert {"--preset", "--timeout", "--format", "--quiet", "--log-dir"} <= flags.keys()
+    assert flags["--preset"].choices == ("quick",)
+    assert flags["--format"].choices == ("table", "markdown", "csv", "json")
+    text = (ROOT / "Makefile").read_text()
+    assert script in text.partition("\nsetup:")[0] and f"$(MAIN) {script} $(ARGS)" in text
+
+
+# -- --preset quick --------------------------------------------------------------------------------------------------
+
+
+def test_a_quick_profile_of_inference_is_of_the_smallest_cells(tmp_path, monkeypatch):
+    planned = {}
+    monkeypatch.setattr(
+        inference_command.model_run, "finish", lambda run, tasks, *more: planned.update(tasks=tasks) or 0
+    )
+    for words, cells in (([], {"1s-x1", "2s-x1"}), (["--batch_sizes=[3]"], {"1s-x3", "2s-x3"})):
+        arguments, overrides = inference_command.parsed(["--preset", "quick", "--log-dir", str(tmp_path), *words])
+        inference_command.main(arguments, overrides, InProcess())
+        assert {task.name for task in planned["tasks"]} == cells
+    assert arguments.max_seconds < inference_command.SAMPLES["max_seconds"]
+
+
+def test_a_quick_pipeline_is_one_example_unless_a_flag_says_more(tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("general: {repeats: 7}\nstage1: {factory: 'torch.nn:Identity'}\n")
+    for words, expected in (([], (1, 1, 0)), (["--repeats", "3", "--dataset-size", "2"], (2, 7, 0))):
+        arguments = pipeline_command.parser().parse_args(["--config", str(config), "--preset", "quick", *words])
+        given = pipeline_command.configured(config, pipeline_command._of_flags(arguments))
+        pipeline_command._make_quick(given, arguments)
+        (stage,) = given["stages"]
+        assert (given["general"]["dataset_size"], stage["repeats"], stage["warmup"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"limits": True, "trace_steps": 2, "size": []}),
+        (["--preset", "quick"], {"steps": 2, "limits": False, "batch_size": 1, "size": [("layers", "2")]}),
+        (["--preset", "quick", "--steps", "4", "--size", "layers=3"], {"steps": 4, "size": [("layers", "3")]}),
+        (["--preset", "quick", "--sort-utterance", "true"], {"max_frames": 1000, "batch_size": None}),
+        (["--preset", "quick", "--model", "x:Y", "--limits", "true"], {"limits": True, "size": []}),
+    ],
+)
+def test_a_quick_profile_of_a_step_is_of_a_small_model(words, expected):
+    arguments = profile_command.parser().parse_args(words)
+    profile_command._complete(arguments)
+    assert {key: getattr(arguments, key) for key in expected} == expected
+
+
+def test_a_quick_count_needs_no_input_and_no_weights(tmp_path, capsys):
+    words = ["torchaudio.models:wav2vec2_base", "--preset", "quick", "--format", "json", "--log-dir", str(tmp_path)]
+    arguments = count_command.parser().parse_args(words)
+    assert guarded("x", lambda: count_command.main(arguments, InProcess())) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    assert document["buckets"][0]["longest_s"] == 1 and document["rows"][0]["ns"] is None
+
+
+# -- the total first, and --format -----------------------------------------------------------------------------------
+
+
+def test_the_total_comes_first(tmp_path):
+    write_inference(tmp_path)
+    write_pipeline(tmp_path, "made", ["a", "b"], {"one": {"a": ([0.1], 100, 400), "b": ([0.2], 200, 700)}})
+    write_profile(tmp_path)
+    (measured,), (piped,) = inference.find([tmp_path]), pipeline.find([tmp_path])
+    (kept,) = profile.find([tmp_path])
+    texts = {
+        "faster than real time": inference_tables.render(measured, "table"),
+        "run time 0.3000 s": pipeline_tables.render(piped, "table"),
+        "a step: ": profile_tables.render(kept.sizes, "table"),
+    }
+    for words, text in texts.items():
+        assert words in text.splitlines()[0], text
+
+
+@pytest.mark.parametrize("format", ["table", "markdown", "csv", "json"])
+def test_a_profile_is_shown_in_each_format(format, tmp_path):
+    write_profile(tmp_path)
+    (kept,) = profile.find([tmp_path])
+    text = profile_tables.render(kept.sizes, format)
+    assert "encoder" in text
+    if format == "json":
+        assert [size["size"] for size in json.loads(text)] == ["batch-size 2", "batch-size 4"]
+    if format == "markdown":
+        assert "| label |" in text
+
+
+# -- count_flops.py in the log ---------------------------------------------------------------------------------------
+
+
+def test_a_count_is_kept_and_the_report_shows_it(tmp_path, capsys):
+    counted(tmp_path)
+    assert "flops.html" in capsys.readouterr().err
+    folder = tmp_path / "flops-torch.nn-Linear"
+    assert {path.name for path in folder.iterdir()} >= {"flops.json", "flops.csv", "flops.md", "flops.html"}
+    (count,) = counts.find([tmp_path])
+    assert (count.model, count.breakdown.total.macs) == ("torch.nn:Linear", 30)
+    text = page.page(found([tmp_path]).groups, tmp_path, paths=[tmp_path])
+    assert "Operations of a model" in text and "torch.nn:Linear" in text and "30 MACs" in text
+    done = run("summarize.py", tmp_path)
+    assert done.returncode == 0 and "30 MACs" in done.stdout
+
+
+def test_of_the_same_counts_the_newest_is_shown(tmp_path, capsys):
+    for flags in ([], ["--by", "operator"], ["--backward"], ["--quiet"]):
+        counted(tmp_path, *flags)
+    assert len([*tmp_path.iterdir()]) == 4
+    assert [(count.by, count.identity["backward"]) for count in counts.find([tmp_path])] == [
+        ("module", True),
+        ("module", False),
+    ]
+
+
+def test_a_count_that_cannot_be_kept_is_shown_all_the_same(tmp_path, capsys):
+    (tmp_path / "log").write_text("a file")
+    counted(tmp_path / "log")
+    printed = capsys.readouterr()
+    assert "30 MACs" in printed.out and "warning: " in printed.err and "--log-dir" in printed.err
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"document": 1'])
+def test_a_count_that_cannot_be_read_says_so(content, tmp_path):
+    (tmp_path / "flops-x").mkdir()
+    (tmp_path / "flops-x" / "flops.json").write_text(content)
+    (count,) = counts.find([tmp_path])
+    assert "cannot be read" in count.reason
+    assert "cannot be read" in page.page([], tmp_path, paths=[tmp_path]) and "cannot be read" in models.render(
+        [tmp_path], "table"
+    )
+
+
+def test_a_log_of_profiles_alone_has_a_report(tmp_path):
+    with pytest.raises(UserError, match="no runs"):
+        found([tmp_path])
+    write_profile(tmp_path)
+    assert not found([tmp_path]).groups
+    assert "encoder" in models.render([tmp_path], "table")
+    assert run("report.py", tmp_path, "--output", tmp_path / "r.html").returncode == 0
