@@ -55,7 +55,7 @@ def test_a_run_from_start_to_end(flags, log):
         kept = records_of(folder)
         assert [r for r in kept if r["record"] == "trace"][0]["steps"] == 10
         samples = [r for r in kept if r["record"] == "sample"]
-        assert {(s["scope"], s["round"]) for s in samples} == {("loss", 1), ("step", 1), ("step", 2)}
+        assert {(s["scope"], s["round"]) for s in samples} >= {("loss", 1), ("step", 1), ("step", 2)}
         assert all(0 < s["forward_wall_ns"] <= s["total_wall_ns"] for s in samples)
         assert any(s["warmup"] for s in samples)
         assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}

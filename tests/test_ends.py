@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -200,26 +202,18 @@ def test_ctrl_z_stops_the_worker_too_and_fg_lets_it_go_on(flags, tmp_path):
     assert rows_of(tmp_path / "log")["reference"]["status"] == "interrupted"
 
 
-SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
+SCRIPTS = sorted([path.name] for path in ROOT.glob("*.py"))
 
 
-def help_of(*python, cwd, **variables):
-    """Ask every script for --help, four at a time: name -> how it ended."""
+def help_of(commands, *python, cwd, **variables):
+    """Ask each command, a script and its arguments, for --help, four at a time; returns how they ended."""
 
-    def ask(script):
-        command = [*map(str, python), str(ROOT / script), "--help"]
-        return subprocess.run(command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True)
+    def ask(words):
+        line = [*map(str, python), str(ROOT / words[0]), *words[1:], "--help"]
+        return subprocess.run(line, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True)
 
     with ThreadPoolExecutor(4) as pool:
-        return dict(zip(SCRIPTS, pool.map(ask, SCRIPTS)))
-
-
-def test_every_script_finds_the_suite_where_python_leaves_out_its_folder(tmp_path):
-    if sys.version_info < (3, 11):
-        pytest.skip("Python 3.11 is the first that leaves it out")
-    for how, variables in ((["-I"], {}), ([], {"PYTHONSAFEPATH": "1"})):
-        for script, done in help_of(sys.executable, *how, cwd=tmp_path, **variables).items():
-            assert done.returncode == 0 and script in done.stdout, (script, done.stderr)
+        return list(zip(commands, pool.map(ask, commands)))
 
 
 @pytest.fixture
@@ -230,22 +224,36 @@ def bare(tmp_path):
 
 
 def test_every_script_starts_under_a_bare_python(bare, tmp_path):
+    """With the arguments that README gives it, too, and where Python leaves out the folder of a script."""
     if environments.interpreter("main") is None:
         pytest.skip("the main environment is not there, or out of date")
-    for script, done in help_of(bare, cwd=tmp_path, PYTHONSAFEPATH="1").items():
-        assert done.returncode == 0 and script in done.stdout, (script, done.stderr)
+    shutil.copy(ROOT / "benchmark_mine.py", tmp_path / "benchmark_flash.py")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    of_readme = [shlex.split(line) for line in re.findall(r"`\./(\w+\.py[^`\n]*)`", text)]
+    commands = [words for words in of_readme if [words[0]] in SCRIPTS]
+    assert ["conformance.py"] in commands
+    commands += [words for words in SCRIPTS if words[0] not in (others[0] for others in commands)]
+    for words, done in help_of(commands, bare, cwd=tmp_path, PYTHONSAFEPATH="1"):
+        assert done.returncode == 0 and words[0] in done.stdout, (words, done.stderr)
     listed = subprocess.run([bare, ROOT / "conformance.py", "--list"], cwd=tmp_path, capture_output=True, text=True)
     assert listed.returncode == 0 and "ragged" in listed.stdout, listed.stderr
 
 
+def test_a_script_starts_in_an_isolated_python(tmp_path):
+    ((_, done),) = help_of([["summarize.py"]], sys.executable, "-I", cwd=tmp_path)
+    assert done.returncode == 0 and "summarize.py" in done.stdout, done.stderr
+
+
 def test_without_any_environment_every_script_says_what_to_do(bare, tmp_path):
-    """One line, before anything is measured."""
+    """One line, before anything is measured; likewise where Python leaves out the folder of a script."""
+    safe_path = {**os.environ, "PYTHONSAFEPATH": "1"}
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     shutil.copytree(ROOT / "common", checkout / "common", ignore=shutil.ignore_patterns("__pycache__"))
-    for script in SCRIPTS:
+    for (script,) in SCRIPTS:
         shutil.copy(ROOT / script, checkout)
-        done = subprocess.run([bare, checkout / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+        line = [bare, checkout / script, "--help"]
+        done = subprocess.run(line, cwd=tmp_path, env=safe_path, capture_output=True, text=True)
         if done.returncode:
             (line,) = done.stderr.splitlines()
             assert done.returncode == 2 and "make setup" in line and script in line
