@@ -18,7 +18,7 @@ from common.core.errors import NotRunnable
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.losses import inputs, oracle, step
 from common.losses.layouts import table
-from common.losses.passes import correctness
+from common.losses.passes import answers
 from common.measure.stages import observed_by
 
 pytestmark = pytest.mark.environment_contract
@@ -90,7 +90,7 @@ def test_loss_and_gradient_given_logits(adapter, device, case):
     if refuses(adapter, BATCHES[case], device):
         return
     model, batch, wide = setting_of(adapter, BATCHES[case], device)
-    loss_error, grad_error = correctness.loss_scope(wide, model, batch).errors
+    loss_error, grad_error = answers.loss_scope(wide, model, batch).errors
     assert loss_error < 1e-5 and grad_error < 1e-4
 
 
@@ -99,7 +99,7 @@ def test_loss_and_gradients_of_the_step(adapter, device, case):
     if refuses(adapter, BATCHES[case], device):
         return
     model, batch, wide = setting_of(adapter, BATCHES[case], device)
-    loss_error, grad_error = correctness.step_scope(wide, model, batch).errors
+    loss_error, grad_error = answers.step_scope(wide, model, batch).errors
     assert loss_error < 1e-5 and grad_error < 1e-4
 
 
@@ -196,7 +196,7 @@ def test_the_recipe_of_2022_differentiates_the_pruned_loss_alone(implementation,
     adapter = adapter_of(implementation, device, pruned_recipe="benchmark-2022")
     model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
     assert list(model.extra) == []
-    loss_error, grad_error = correctness.step_scope(wide, model, batch).errors
+    loss_error, grad_error = answers.step_scope(wide, model, batch).errors
     assert loss_error < 1e-5 and grad_error < 1e-4
 
 

@@ -132,6 +132,8 @@ def test_the_l2_cache_is_cold_as_in_nvbench_and_flags_of_cuda_stay_there():
 class FakeCuda:
     """The calls that a timed step makes, in order."""
 
+    answer, prepared = 1.0, None
+
     def __init__(self, monkeypatch):
         self.calls = []
         for name in ("synchronize", "set_device", "set_stream"):
@@ -176,6 +178,7 @@ def test_work_is_on_the_stream_that_every_package_launches_on(monkeypatch):
 
 def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(monkeypatch):
     fake, ticks = FakeCuda(monkeypatch), itertools.count(0, 1000)
+    monkeypatch.setattr(timing, "check", lambda *_: (0.0, ""))
     monkeypatch.setattr(clock.time, "perf_counter_ns", lambda: next(ticks))
     monkeypatch.setattr(clock, "cache_bytes", lambda device: 50)
     over = SimpleNamespace(zero_=lambda: fake.calls.append("cool"))

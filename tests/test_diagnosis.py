@@ -9,7 +9,7 @@ from commands import ROOT, rows_of, run
 
 from common.core import scripts, settings
 from common.core.implementations import BY_NAME
-from common.losses.passes import correctness
+from common.losses.passes import small_batches
 
 torch = pytest.importorskip("torch")
 RESULT = "return losses.masked_fill(losses > -LOG_ZERO / 2, torch.inf).sum()  # infinite where no path is possible"
@@ -19,15 +19,15 @@ RESULT = "return losses.masked_fill(losses > -LOG_ZERO / 2, torch.inf).sum()  # 
 def checked(tmp_path):
     """(loss error, gradient error, words) of a copy of the template that returns another expression."""
 
-    def check(returned):
+    def check(new, old=RESULT):
         text = (ROOT / "benchmark_mine.py").read_text()
-        assert text.count(RESULT) == 1
+        assert text.count(old) == 1
         path = tmp_path / "benchmark_flash.py"
-        path.write_text(text.replace(RESULT, returned))
+        path.write_text(text.replace(old, new))
         try:
             adapter = scripts.load(str(path))(settings.resolve({"preset": "quick"}, "cpu"))
             adapter.load("cpu")
-            return correctness.check(adapter, torch.device("cpu"), torch.float32)
+            return small_batches.check(adapter, torch.device("cpu"), torch.float32)
         finally:
             BY_NAME.pop("flash", None)
 
@@ -35,8 +35,8 @@ def checked(tmp_path):
 
 
 def test_a_right_one_is_told_nothing(checked):
-    loss_error, grad_error, words = checked("return losses.sum()")
-    assert max(loss_error, grad_error) < 1e-4 and words == ""
+    right = checked("return losses.sum()")
+    assert max(right.loss_error, right.grad_error) < 1e-4 and right.wrong == ""
 
 
 @pytest.mark.parametrize(
@@ -53,24 +53,47 @@ def test_a_right_one_is_told_nothing(checked):
     ],
 )
 def test_the_utterance_and_a_guess(checked, returned, words):
-    said = checked(returned)[2]
+    said = checked(returned).wrong
     for word in words:
         assert word in said, said
 
 
+@pytest.mark.parametrize(
+    "old, new, words",
+    [
+        ("import torch", "import torch\n    T_lengths = (T_lengths - 1).clamp(min=1)", "T - 1 frames"),
+        ("import torch", "import torch\n    U_lengths = (U_lengths - 1).clamp(min=0)", "U - 1 targets"),
+        (" + blank[last])", ")", "without the final blank"),
+        ("log_probs[..., 0]", "log_probs[..., -1]", "the blank is the last symbol"),
+        ("log_softmax(-1, dtype)", "bfloat16().log_softmax(-1).to(dtype)", "as if in bfloat16"),
+        ("log_softmax(-1, dtype)", "half().log_softmax(-1).to(dtype)", "as if in float16"),
+        (
+            "import torch",
+            "import torch\n    T_lengths, U_lengths = T_lengths * 0 + len(logits[0]), U_lengths * 0 + targets.size(1)",
+            "padding is not masked",
+        ),
+    ],
+)
+def test_the_usual_mistakes_are_named(checked, old, new, words):
+    wrong = checked(new, old).wrong
+    assert f"{words}?" in wrong, wrong
+
+
 def test_got_and_expected_are_numbers_of_that_utterance(checked):
-    said = checked("return losses.sum() + 1000")[2]
+    said = checked("return losses.sum() + 1000").wrong
     got, expected = said.partition("loss ")[2].split(", expected ")
     assert float(got) == pytest.approx(float(expected) + 1000, abs=0.01)
 
 
 @pytest.fixture
-def row_of(tmp_path, tiny_shapes):
-    """The row of a copy of the template with another text, by the real command."""
+def row_of(tmp_path):
+    """The row of a copy of the template with another text, by the real command, on utterances of 60 frames and more."""
+    shapes = tmp_path / "shapes.pt"
+    torch.save(torch.tensor([[60 + n, 2 + n] for n in range(4)], dtype=torch.int32), shapes)
 
     def measure(old, new):
         (tmp_path / "benchmark_flash.py").write_text((ROOT / "benchmark_mine.py").read_text().replace(old, new, 1))
-        flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--quiet", "--shape-file", tiny_shapes]
+        flags = ["--preset", "quick", "--passes", "correctness", "--in-place", "--quiet", "--shape-file", shapes]
         run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", "--log-dir", tmp_path / "log", *flags)
         return rows_of(tmp_path / "log")["flash"]
 
@@ -85,7 +108,7 @@ def test_an_exception_is_told_with_file_and_line(row_of):
 
 def test_what_only_a_measured_batch_shows_has_a_place(row_of):
     """Right on small batches; on longer ones the last frames have no gradient."""
-    cut = "logits = torch.cat([logits[:, :11], logits[:, 11:].detach()], 1)"
+    cut = "logits = torch.cat([logits[:, :48], logits[:, 48:].detach()], 1)"
     reason = row_of("    import torch\n", f"    import torch\n    {cut}\n")["reason"]
     assert "on a measured batch" in reason and "utterance" in reason and "expected" in reason
 

@@ -58,7 +58,9 @@ class Adapter:
 
     What it can do:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
-      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so.
+      refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; largest_score: of its
+      logits, where its method is right up to some magnitude only; negligible: share of an utterance's probability below
+      which it leaves a cell out of the gradient, by design.
 
     How `function` is called:
       is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; named: it takes
@@ -83,6 +85,8 @@ class Adapter:
     reductions: Tuple[str, ...] = ("sum", "mean", "none")
     fewest_targets = 0
     overwrites_logits = False
+    largest_score = math.inf
+    negligible = 0.0
     is_module = False
     positional = False
     named = False

@@ -36,10 +36,14 @@ class Context:
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
         """Fresh inputs of a batch (or of `utterances` from the `first` on); the same for every implementation."""
-        from common.losses import inputs, peaky
-
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
+        return self.new_batch(batch, repeat, utterances, first)
+
+    def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
+        """Likewise, of tensors that no loss has been given yet, also where those of the batch are held."""
+        from common.losses import inputs, peaky
+
         return inputs.make_batch(
             self.shapes(batch)[first:][:utterances],
             vocab_size=self.settings.vocab_size,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import List, Sequence, Tuple
 
+import numpy as np
 import torch
 
 LOG_ZERO = -math.inf
@@ -87,6 +88,33 @@ def lattice(blank: Scores, label: Scores, T: int, U: int, topology: str = "regul
     return total, d_blank, d_label
 
 
+def log_likelihood(blank: np.ndarray, label: np.ndarray, topology: str = "regular") -> float:
+    """Return the log-likelihood of `lattice` alone, without a loop over cells: for lattices of a measured batch.
+
+    blank (T, U+1) and label (T, U), float64: as of `lattice`.  Cells that a path reaches after equally many arcs, an
+    anti-diagonal or a frame, are one step.
+    """
+    T, U = label.shape
+    move = np.full((T, U + 1), LOG_ZERO)
+    move[:, :U] = label
+    if topology == "constrained":
+        move[:, :U] += blank[:, 1:]
+    if topology == "modified-last-blank":
+        move[T - 1] = LOG_ZERO
+    if topology == "regular":
+        u = np.arange(U + 1)
+        t = np.arange(T + U)[:, None] - u
+        outside = (t < 0) | (t >= T)
+        blank, move = (np.where(outside, LOG_ZERO, arcs[t.clip(0, T - 1), u]) for arcs in (blank, move))
+    alpha = np.full(U + 1, LOG_ZERO)
+    alpha[0] = 0.0
+    for to_wait, to_move in zip(blank, move):
+        moved = alpha + to_move
+        alpha = alpha + to_wait
+        alpha[1:] = np.logaddexp(alpha[1:], moved[:-1])
+    return float(alpha[U])
+
+
 def cell_gradient(
     log_probs: torch.Tensor, of_blank: torch.Tensor, of_label: torch.Tensor, target: torch.Tensor, blank: int = 0
 ) -> torch.Tensor:
@@ -142,12 +170,16 @@ def arc_losses(
     """(N,) float64 losses from log-probabilities (N, T, U+1, V), normalised or not; differentiable.
 
     targets (N, U) integers; shapes: (T, U) of each utterance.  Cells outside an utterance's T x (U+1) get zero
-    gradient.
+    gradient.  Where no gradient is asked for, `log_likelihood` walks the lattice.
     """
     N, T, U1, _ = log_probs.shape
     index = targets[:, : U1 - 1].long().view(N, 1, U1 - 1, 1).expand(N, T, U1 - 1, 1)
     arcs = log_probs[..., blank], log_probs[:, :, : U1 - 1].gather(3, index).squeeze(3)
-    return _Lattice.apply(*arcs, shapes, topology)
+    if torch.is_grad_enabled() and log_probs.requires_grad:
+        return _Lattice.apply(*arcs, shapes, topology)
+    blanks, labels = (values.detach().cpu().double().numpy() for values in arcs)
+    losses = [-log_likelihood(blanks[n, :T, : U + 1], labels[n, :T, :U], topology) for n, (T, U) in enumerate(shapes)]
+    return torch.tensor(losses, dtype=torch.float64)
 
 
 def losses(

@@ -24,28 +24,45 @@ from common.measure.stages import stage
 @dataclass
 class LossStep:
     """forward: returns the scalar to differentiate; leaves: tensors that get a gradient, by name; in scope "loss" the
-    one that the loss is `given`; found: its gradient, after `run`."""
+    one that the loss is `given`; overwrites: whether the loss may write over that one; upstream: None, or factors (1,)
+    of the sum or (N,) of the losses that `forward` returns then; found, answer: the gradient of `given` and the
+    detached loss, after `run`."""
 
     forward: Callable[[], torch.Tensor]
     batch: Batch
     prepared: Any
     leaves: Dict[str, torch.Tensor]
+    overwrites: bool = False
+    upstream: Optional[torch.Tensor] = None
     found: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)
+    answer: Optional[torch.Tensor] = None
 
     @property
     def given(self) -> torch.Tensor:
         return self.leaves["given"]
+
+    def inputs(self) -> Dict[str, torch.Tensor]:
+        """Return all that the loss reads and must leave as it is, by name."""
+        prepared = {name: value for name, value in vars(self.prepared).items() if isinstance(value, torch.Tensor)}
+        batch = {name: getattr(self.batch, name) for name in ("targets", "T_lengths", "U_lengths")}
+        leaves = {("logits" if name == "given" else name): leaf for name, leaf in self.leaves.items()}
+        if self.overwrites:
+            leaves.pop("logits", None)
+        return {**prepared, **batch, **leaves}
 
     def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
         """By name of the leaf, after `run`; None where the loss does not use it."""
         return self.found or {name: leaf.grad for name, leaf in self.leaves.items()}
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Forward and backward, with `after_forward()` between them.  Returns the detached loss."""
+        """Forward and backward, with `after_forward()` between them.  Returns the detached loss, after the factors of
+        `upstream`."""
         loss = self.forward()
         after_forward()
         if not isinstance(loss, torch.Tensor):
             raise TypeError(f"the loss is {loss!r:.50}, not a tensor: return the sum over the batch")
+        if self.upstream is not None:
+            loss = weighted(loss, self.upstream)
         if loss.numel() != 1:  # some packages sum to (1,)
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         with stage("backward"):
@@ -53,7 +70,15 @@ class LossStep:
                 (self.found["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
             else:
                 loss.backward()
-        return loss.detach()
+        self.answer = loss.detach()
+        return self.answer
+
+
+def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return the sum of losses times factors, both (N,).  Raises ValueError where their numbers differ."""
+    if losses.numel() != factors.numel():
+        raise ValueError(f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)")
+    return (losses.reshape(-1) * factors.to(losses)).sum()
 
 
 def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
@@ -76,4 +101,4 @@ def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossSt
         with stage("loss"):
             return layout.loss(given, batch, prepared)
 
-    return LossStep(forward, batch, prepared, {"given": given})
+    return LossStep(forward, batch, prepared, {"given": given}, adapter.overwrites_logits)

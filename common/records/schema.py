@@ -211,6 +211,13 @@ class AtSize(Struct, kw_only=True, frozen=True):
     needed_cells: Annotated[
         Optional[Count], of("of these, those whose posterior a gradient's sums in the dtype can tell from 0")
     ] = None
+    slope_errors: Annotated[
+        Dict[str, float],
+        of("by tensor, how far the factor that fits the gradient best as a multiple of the right one is from 1"),
+    ] = {}
+    slope_tolerance: Annotated[Optional[float], of("of `slope_errors`; grows with the length of the sums")] = None
+    overwritten: Annotated[List[str], of("inputs that the loss wrote over, though it may only read them")] = []
+    differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
     ok: Annotated[Optional[bool], of("is no error larger than its tolerance?")] = None
 
 
@@ -362,8 +369,15 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
 
     loss_error: Annotated[Optional[float], of("relative")] = None
     grad_error: Annotated[Optional[float], of("of all gradients, each relative to its largest element")] = None
-    tolerance: Annotated[Optional[float], of("of both errors")] = None
-    ok: Annotated[Optional[bool], of("is no error larger than the tolerance?")] = None
+    slope_error: Annotated[
+        Optional[float], of("largest difference to 1 of a factor between a tensor's gradient and the right one")
+    ] = None
+    tolerance: Annotated[Optional[float], of("of loss and gradient")] = None
+    ok: Annotated[Optional[bool], of("is everything right that was judged?")] = None
+    differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
+    largest_score: Annotated[
+        Optional[float], of("logits up to which the loss is right, as its adapter says; 1e300 for all")
+    ] = None
     approximation_gap: Annotated[
         Optional[float],
         of(
@@ -408,6 +422,7 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
         Optional[List[str]],
         of('"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
     ] = None
+    loss: Annotated[Optional[float], of("what the step returned; 1e300 where it is not finite")] = None
 
     @property
     def beside_load(self) -> bool:
@@ -434,6 +449,13 @@ class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
             'share": what the loss alone has of that beside the step'
         ),
     ]
+    loss_error: Annotated[
+        Optional[float],
+        of(
+            "largest relative error of the losses of the last timed step of each batch, and of one more step, against "
+            "float64; null with --find-largest"
+        ),
+    ] = None
 
 
 class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):

@@ -14,6 +14,7 @@ import torch
 from common.losses import inputs
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
+from common.losses.layouts.base import scale_output
 from common.losses.layouts.cells import Cells, StepCells
 from common.losses.layouts.rows import Rows, split
 from common.measure.stages import stage
@@ -92,4 +93,8 @@ class Additive(Rows):
         return sums(**self.parts(given, batch))
 
     def expected_step(self, model, batch):
-        return self.right(sums(*project(model, batch)), batch).sum()
+        return self.right(sums(*project(model, batch)), batch)
+
+    def score_up_to(self, largest, model, batch):
+        for name, scores in zip(("am", "lm"), project(model, batch)):
+            scale_output(model.extra[name], scores, largest / 2)

@@ -7,7 +7,7 @@ number of the joiner's outputs (the adapter's `outputs`).
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 
@@ -22,6 +22,16 @@ from common.measure.stages import stage
 Shapes = Sequence[Tuple[int, int]]
 #: An index into a tensor: integers, slices and "...".
 Region = Tuple[Any, ...]
+
+
+def scale_output(layer: torch.nn.Linear, scores: torch.Tensor, largest: float) -> None:
+    """Change a Linear layer whose outputs are `scores`, so that their largest becomes `largest`; below 0, all scores
+    are lowered after that, so that none is above it."""
+    with torch.no_grad():
+        factor = abs(largest) / scores.max()
+        layer.weight.mul_(factor)
+        layer.bias.mul_(factor)
+        layer.bias.add_(min(2 * largest, 0.0))
 
 
 class Layout:
@@ -101,8 +111,16 @@ class Layout:
         return self.right(self.padded(given, batch), batch)
 
     def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
-        """What `step` must return, for a float64 model and batch on the CPU; differentiable."""
-        return self.right(model.logits(batch), batch).sum()
+        """(N,) losses whose sum `step` must return, for a float64 model and batch on the CPU; differentiable."""
+        return self.right(model.logits(batch), batch) + self.trained_beside(model, batch)
+
+    def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
+        """(N,) float64 losses that the step adds to those of the lattice; differentiable.  0 where it adds none."""
+        return 0.0
+
+    def score_up_to(self, largest: float, model: Joiner, batch: Batch) -> None:
+        """Change the weights so that the largest logit of the batch is `largest`; below 0, so that all are below it."""
+        scale_output(model.output, model.logits(batch), largest)
 
     def gap(self, model: Joiner, batch: Batch) -> Optional[float]:
         """(loss at the run's settings - exact loss) / exact loss, of an approximate loss: 0 where nothing is lost; None

@@ -23,10 +23,11 @@ import torch
 
 from common.core.text import UNBOUNDED, finite
 from common.data.batching import heaviest, lightest
-from common.losses import oracle
+from common.losses import fingerprint, oracle
 from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
 from common.losses.passes import diagnosis
+from common.losses.passes.small_batches import SLOPE_TOLERANCE
 
 #: Elements of the logits that are in float64 at a time.
 CHUNK = 1 << 23
@@ -46,17 +47,26 @@ Lattice = Tuple[float, torch.Tensor, torch.Tensor]
 class Errors:
     """Of gradients.  entries: tensor by tensor, the largest error over the largest magnitude that is right; sums: by
     what the differences are summed over ("frame", "u", "symbol"; "cell": the sum over V; or the tensor whose rows they
-    are), the largest share of what belongs there."""
+    are), the largest share of what belongs there; slopes: tensor by tensor, how far the factor that fits best as a
+    multiple of the right one is from 1."""
 
     def __init__(self) -> None:
         self.worst: Dict[str, float] = defaultdict(float)
         self.largest: Dict[str, float] = defaultdict(float)
         self.sums: Dict[str, float] = defaultdict(float)
+        self.products: Dict[str, float] = defaultdict(float)
+        self.squares: Dict[str, float] = defaultdict(float)
         self.place: Optional[Tuple[int, str]] = None
 
     def note(self, name: str, found: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
         """|found - right|, float64; a gradient that is missing is infinitely wrong."""
-        difference = torch.full_like(right, math.inf) if found is None else (found.double() - right).abs_()
+        self.squares[name] += float((right * right).sum())
+        if found is None:
+            difference = torch.full_like(right, math.inf)
+        else:
+            difference = found.double() - right
+            self.products[name] += float((difference * right).sum())
+            difference.abs_()
         self.worst[name] = max(self.worst[name], largest(difference))
         self.largest[name] = max(self.largest[name], largest(right))
         return difference
@@ -77,6 +87,10 @@ class Errors:
     @property
     def entries(self) -> Dict[str, float]:
         return {name: worst / max(self.largest[name], 1e-30) for name, worst in self.worst.items()}
+
+    @property
+    def slopes(self) -> Dict[str, float]:
+        return {name: abs(self.products[name]) / square for name, square in self.squares.items() if square > 0}
 
 
 class Marginals:
@@ -202,14 +216,16 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     adapter, measured = context.adapter, (context.all_batches, context.batches)
     layout, index = table.of(adapter), lightest(*measured) if context.loops_in_python else heaviest(*measured)[0]
     errors, (first, *others) = Errors(), layout.scopes
-    loss, cells = _answer(context, layout, first, index, utterances)
+    differing = _repeated(context, first, index, utterances)
+    loss, cells, overwritten = _answer(context, layout, first, index, utterances)
     known = lattices(cells, adapter.topology, adapter.blank)
     compare(cells, known, adapter.blank, errors)
     shapes, score = cells.batch.shapes, cells.largest_score()
     right, left = -sum(likelihood for likelihood, _, _ in known), max(errors.largest.values())
     for scope in others:
         del cells  # before the other scope takes as much
-        _, cells = _answer(context, layout, scope, index, utterances)
+        _, cells, changed = _answer(context, layout, scope, index, utterances)
+        overwritten = sorted({*overwritten, *changed})
         if layout.approximate:  # equal arcs may give other ranges on a GPU
             known = lattices(cells, adapter.topology, adapter.blank)
         compare(cells, known, adapter.blank, errors)
@@ -220,18 +236,24 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.precision] + 2 * rounding
     left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
     lost = LOST_PLACES * eps / left
+    neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
+    beside = lost + rounding * (1 / left - 1) + neglected
     found: Dict[str, Any] = {
         "loss_error": finite(abs(loss - right) / magnitude),
         "loss_tolerance": finite(tolerance + eps * sum(scores) / magnitude),
         "grad_error": finite(max(errors.entries.values())),
-        "grad_tolerance": short + lost + rounding * (1 / left - 1),
+        "grad_tolerance": short + beside,
         "grad_errors": {name: finite(error) for name, error in errors.entries.items()},
         "sum_errors": {name: finite(error) for name, error in errors.sums.items()},
         "sum_tolerance": sums,
         "row_tolerance": sums + 10 * lost / FLOOR,  # a row adds up several
+        "slope_errors": {name: finite(error) for name, error in errors.slopes.items()},
+        "slope_tolerance": SLOPE_TOLERANCE[context.settings.precision] + rounding + beside,
+        "overwritten": overwritten,
+        "differing": differing,
     }
     rows = max((error for name, error in found["sum_errors"].items() if name not in SUMMED), default=0.0)
-    over = [found["loss_error"] > tolerance, found["grad_error"] > short, rows > sums]
+    over = [found["loss_error"] > tolerance, found["grad_error"] > short + neglected, rows > sums]
     imprecise = [error for error, is_over in zip((found["loss_error"], found["grad_error"], rows), over) if is_over]
     ok = not wrong(found)
     sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
@@ -253,14 +275,27 @@ def _where(loss: float, right: float, errors: Errors, shapes: Sequence[Tuple[int
     return "; ".join(said)
 
 
-def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells]:
-    """The loss of one step, and its gradients beside what it was given."""
+def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells, List[str]]:
+    """Return (the loss of one step, its gradients beside what it was given, names of inputs that it overwrote)."""
     step = context.step(scope, index, utterances=utterances)
+    before = fingerprint.fingerprints(step.inputs())
     actual, gradients = float(step.run()), step.gradients()
-    if scope == "step":
-        return actual, layout.step_cells(step.batch, step.prepared, step.leaves, gradients)
-    step = context.step(scope, index, utterances=utterances)  # the loss may have overwritten its logits
-    return actual, layout.cells(step.batch, step.prepared, step.leaves, gradients)
+    changed = fingerprint.changed(before, step.inputs())
+    cells = layout.step_cells if scope == "step" else layout.cells
+    if scope == "loss" or changed:
+        step = context.step(scope, index, utterances=utterances)  # as it was before the loss wrote over it
+    return actual, cells(step.batch, step.prepared, step.leaves, gradients), changed
+
+
+def _repeated(context, scope: str, index: int, utterances: Optional[int]) -> List[str]:
+    """Return which of loss and gradients have other bits when the same step is taken twice; [] for a loss that loops in
+    Python, which takes too long."""
+    answers: List[Dict[str, bytes]] = []
+    while len(answers) < 2 and not context.loops_in_python:
+        step = context.step(scope, index, utterances=utterances)
+        answers.append(fingerprint.fingerprints({"loss": step.run(), **step.gradients()}))
+        del step
+    return [name for name in answers[0] if answers[0][name] != answers[1][name]] if answers else []
 
 
 #: What is wrong, by what differences are summed over; others are names of tensors.
@@ -281,7 +316,14 @@ def wrong(found: Dict[str, Any]) -> List[str]:
         what = SUMMED.get(name, f"a row of the gradient of {name}")
         most = found["sum_tolerance" if name in SUMMED else "row_tolerance"]
         errors.append((f"{what} in sum", error, most))
-    return [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, most in errors if not error <= most]
+    lines = [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, most in errors if not error <= most]
+    for name, error in found.get("slope_errors", {}).items():
+        if not error <= found["slope_tolerance"] and not lines:
+            what = "gradient" if name == "given" else f"gradient of {name}"
+            lines.append(f"{what} is wrong by a factor, {size(error)}, {found['slope_tolerance']:.0e} is allowed")
+    if found.get("overwritten"):
+        lines.insert(0, f"it overwrites {', '.join(found['overwritten'])}")
+    return lines
 
 
 def size(error: float) -> str:

@@ -8,18 +8,34 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from common.losses.passes import hypotheses
+
 #: How near the ratio of what was given to what is right must be to one that tells something.
 NEAR = 1e-3
 
 
-def in_words(shapes: Sequence[Tuple[int, int]], answer: Any, tolerance: float) -> str:
-    """One line.  shapes: (T, U) of each utterance of the batch; answer: correctness.Answer, of which the loss or a
-    gradient is off by more than `tolerance`, relative."""
-    loss_error, _ = answer.errors
+def in_words(
+    shapes: Sequence[Tuple[int, int]], answer: Any, loss_tolerance: float, grad_tolerance: float, slope_tolerance: float
+) -> str:
+    """One line.  shapes: (T, U) of each utterance of the batch; answer: answers.Answer, of which the loss, a gradient
+    or a slope is off by more than its tolerance, relative, or an input is overwritten."""
+    loss_error, grad_error = answer.errors
     where = batch(shapes)
     got, right = float(answer.loss.detach()), float(answer.right.detach())
-    if not loss_error <= tolerance:
-        return f"{where}: loss {got:.6g}, expected {right:.6g}{guess(got, right, shapes)}"
+    if answer.changed:
+        return f"{where}: it overwrites {', '.join(answer.changed)}, which it may only read"
+    if not loss_error <= loss_tolerance:
+        reason = guess(got, right, shapes)
+        if not reason and answer.lattice is not None:
+            reason = hypotheses.fitting(got, answer.lattice)
+        reason = reason or hypotheses.precision(loss_error, grad_error)
+        return f"{where}: loss {got:.6g}, expected {right:.6g}{reason}"
+    if grad_error <= grad_tolerance:
+        name, factor = max(answer.slopes.items(), key=lambda each: abs(each[1] - 1))
+        what = "the gradient" if name == "given" else f"the gradient of {name}"
+        return (
+            f"{where}: the loss is right, {what} is {factor:.8g} times what is right; {slope_tolerance:.0e} is allowed"
+        )
     name, found, expected = _worst(answer.gradients)
     what = "the gradient" if name == "given" else f"the gradient of {name}"
     if found is None:
@@ -27,7 +43,8 @@ def in_words(shapes: Sequence[Tuple[int, int]], answer: Any, tolerance: float) -
     scale = _scale(found, expected)
     if scale is not None:
         return f"{where}: the loss is right, {what} is {scale:.4g} times what is right{guess(scale, 1.0, shapes)}"
-    return f"{where}: the loss is right, {what} is not: at {_place(name, found, expected, shapes)}"
+    reason = hypotheses.precision(loss_error, grad_error)
+    return f"{where}: the loss is right, {what} is not: at {_place(name, found, expected, shapes)}{reason}"
 
 
 def batch(shapes: Sequence[Tuple[int, int]]) -> str:
@@ -86,7 +103,7 @@ def _scale(found: torch.Tensor, right: torch.Tensor) -> Optional[float]:
         return None
     scale = float((found * right).sum()) / size
     left = float((found - scale * right).abs().max())
-    return scale if left <= NEAR * abs(scale) * float(right.abs().max()) else None
+    return scale if left <= min(NEAR * abs(scale), abs(scale - 1) / 2) * float(right.abs().max()) else None
 
 
 def _place(name: str, found: torch.Tensor, right: torch.Tensor, shapes: Sequence[Tuple[int, int]]) -> str:

@@ -6,15 +6,19 @@ perf_counter_ns at both ends, and a warm-up on the batches that take most memory
 batch would pay for new pages, and take up to twice its time.  With --allocator reuse the heap then gets as much again,
 in one piece: smaller steps split what was free, and the next large one would pay once more.  CUDA: events and wall
 time, the device synchronised at both ends, and a warm-up on each batch: its kernels, its sizes in the allocator.  Every
-sample is kept, warm-up samples too (marked), with the load of other processes beside it.
+sample is kept, warm-up samples too (marked), with the load of other processes beside it.  After the last sample the
+losses of the last timed steps are judged (afterwards.py): a loss that is wrong then has no times.
 """
 
 from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
+from common.core.errors import WrongResult
 from common.core.settings import Settings
+from common.core.text import finite
 from common.data.batching import heaviest, lightest
+from common.losses.passes.afterwards import Taken, check
 from common.measure import sampling
 from common.measure.clock import Clock, time_step
 from common.measure.device import host_threads
@@ -45,14 +49,20 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         batches, warm_up = [lightest(context.all_batches, batches)], []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
+    ends: List[Dict[str, Any]] = []
+    last: Dict[str, Dict[int, Taken]] = {}
     loss_last, before = own and not clock.cuda, memory.status_bytes("VmRSS")
     threads = host_threads(context.device)
     for scope in _scopes(settings, loss_last, number):
 
         def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
-            timed = time_step(context.step(scope, batch, repeat), clock)
+            step = context.step(scope, batch, repeat)
+            timed = time_step(step, clock)
+            taken = Taken.of(step, repeat)
+            if not warmup:
+                last.setdefault(scope, {})[batch] = taken
             key = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
-            return {"record": "sample", **key, "warmup": warmup, **timed}
+            return {"record": "sample", **key, "warmup": warmup, "loss": finite(taken.loss), **timed}
 
         after_step = loss_last and scope == "loss" and "step" in settings.scopes
         if not after_step:
@@ -69,7 +79,14 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         )
         if after_step and why == "time cap":
             why = "time share"
-        yield {"record": "stop", "scope": scope, "round": round_number, "why": why}
+        ends.append({"record": "stop", "scope": scope, "round": round_number, "why": why})
+    for end in ends:
+        error, wrong = None, ""
+        if end["scope"] in last and not settings.find_largest:  # there memory is short
+            error, wrong = check(context, end["scope"], last[end["scope"]])
+        yield {**end, "loss_error": error}
+        if wrong:
+            raise WrongResult(wrong)
 
 
 def _scopes(settings: Settings, loss_last: bool, number: int) -> List[str]:

@@ -1,0 +1,133 @@
+"""After the timed steps: were their losses right, and are the inputs still what they were?
+
+The correctness pass judges a loss in a fresh process.  This judges it where it has been called many times, with other
+batches between: the last timed step of each batch against the float64 loss, forward only; then one more step of other
+numbers, whose inputs must stay as they are, bit for bit.  Nothing of it is timed.  Leaves out gradients, and losses
+that loop in Python, whose step takes seconds.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from common.core.text import finite
+from common.data.batching import lightest
+from common.losses import fingerprint, oracle
+from common.losses.inputs import OUTPUTS
+from common.losses.layouts import table
+from common.losses.passes import at_size, diagnosis
+from common.losses.passes.answers import utterance
+from common.losses.step import LossStep, leaves_of, prepare
+
+#: TF32 rounds the factors of products to 10 bits, as float16 does.
+TF32_TOLERANCE = oracle.TOLERANCE["float16"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The last timed step of a batch: its loss, and the ranges of a pruned one."""
+
+    repeat: int
+    loss: float
+    ranges: Optional[torch.Tensor]
+
+    @classmethod
+    def of(cls, step: LossStep, repeat: int) -> Taken:
+        """Return what is kept of a step that has run."""
+        assert step.answer is not None
+        return cls(repeat, float(step.answer), getattr(step.prepared, "ranges", None))
+
+
+def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, float]:
+    """Return (the loss that a step must have, by how much rounding may change it), summed over the batch.
+
+    The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.
+    """
+    adapter, layout, model = context.adapter, table.of(context.adapter), context.model
+    loss = rounding = 0.0
+    eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
+    cells = layout.step_cells(batch, prepared, leaves_of(model, batch), {})
+    for n, (T, U) in enumerate(batch.shapes):
+        blanks, labels = at_size.arcs(cells, n, adapter.blank)
+        loss -= oracle.log_likelihood(blanks.numpy(), labels.numpy(), adapter.topology)
+        rounding += eps * (T + U) * cells.largest_score()
+    if scope == "step":
+        double_model = copy.deepcopy(model).double()
+        for n in range(len(batch.shapes)):
+            single = utterance(batch, n)
+            outputs = {name: getattr(single, name).detach().double() for name in OUTPUTS}
+            with torch.no_grad():
+                loss += float(layout.trained_beside(double_model, replace(single, **outputs)))
+    return loss, rounding
+
+
+def check(context, scope: str, taken: Dict[int, Taken]) -> Tuple[Optional[float], str]:
+    """Return (the largest relative error of the loss of the last timed steps, what is wrong in words or "").
+
+    taken: of each batch.  `context`: common.losses.context.Context.
+    """
+    errors, wrong = [0.0], []
+    for batch, last in taken.items():
+        held = context.held.get(batch)
+        inputs = context.new_batch(batch, 0 if held else last.repeat)
+        if held:
+            names = ("targets", "T_lengths", "U_lengths", *OUTPUTS)
+            before = fingerprint.fingerprints({name: getattr(inputs, name) for name in names})
+            changed = fingerprint.changed(before, {name: getattr(held, name) for name in names})
+            wrong += _overwritten(changed, scope, batch, inputs.shapes)
+        error, words = _compared(context, scope, inputs, last.loss, last.ranges)
+        errors.append(error)
+        if words:
+            wrong.append(f"{_where(scope, batch, inputs.shapes)}: of the last timed step, {words}")
+    if not context.loops_in_python:
+        error, lines = _one_more(context, scope, taken)
+        errors.append(error)
+        wrong += lines
+    return finite(max(errors)), wrong[0] if wrong else ""
+
+
+def _one_more(context, scope: str, taken: Dict[int, Taken]) -> Tuple[float, List[str]]:
+    """Take a step of the lightest batch with numbers that no timed step had; return its error and what is wrong."""
+    batch = lightest(context.all_batches, list(taken))
+    inputs = context.new_batch(batch, 1 + max(last.repeat for last in taken.values()))
+    step = prepare(context.adapter, context.model, inputs, scope)
+    before = fingerprint.fingerprints(step.inputs())
+    step.run()
+    last = Taken.of(step, 0)
+    changed = fingerprint.changed(before, step.inputs())
+    if changed:
+        return 0.0, _overwritten(changed, scope, batch, inputs.shapes)
+    error, words = _compared(context, scope, inputs, last.loss, last.ranges)
+    return error, [
+        f"{_where(scope, batch, inputs.shapes)}: of one more step with other numbers, {words}"
+    ] if words else []
+
+
+def _compared(context, scope: str, inputs: Any, loss: float, ranges: Optional[torch.Tensor]) -> Tuple[float, str]:
+    """Return (relative error of the loss, what is wrong in words or "")."""
+    prepared = context.adapter.prepare(inputs)
+    if ranges is not None:
+        prepared.ranges = ranges
+    right, rounding = expected(context, scope, inputs, prepared)
+    size = max(abs(right), 1e-30)
+    base = TF32_TOLERANCE if context.settings.tf32 else oracle.TOLERANCE[context.settings.precision]
+    tolerance, error = base + rounding / size, abs(loss - right) / size
+    if error <= tolerance:
+        return error, ""
+    guess = diagnosis.guess(loss, right, inputs.shapes)
+    return error, f"the loss is {loss:.6g}, expected {right:.6g}{guess}; {tolerance:.0e} is allowed"
+
+
+def _overwritten(changed: Sequence[str], scope: str, batch: int, shapes: Sequence[Tuple[int, int]]) -> List[str]:
+    if not changed:
+        return []
+    return [f"{_where(scope, batch, shapes)}: it overwrites {', '.join(changed)}, which it may only read"]
+
+
+def _where(scope: str, batch: int, shapes: Sequence[Tuple[int, int]]) -> str:
+    T, U = max(T for T, _ in shapes), max(U for _, U in shapes)
+    return f"after timing, scope {scope}, batch {batch} (N {len(shapes)}, T {T}, U {U})"

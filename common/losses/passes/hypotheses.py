@@ -1,0 +1,67 @@
+"""What a wrong loss may have computed instead: the usual mistakes, tried against the float64 oracle."""
+
+from __future__ import annotations
+
+import math
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import torch
+
+from common.losses import oracle
+
+#: How near, relative, a loss must be to that of a mistake.
+NEAR = 1e-4
+#: Units in the last place that a loss and a gradient lose where they are computed in half precision.
+LOSS_PLACES, GRADIENT_PLACES = 1, 4
+
+
+class Lattice(NamedTuple):
+    """Hold what a loss was given: logits (N, T, U+1, V) float64, padded; targets (N, U); (T, U) of each utterance."""
+
+    logits: torch.Tensor
+    targets: torch.Tensor
+    shapes: Sequence[Tuple[int, int]]
+    blank: int
+    topology: str
+
+    def loss(self, shapes: Sequence[Tuple[int, int]], blank: int) -> float:
+        """Return the summed loss of other lengths or another blank."""
+        return float(oracle.losses(self.logits, self.targets, shapes, blank, self.topology).sum())
+
+
+def mistakes(lattice: Lattice) -> Dict[str, float]:
+    """Return the loss of each mistake that this batch can show, by its words."""
+    shapes, blank = lattice.shapes, lattice.blank
+    _, T, U1, V = lattice.logits.shape
+    losses: Dict[str, float] = {}
+    if min(T for T, _ in shapes) > 1:
+        losses["the loss of T - 1 frames"] = lattice.loss([(T - 1, U) for T, U in shapes], blank)
+    if min(U for _, U in shapes) > 0:
+        losses["the loss of U - 1 targets"] = lattice.loss([(T, U - 1) for T, U in shapes], blank)
+    log_probs = lattice.logits.log_softmax(-1)
+    last = sum(float(log_probs[n, T - 1, U, blank]) for n, (T, U) in enumerate(shapes))
+    losses["the loss without the final blank"] = lattice.loss(shapes, blank) + last
+    if blank != V - 1:
+        losses["the loss where the blank is the last symbol"] = lattice.loss(shapes, V - 1)
+    if any(shape != (T, U1 - 1) for shape in shapes):
+        losses["the loss where padding is not masked"] = lattice.loss([(T, U1 - 1)] * len(shapes), blank)
+    return losses
+
+
+def fitting(got: float, lattice: Lattice) -> str:
+    """Return the words of the mistake whose loss is `got`, with a comma before them; "" where none fits."""
+    for words, loss in mistakes(lattice).items():
+        if math.isfinite(loss) and abs(got - loss) <= NEAR * abs(loss):
+            return f", {words}?"
+    return ""
+
+
+def precision(loss_error: float, grad_error: float) -> str:
+    """Return the dtype whose rounding is as large as these relative errors, in words with a comma before them; "" where
+    none is."""
+    fits: List[str] = []
+    for name in ("float16", "bfloat16"):
+        eps = torch.finfo(getattr(torch, name)).eps
+        if loss_error <= LOSS_PLACES * eps and grad_error <= GRADIENT_PLACES * eps:
+            fits.append(f", as if in {name}?")
+    return fits[0] if fits else ""

@@ -1,0 +1,200 @@
+"""Small batches on which a loss must be right before it is timed, and what is wrong where it is not.
+
+The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
+logits as sharp as a trained model's, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
+utterance.  Leaves out the corner cases, which conformance.py asks.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import torch
+
+from common.losses import fingerprint, inputs, peaky
+from common.losses.adapter import Adapter
+from common.losses.inputs import Batch
+from common.losses.joiner import Joiner
+from common.losses.layouts import table
+from common.losses.oracle import TOLERANCE
+from common.losses.passes import answers, diagnosis
+from common.losses.passes.answers import Answer
+from common.losses.step import prepare
+
+#: (T, U) of each utterance.
+Shapes = List[Tuple[int, int]]
+#: Ragged in both, T = 1 and U = 0 among them.
+SHAPES: Shapes = [(11, 5), (7, 4), (9, 2), (1, 0)]
+BLOCKS: Shapes = [(32, 8), (16, 15), (17, 14), (48, 3)]
+RAGGED: Shapes = [(9, 4), (6, 5), (8, 1)]
+VOCAB_SIZE, ENCODER_DIM = 17, 24
+#: Nats between the best symbol and the next where logits are peaky: 0.2 nats a token, as of a trained model.
+MARGIN = 2.25
+#: Largest difference of a slope to 1 (see Answer.slopes), beside the rounding of the likelihood.  In half precision
+#: each entry is rounded by up to 4e-3 (bfloat16) or 5e-4 (float16), and the gradient of a bias has few entries.
+SLOPE_TOLERANCE = {"float32": 1e-5, "float64": 1e-9, "float16": 2e-3, "bfloat16": 1e-2}
+#: Logits whose exponential is infinite in float32, or 0 where they are negative; a loss that says so takes smaller.
+LARGEST_SCORE = 100.0
+#: Factors of the loss, as gradient accumulation, AMP and a loss that is subtracted have, and of each utterance.
+UPSTREAM, WEIGHTS = (-2.0,), (2.0, -1.0, 0.5)
+
+
+class Case(NamedTuple):
+    """name: what is special, in words, "" for nothing; draw: of the numbers; largest: logit, see Layout.score_up_to;
+    upstream: factors of the losses."""
+
+    name: str
+    shapes: Shapes
+    draw: int
+    logits: str = "random"
+    largest: Optional[float] = None
+    upstream: Sequence[float] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        return self.logits == "random" and self.largest is None
+
+
+def ragged(adapter: Adapter) -> Shapes:
+    """Return the shapes of the first case, without an utterance that the loss refuses."""
+    return [(T, max(U, adapter.fewest_targets)) for T, U in SHAPES]
+
+
+def again(adapter: Adapter) -> Case:
+    """Return the case that follows all others: what it kept of a batch of the same shapes is no answer."""
+    return Case("other numbers in the first batch's shapes", ragged(adapter), 11)
+
+
+def cases(adapter: Adapter) -> Iterator[Case]:
+    """Yield the cases of a loss; in a simulator, which would take hours, the ragged batch and its utterances alone."""
+    shapes = ragged(adapter)
+    yield Case("", shapes, 0)
+    for n, (T, U) in enumerate(shapes):
+        if U > 0:  # some losses refuse a batch with no target at all: conformance.py asks for that
+            yield Case("", [(T, U)], n + 1)
+    if adapter.simulated:
+        return
+    yield Case("", BLOCKS, 5)
+    yield Case(f"a loss times {UPSTREAM[0]:g}", RAGGED, 6, upstream=UPSTREAM)
+    yield Case("a factor for each utterance", RAGGED, 7, upstream=WEIGHTS)
+    yield Case("logits as sharp as a trained model's", BLOCKS, 8, logits="peaky")
+    most = min(adapter.largest_score, LARGEST_SCORE)
+    yield Case(f"logits of up to {most:g}", RAGGED, 9, largest=most)
+    yield Case(f"logits of at most -{most:g}", RAGGED, 10, largest=-most)
+
+
+class Checked(NamedTuple):
+    """Errors of loss and gradients, the largest over the batches with plain logits; slope_error: the largest
+    difference of a slope to 1 where rounding is small; wrong: what is, in words, "" where all is right."""
+
+    loss_error: float
+    grad_error: float
+    slope_error: float
+    wrong: str
+
+
+def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Checked:
+    """Return the errors over all cases and scopes, and what is wrong with the first that is, an utterance alone
+    where one is."""
+    return judge(adapter, device, dtype, list(cases(adapter)))
+
+
+def judge(adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Sequence[Case]) -> Checked:
+    """Return the same as `check` of the cases `asked`."""
+    plain, slopes, wrong = [], [0.0], []
+    for case, answer in answered(adapter, device, dtype, asked):
+        if case.is_plain:
+            plain.append(answer.errors)
+        if case.largest is None:
+            slopes.append(answer.slope_error)
+        limits = tolerances(case, answer, adapter)
+        if answer.changed or not within(answer, limits):
+            words = diagnosis.in_words(case.shapes, answer, *limits)
+            wrong.append((len(case.shapes) > 1, f"with {case.name}: {words}" if case.name else words))
+    first = min(wrong, key=lambda each: each[0])[1] if wrong else ""  # min keeps the first of equals
+    return Checked(max(loss for loss, _ in plain), max(gradient for _, gradient in plain), max(slopes), first)
+
+
+def within(answer: Answer, limits: Tuple[float, float, float]) -> bool:
+    errors = (*answer.errors, answer.slope_error)
+    return all(error <= limit for error, limit in zip(errors, limits))
+
+
+def tolerances(case: Case, answer: Answer, adapter: Adapter) -> Tuple[float, float, float]:
+    """Return the largest errors of the loss, of a gradient and of a slope that rounding and neglected cells explain."""
+    dtype = adapter.settings.dtype
+    eps = torch.finfo(torch.float64 if dtype == "float64" else torch.float32).eps
+    score = 3 * abs(case.largest) if case.largest else 10.0
+    sums = [(T + U) * score for T, U in case.shapes]
+    summed = eps * max(float(loss.abs()) for loss in answer.losses)
+    rounding = eps * max(sums) if case.largest else 0.0
+    neglected = adapter.negligible * max(T * (U + 1) for T, U in case.shapes)
+    base = TOLERANCE[dtype]
+    loss = base + eps * sum(sums) / max(abs(float(answer.right)), 1e-30)
+    beside = rounding + summed + neglected
+    return loss, base + beside, SLOPE_TOLERANCE[dtype] + beside
+
+
+def answered(
+    adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Sequence[Case]
+) -> Iterator[Tuple[Case, Answer]]:
+    """Yield the answer of each case in each scope that it is asked in."""
+    for case in asked:
+        scopes = table.of(adapter).scopes
+        if (case.logits == "peaky" or case.largest) and dtype in (torch.float16, torch.bfloat16):
+            scopes = tuple(scope for scope in scopes if scope == "loss")  # the joiner's own rounding is larger
+        for scope in scopes:
+            wide, model, batch = given(adapter, case, device, dtype)  # anew: the loss may have written over another's
+            answer = answer_of(wide, model, batch, scope, case.upstream)
+            if answer is not None:
+                yield case, answer
+
+
+def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype) -> Tuple[Adapter, Joiner, Batch]:
+    """Return (the adapter with its range widened to all of U, the joiner, the batch) of a case."""
+    small = copy.copy(adapter)
+    D = ENCODER_DIM if case.logits == "random" else 64
+    sizes = {"vocab_size": VOCAB_SIZE, "encoder_dim": D}
+    small.settings = replace(adapter.settings, **sizes, logits=case.logits, margin=MARGIN, amp=None, compile=False)
+    model = table.of(small).model(device, dtype)
+    batch = inputs.make_batch(
+        case.shapes,
+        **sizes,
+        device=device,
+        dtype=dtype,
+        key=(small.settings.seed, case.draw),
+        codes=peaky.codes_of(small.settings),
+    )
+    if case.largest is not None:
+        table.of(small).score_up_to(case.largest, model, batch)
+    return small.widened(max(U for _, U in case.shapes)), model, batch
+
+
+def answer_of(
+    adapter: Adapter, model: Joiner, batch: Batch, scope: str, upstream: Sequence[float] = ()
+) -> Optional[Answer]:
+    """Return the answer of a step; None where the scope has no losses of utterances for several factors."""
+    if not upstream:
+        return answers.ANSWERS[scope](adapter, model, batch)
+    factors = torch.tensor(upstream, dtype=torch.float64)
+    if len(factors) == 1:
+        return answers.ANSWERS[scope](adapter, model, batch, factors)
+    if scope != table.of(adapter).scopes[0]:
+        return None
+    if "none" not in adapter.reductions:
+        return answers.each_apart(adapter, model, batch, scope, factors)
+    of_each = copy.copy(adapter)
+    of_each.reduction = "none"
+    return answers.ANSWERS[scope](of_each, model, batch, factors)
+
+
+def differing_repeats(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> List[str]:
+    """Return which of loss and gradients have other bits when the first case is asked twice."""
+    repeats = []
+    for _ in range(2):
+        wide, model, batch = given(adapter, next(cases(adapter)), device, dtype)
+        step = prepare(wide, model, batch, table.of(wide).scopes[0])
+        repeats.append({"loss": step.run(), **step.gradients()})
+    return fingerprint.changed(fingerprint.fingerprints(repeats[0]), repeats[1])
