@@ -19,7 +19,7 @@ from fixtures_runs import (
 
 from common.analysis import ranking
 from common.analysis.row import Row
-from common.core import statistics
+from common.core import ratios, statistics
 from common.core.ratios import Padding
 from common.report.verdicts import fastest
 
@@ -264,3 +264,27 @@ def test_options_are_shown_with_the_default_they_replace(tmp_path):
     write_run(tmp_path / "a", jobs=jobs, passes=["correctness", "timing"], rounds=1)
     assert "torchaudio options: blank=0 [default -1], clamp=-1, reduction=sum\n" in summarize(tmp_path)
     assert one_row(tmp_path)["options"] == options
+
+
+def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
+    """By hand: 10% from the first round to the last on a line; and rounds that go up and down."""
+    steady = ratios.drift([math.exp(0.02 * at) for at in range(6)])
+    assert (steady.factor, steady.low, steady.high) == pytest.approx((math.exp(0.1),) * 3) and steady.is_sure
+    assert not ratios.drift([1.0, 1.1, 1.0, 1.1, 1.0, 1.1]).is_sure and ratios.drift([1, 2, 3]) is None
+    write_pair(tmp_path / "steady", [2, 2.1, 2.0, 2.1, 2.0])
+    write_pair(tmp_path / "drifting", [2, 2.4, 2.8, 3.4, 4.0])
+    for folder, told in (("steady", False), ("drifting", True)):
+        for details in (True, False):
+            text = " ".join(summarize(tmp_path / folder, details=details).split())
+            assert ("late step: its ratio changes by a factor of 2.0" in text) == told
+    assert "round by round 2.00, 2.40, 2.80, 3.40, 4.00" in summarize(tmp_path / "drifting")
+
+
+def test_the_loss_alone_has_a_ratio_with_an_interval_too():
+    fast, slow = (
+        row(name, round_medians_ms={scope: {str(at): {"0": ms} for at in range(3)} for scope, ms in times.items()})
+        for name, times in (("fast", {"step": 10, "loss": 1}), ("slow", {"step": 20, "loss": 3}))
+    )
+    found = filled(fast, slow)
+    assert found["slow"]["scope"] == "step" and slow.loss_against_fastest["ratio"] == pytest.approx(3)
+    assert slow.loss_against_fastest["low"] is not None and slow.loss_against_fastest["fastest"] == "fast"

@@ -160,6 +160,14 @@ def _same_torch(row: Row) -> str:
     return "-".join(dict.fromkeys(number(ratio, 3) for ratio in row.same_torch)) or "-"
 
 
+def _loss_ratio(row: Row) -> str:
+    """Return "1.04 0.91-1.18": how many times the fastest's loss alone it takes, as measured, with its interval."""
+    against = row.loss_against_fastest
+    ratio, low, high = (against.get(key) for key in ("ratio", "low", "high"))
+    words = number(ratio, 3)
+    return words if low is None or high is None else f"{words} {number(low, 3)}-{number(high, 3)}"
+
+
 def _interval(row: Row) -> str:
     """Return "1.58-1.77", of the ratio as measured."""
     low, high = (row.against_fastest.get(end) for end in ("low", "high"))
@@ -284,6 +292,7 @@ ALL = (
     Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half_said(row, row.scope), "%"),
     Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
     Metric("interval", "95% interval", words=_interval),
+    Metric("loss_ratio", "loss over the fastest", lambda row: row.loss_against_fastest.get("ratio"), _loss_ratio),
     Metric("verdict", "verdict", words=lambda row: row.against_fastest.get("verdict", "-"), numeric=False),
     # of --find-largest
     Metric("within", "within", _of("limit_bytes"), lambda row: amount(row.largest["limit_bytes"]), "bytes"),
@@ -325,6 +334,7 @@ COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
     "answer": (
         *("name", "status", "step_median", "half", "ratio", "interval", "verdict", "same_torch", "loss_median"),
+        "loss_ratio",
         *("peak_mb", "torch"),
         *(*_RATES, "limits", "grad_error", "profiled_us", "profiled_mb", "version"),
     ),

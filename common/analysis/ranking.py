@@ -198,13 +198,15 @@ def _size(ratio: Optional[Ratio]) -> float:
 def rank_times(group: Sequence[Row]) -> None:
     """Set "against_fastest" of the rows of one configuration: of the step, or of the loss where a row has no step."""
     for row in group:
-        row.against_fastest = {}
+        row.against_fastest = row.loss_against_fastest = {}
     for kind in dict.fromkeys(row.kind for row in group):
         of_kind = [row for row in group if row.kind == kind]
         for scope in ("loss", "step"):  # where both are there the step stays
             found = standings(of_kind, scope)
             for standing in found:
                 standing.row.against_fastest = _described(standing, found[0].row, scope)
+                if scope == "loss":
+                    standing.row.loss_against_fastest = standing.row.against_fastest
             if is_withheld(found, scope):
                 found[0].row.against_fastest.update(verdict=BESIDE_LOAD, beside_load=True)
 
@@ -224,6 +226,7 @@ def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
         "fastest": fastest.name,
         "is_fastest": is_fastest,
         **_numbers(standing.ratio),
+        "by_round": _by_round(standing.ratio) if standing.ratio else [],
         **({"ratio": 1.0} if is_fastest else {}),
         "verdict": "fastest" if is_fastest else standing.verdict,
         "paired": standing.paired,
@@ -233,6 +236,22 @@ def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
         "through_control": _numbers(standing.divided) if standing.divided else {},
         "surplus_kept": _numbers(standing.surplus_kept) if standing.surplus_kept else {},
     }
+
+
+def _by_round(ratio: Ratio) -> List[float]:
+    """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
+    if len(ratio.baseline) != len(ratio.new):
+        return []
+    return [after / before for before, after in zip(ratio.baseline, ratio.new)]
+
+
+def drifts(rows: Sequence[Row]) -> List[Tuple[Row, ratios.Drift]]:
+    """Return the rows whose ratio to the fastest surely changes along the rounds of the run, with its drift.  The
+    intervals hold together for all rows that were compared."""
+    compared = [row for row in rows if row.against_fastest.get("paired") and row.against_fastest["by_round"]]
+    confidence = statistics.confidence_of_each(len(compared))
+    found = [(row, ratios.drift(row.against_fastest["by_round"], confidence)) for row in compared]
+    return [(row, drift) for row, drift in found if drift and drift.is_sure]
 
 
 def _numbers(ratio: Optional[Ratio]) -> Dict[str, Any]:

@@ -74,6 +74,7 @@ class Exported:
     step_wall_ms: Optional[Dict[str, Any]] = None  # on CUDA, beside the events
     loss_wall_ms: Optional[Dict[str, Any]] = None
     against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
+    loss_against_fastest: Dict[str, Any] = field(default_factory=dict)  # likewise, of the loss alone
     step_forward_ms: Optional[Dict[str, Any]] = None
     loss_forward_ms: Optional[Dict[str, Any]] = None
     stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> ms, as above

@@ -229,6 +229,37 @@ def _ratio(center: float, error: Optional[float], freedom: float, confidence: fl
     return Ratio(math.exp(center), low, high, batches, tuple(baseline), tuple(new), error, freedom)
 
 
+class Drift(NamedTuple):
+    """By what factor a ratio changes from the first round to the last, with its interval."""
+
+    factor: float
+    low: float
+    high: float
+
+    @property
+    def is_sure(self) -> bool:
+        return self.low > 1 or self.high < 1
+
+
+#: With fewer rounds a line through them says nothing.
+FEWEST_ROUNDS_OF_A_DRIFT = 4
+
+
+def drift(by_round: Sequence[float], confidence: float = 0.95) -> Optional[Drift]:
+    """Return the change along a line through the logarithms of `by_round`, the ratios of rounds in the order of time;
+    None for fewer than four rounds.  Student's t of the slope, rounds being independent."""
+    count = len(by_round)
+    if count < FEWEST_ROUNDS_OF_A_DRIFT:
+        return None
+    values = log_values(by_round)
+    center, middle = mean(values), (count - 1) / 2
+    squares = math.fsum((at - middle) ** 2 for at in range(count))
+    slope = math.fsum((at - middle) * (value - center) for at, value in enumerate(values)) / squares
+    rest = math.fsum((value - center - slope * (at - middle)) ** 2 for at, value in enumerate(values))
+    half = student_t(confidence, count - 2) * math.sqrt(rest / (count - 2) / squares)
+    return Drift(*(math.exp((count - 1) * change) for change in (slope, slope - half, slope + half)))
+
+
 def scaled(ratio: Ratio, factor: float) -> Ratio:
     """Return the ratio, its interval and its range times `factor`; the sides' times stay as they are."""
     ends = {key: getattr(ratio, key) for key in ("ratio", "low", "high", "least", "most")}

@@ -36,7 +36,19 @@ KINDS = {
 }
 #: The columns in the order in which they get room.
 FIRST = (
-    *("name", "status", "step_median", "ratio", "verdict", "peak_mb", "loss_median", "interval", "same_torch", "half"),
+    *(
+        "name",
+        "status",
+        "step_median",
+        "ratio",
+        "verdict",
+        "peak_mb",
+        "loss_median",
+        "interval",
+        "same_torch",
+        "half",
+        "loss_ratio",
+    ),
     "gap",
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
     *("torch", "frames_per_second", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
@@ -175,9 +187,9 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return the lines on samples that ran beside other load; empty where none did."""
-    line = remarks.beside_load(rows)
-    return [painted(part, "bad", colors) for part in wrapped(line, width, "  ", MOST_LINES + 1)] if line else []
+    """Return the lines on samples that ran beside other load and on ratios that drift; empty where there are none."""
+    lines = filter(None, [remarks.beside_load(rows), *remarks.drifts(rows)])
+    return [painted(part, "bad", colors) for line in lines for part in wrapped(line, width, "  ", MOST_LINES + 1)]
 
 
 # The verdict.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from common.analysis import metrics
+from common.analysis import metrics, ranking
 from common.analysis.row import Row
 from common.core.text import count, error, gathered, number, plain, short
 from common.tables.text import listed
@@ -55,7 +55,10 @@ def beside_load(rows: Sequence[Row]) -> str:
 def _ratios(rows: Sequence[Row]) -> Lines:
     """The intervals behind the column "over the fastest"."""
     compared = [row for row in rows if row.against_fastest and not row.against_fastest["is_fastest"]]
+    alone = [row for row in rows if row.loss_against_fastest and row.against_fastest["scope"] != "loss"]
     lines = [_over(row, row.against_fastest) for row in compared]
+    lines += [_over(row, row.loss_against_fastest) for row in alone if not row.loss_against_fastest["is_fastest"]]
+    lines += drifts(rows)
     apart = [row for row in compared if row.against_fastest["other_torch"]]
     if any(row.against_fastest["control"] for row in apart):
         lines.append(
@@ -80,6 +83,16 @@ def _over(row: Row, found: Dict[str, Any]) -> str:
     return f"{what}: {_interval(found)}{apart}"
 
 
+def drifts(rows: Sequence[Row]) -> Lines:
+    """Return a line for each row whose ratio changes along the rounds."""
+    return [
+        f"{row.name} {row.against_fastest['scope']}: its ratio changes by a factor of {number(drift.factor, 3)} "
+        f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "
+        "may not in another"
+        for row, drift in ranking.drifts(rows)
+    ]
+
+
 def _same_torch(against: Dict[str, Any]) -> str:
     """What the row would be under the fastest's torch, by both assumptions."""
     assumptions = {
@@ -96,7 +109,8 @@ def _interval(found: Dict[str, Any]) -> str:
     """The ratio, of which batches it is, its interval and the verdict."""
     batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
     if found["of_file"]:
-        batches = f"all batches of the file, from {batches}"
+        here = ", in this run" if found["paired"] else ""
+        batches = f"all batches of the file{here}, from {batches}"
     else:
         batches = f"these {batches}" + ", in this run" * found["paired"]
     if found["low"] is None:
@@ -106,6 +120,8 @@ def _interval(found: Dict[str, Any]) -> str:
         said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
         if found["of_file"]:
             said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
+        if found["by_round"]:
+            said += f"; round by round {', '.join(number(ratio, 3) for ratio in found['by_round'])}"
     return f"{number(found['ratio'], 3)}x over {batches}; {said}"
 
 
