@@ -7,18 +7,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from common.measure.flops.rules import Call, add, elements, per_input, per_output, rule
+from common.measure.flops.rules import Call, add, elements, per_input, per_output, rule, size
 
 add(
-    "neg reciprocal fmod remainder floor_divide abs pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
+    "neg reciprocal fmod remainder floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
     "asin acos atan atan2 sinh cosh asinh acosh atanh tanh sigmoid erf erfc erfinv lgamma digamma polygamma igamma "
-    "igammac sgn sign ceil floor round trunc frac copysign hypot ldexp frexp angle sinc i0 logit deg2rad rad2deg "
+    "igammac sign ceil floor round trunc frac copysign hypot ldexp frexp sinc i0 logit deg2rad rad2deg "
     "xlogy special_xlog1py special_entr special_erfcx special_i0e special_i1 special_i1e special_ndtri "
     "special_log_ndtr mvlgamma nextafter polar",
     per_output(1),
     flops="1 per output",
     reason="arithmetic and mathematical functions, one each whatever they cost; complex numbers 2",
 )
+
+
+@rule(
+    "abs angle sgn",
+    flops="1 per output; of complex numbers |z| 4, its angle 1, z / |z| 6",
+    reason="|z| is two squares, their sum and a root; the angle one function of two numbers",
+)
+def _magnitude(call: Call) -> int:
+    if not call["self"].is_complex():
+        return elements(call.out)
+    return {"abs": 4, "angle": 1, "sgn": 6}[call.name.rpartition("::")[2].rstrip("_")] * size(call.out)
+
+
 add(
     "relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus threshold "
     "_prelu_kernel",

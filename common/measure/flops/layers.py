@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence
 
-from common.measure.flops.rules import Call, Count, add, elements, products, rule, size
-
-
-def _scores(call: Call) -> Tuple[int, int, int]:
-    """Elements of the scores, features of a key, features of a value."""
-    query, key, value = call["query"], call["key"], call["value"]
-    return query.numel() // query.shape[-1] * key.shape[-2], key.shape[-1], value.shape[-1]
+from common.measure.flops.rules import Call, Count, add, products, rule, size
 
 
-def _mask(call: Call) -> bool:
-    return call["attn_mask"] is not None or call["attn_bias"] is not None
+class _Sizes(NamedTuple):
+    """Of an attention: elements of the scores, of the queries, and of keys and values with those of each group of heads
+    repeated; features of a key and of a value; elements of keys and values as they are given."""
+
+    scores: int
+    queries: int
+    keys: int
+    values: int
+    key_features: int
+    value_features: int
+    given: int
+
+
+def _sizes(query: Any, key: Any, value: Any) -> _Sizes:
+    """query: (..., T, D); key, value: (..., S, D)."""
+    rows = query.numel() // query.shape[-1]
+    S = key.shape[-2]
+    repeated = rows // query.shape[-2] * S
+    keys, values = repeated * key.shape[-1], repeated * value.shape[-1]
+    given = key.numel() + value.numel()
+    return _Sizes(rows * S, query.numel(), keys, values, key.shape[-1], value.shape[-1], given)
+
+
+def _masked(call: Call) -> bool:
+    return call["attn_mask"] is not None or call["attn_bias"] is not None or bool(call["is_causal"])
 
 
 _FUSED = [
@@ -32,38 +49,71 @@ _FUSED = [
 @rule(
     " ".join(_FUSED),
     macs="scores x (features of a key + of a value)",
-    flops="2 for each MAC; 4 per score, 1 more with a mask, 2 with dropout",
-    reason="Q K^T, scale, softmax 3, times V.  All scores, with a causal mask too; the mathematical form scales Q and "
-    "K instead of the scores and is counted operator by operator",
+    flops="2 for each MAC; 1 per element of Q and of K, 3 per score, 1 more with a mask, 2 with dropout",
+    reason="the mathematical form, whatever the kernel does: Q and K scaled, Q K^T, softmax 3, times V.  All scores, "
+    "with a causal mask too",
 )
 def _attention(call: Call) -> Count:
-    scores, key_features, value_features = _scores(call)
-    return products(scores * (key_features + value_features), scores * (4 + _mask(call) + 2 * bool(call["dropout_p"])))
+    of = _sizes(call["query"], call["key"], call["value"])
+    per_score = 3 + _masked(call) + 2 * bool(call["dropout_p"])
+    return products(of.scores * (of.key_features + of.value_features), of.queries + of.keys + of.scores * per_score)
 
 
 @rule(
     " ".join(f"{name}_backward" for name in _FUSED),
-    macs="scores x (3 x features of a key + 2 x of a value)",
-    flops="2 for each MAC; 6 per score, 1 more with a mask, 4 with dropout; 2 per output",
-    reason="Q K^T anew, dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q; P by scale, subtract, exp; dS = P (dP - D), "
-    "scaled; D the sums of dO O",
+    macs="scores x 2 x (features of a key + of a value)",
+    flops="2 for each MAC; 1 per element of Q and of K, 4 per score, 2 more with dropout; where groups of heads share "
+    "keys and values, their gradients added up",
+    reason="the mathematical form: dP = dO V^T, dV = P^T dO, dQ = dS K, dK = dS^T Q, softmax 4, dQ and dK scaled.  "
+    "That a kernel computes Q K^T anew to save memory is not counted",
 )
 def _attention_backward(call: Call) -> Count:
-    scores, key_features, value_features = _scores(call)
-    per_score = 6 + _mask(call) + 4 * bool(call["dropout_p"])
-    return products(scores * (3 * key_features + 2 * value_features), scores * per_score + 2 * elements(call["out"]))
+    of = _sizes(call["query"], call["key"], call["value"])
+    per_score = 4 + 2 * bool(call["dropout_p"])
+    more = of.queries + of.keys + of.scores * per_score + of.keys + of.values - of.given
+    return products(2 * of.scores * (of.key_features + of.value_features), more)
+
+
+def _flexible(call: Call) -> _Sizes:
+    """A higher-order operator's arguments have no names; query, key and value come first."""
+    return _sizes(*call.args[:3])
+
+
+@rule(
+    "higher_order::flex_attention",
+    macs="scores x (features of a key + of a value)",
+    flops="2 for each MAC; 4 per score",
+    reason="Q K^T, scale, softmax 3, times V, of all scores: a block mask is not looked at, and what score_mod does is "
+    "not counted",
+)
+def _flex_attention(call: Call) -> Count:
+    of = _flexible(call)
+    return products(of.scores * (of.key_features + of.value_features), 4 * of.scores)
+
+
+@rule(
+    "higher_order::flex_attention_backward",
+    macs="scores x 2 x (features of a key + of a value)",
+    flops="2 for each MAC; 5 per score; where groups of heads share keys and values, their gradients added up",
+    reason="as of the fused attention, of all scores",
+)
+def _flex_attention_backward(call: Call) -> Count:
+    of = _flexible(call)
+    more = 5 * of.scores + of.keys + of.values - of.given
+    return products(2 * of.scores * (of.key_features + of.value_features), more)
 
 
 @rule(
     "_native_multi_head_attention",
     macs="4 T E^2 + 2 T^2 E, for each utterance",
-    flops="2 for each MAC; biases 4 T E, scale T E, softmax 3 per score, a mask 1, weights that are asked for 1",
-    reason="the fast path of torch.nn.MultiheadAttention in evaluation: projections, attention, projection; the "
-    "weights are a mean over the heads",
+    flops="2 for each MAC; biases 4 T E, scale 2 T E (T E where weights are asked for), softmax 3 per score, a mask 1, "
+    "weights that are asked for 1",
+    reason="the fast path of torch.nn.MultiheadAttention in evaluation: projections, attention, projection, as it is "
+    "without that path; the weights are a mean over the heads",
 )
 def _multi_head_attention(call: Call) -> Count:
     averaged = call["need_weights"] and call["average_attn_weights"]
-    count = _self_attention(call["query"], call["num_head"], call["mask"])
+    count = _self_attention(call["query"], call["num_head"], call["mask"], 1 if call["need_weights"] else 2)
     return Count(count.macs, count.flops + (_squares(call["query"]) * call["num_head"] if averaged else 0))
 
 
@@ -79,10 +129,11 @@ def _features(source: Any) -> int:
     return int(source._nested_tensor_size()[0, -1]) if source.is_nested else source.shape[-1]
 
 
-def _self_attention(source: Any, heads: int, mask: Any) -> Count:
+def _self_attention(source: Any, heads: int, mask: Any, scaled: int = 2) -> Count:
+    """scaled: 2 where queries and keys are, 1 where queries alone are."""
     scores, features = heads * _squares(source), _features(source)
     macs = 4 * source.numel() * features + 2 * scores * (features // heads)
-    return products(macs, 5 * source.numel() + (3 if mask is None else 4) * scores)
+    return products(macs, (4 + scaled) * source.numel() + (3 if mask is None else 4) * scores)
 
 
 @rule(
@@ -134,16 +185,26 @@ def _mkldnn_layer(call: Call) -> Count:
     return _recurrent(_steps(call), weights, _MODES[call["mode"]], call["hidden_size"])
 
 
+def _wanted(call: Call, *names: str) -> List[bool]:
+    """Return whether the gradient of each of these arguments is asked for; of all, where no argument tells."""
+    wanted = [getattr(call[name], "requires_grad", False) for name in names]
+    told = any(wanted) or any(getattr(one, "requires_grad", False) for one in call.args)
+    return wanted if told else [True] * len(names)
+
+
 @rule(
     "mkldnn_rnn_layer_backward",
-    macs="twice the forward's",
+    macs="twice the forward's; without the gradients that are not asked for, of the input and of the first state",
     flops="2 for each MAC; 23 per hidden unit and step; 8 more with biases",
     reason="gradients of inputs and of weights.  The cell: dc 5, gates 3, dc of the step before 1, sigmoid 9, tanh 3, "
     "the sum with the next step's gradients 2; two biases of four gates are added up",
 )
 def _mkldnn_layer_backward(call: Call) -> Count:
-    macs = 2 * _steps(call) * (size(call["weight1"]) + size(call["weight2"]))
-    return products(macs, _steps(call) * call["hidden_size"] * (23 + (8 if call["has_biases"] else 0)))
+    steps, first = _steps(call), call["hx_"].numel() // call["hx_"].shape[-1]
+    of_input, of_state, weights, recurrent = _wanted(call, "input", "hx_", "weight1", "weight2")
+    macs = steps * size(call["weight1"]) * (of_input + weights)
+    macs += size(call["weight2"]) * (steps - (0 if of_state else first) + steps * recurrent)
+    return products(macs, steps * call["hidden_size"] * (23 + (8 if call["has_biases"] else 0)))
 
 
 @rule(

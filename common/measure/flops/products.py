@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Sequence, Tuple
 
+import torch
+
 from common.measure.flops.rules import Call, Count, add, elements, is_sparse, products, rule, size
 
 
@@ -98,6 +100,21 @@ def _addmm_activation(call: Call) -> Count:
 def _linear(call: Call) -> Count:
     inputs = call["input"] if call["input"] is not None else call["self"]
     return products(call.out.numel() * inputs.shape[-1], 0 if call["bias"] is None else call.out.numel())
+
+
+@rule(
+    "quantized::linear quantized::linear_relu quantized::linear_dynamic quantized::linear_relu_dynamic",
+    macs="outputs times input features",
+    flops="2 for each MAC; 2 per output, 1 for the bias; dynamic: 2 per input too",
+    reason="integers multiply and add as numbers do here; a number is scaled and rounded or shifted where it is "
+    "quantized: the input, if it comes as floating point, and the output",
+)
+def _quantized_linear(call: Call) -> Count:
+    source = call["X"]
+    bias = torch.ops.quantized.linear_unpack(call["W_prepack"])[1]
+    outputs = call.out.numel()
+    more = outputs * (2 + (bias is not None)) + (2 * source.numel() if "dynamic" in call.name else 0)
+    return products(outputs * source.shape[-1], more)
 
 
 # -- convolutions ----------------------------------------------------------------------------------------------------

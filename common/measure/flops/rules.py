@@ -60,7 +60,8 @@ class FunctionCall:
 
 @cache
 def _schema(operator: Any) -> Tuple[Dict[str, int], Dict[str, Any]]:
-    arguments = operator._schema.arguments
+    schema = getattr(operator, "_schema", None)  # a higher-order operator has none
+    arguments = schema.arguments if schema is not None else ()
     places = {argument.name: place for place, argument in enumerate(arguments) if not argument.kwarg_only}
     return places, {argument.name: argument.default_value for argument in arguments}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Callable
+from typing import Any, Callable, List, Tuple
 
 from common.measure.flops.rules import Call, add, elements, per_output, rule, size
 
@@ -121,6 +121,46 @@ add(
     flops="5 per element",
     reason="(x - y) / (x (1 - x)), times the upstream gradient",
 )
+
+
+def _ctc_lengths(call: Call) -> List[Tuple[int, int]]:
+    """(frames, labels) of each utterance."""
+    return [(int(T), int(U)) for T, U in zip(call["input_lengths"], call["target_lengths"])]
+
+
+def _ctc_recursion(T: int, U: int) -> int:
+    """Blanks have 2 states before them and labels 3; the sum of two probabilities in the log domain is 4."""
+    return max(T - 1, 0) * (U * (2 * 4 + 1) + (U + 1) * (4 + 1))
+
+
+def _ctc_gradient(call: Call) -> int:
+    V = call["log_probs"].shape[-1]
+    return sum(_ctc_recursion(T, U) + T * (5 * (2 * U + 1) + 6 * V) for T, U in _ctc_lengths(call))
+
+
+@rule(
+    "_ctc_loss",
+    flops="per utterance (T - 1) (14 U + 5) + 5",
+    reason="alpha: a label adds up 3 states, a blank 2 (4 for each sum in the log domain) and its probability; the "
+    "last two states are added up.  Equal neighbours and the corners of the lattice count as the others do",
+)
+def _ctc(call: Call) -> int:
+    return sum(_ctc_recursion(T, U) + 5 for T, U in _ctc_lengths(call))
+
+
+@rule(
+    "_ctc_loss_backward",
+    flops="per utterance (T - 1) (14 U + 5) + T (5 (2 U + 1) + 6 V)",
+    reason="beta as alpha; alpha + beta added to its symbol, 5 per state; 6 per symbol: two exponentials, their "
+    "arguments 2, their difference, times the upstream gradient",
+)
+def _ctc_backward(call: Call) -> int:
+    return _ctc_gradient(call)
+
+
+@rule("_cudnn_ctc_loss", flops="as _ctc_loss and its backward", reason="it computes the gradient in its forward")
+def _ctc_cudnn(call: Call) -> int:
+    return _ctc(call) + _ctc_gradient(call)
 
 
 @rule("nll_loss_forward nll_loss2d_forward", flops="1 per target", reason=f"the sign; {_REDUCED}")
