@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The table of docs/flops.md: this counter beside torch.utils.flop_counter, fvcore and DeepSpeed's profiler.
+"""The tables of docs/flops.md: this counter beside torch.utils.flop_counter, fvcore and DeepSpeed's profiler.
 
     python benchmarks/compare_counters.py
 
 Runs in any Python that has torch and torchaudio; a counter that is not installed is left out and named on stderr:
 `pip install fvcore` and `DS_BUILD_OPS=0 pip install deepspeed`, in an environment of its own.  Each counts one forward,
-in evaluation, on the CPU; of FAST rows without gradients, where torch takes one operator for the layer.  Prints
-Markdown.
+in evaluation, on the CPU; of FAST rows without gradients, where torch takes one operator for the layer.  The second
+table is of forward and backward, of this counter and torch's: the others see no backward.  Prints Markdown.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import importlib.metadata
 import logging
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -25,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from common.cli.parser import Parser  # noqa: E402
 from common.core.errors import EXIT_OK, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
-from common.core.table import Cell, tabulated  # noqa: E402
+from common.core.table import Cell, Table, tabulated  # noqa: E402
 from common.core.text import first_line  # noqa: E402
 from common.setup import interpreters  # noqa: E402
 from common.tables.text import markdown  # noqa: E402
@@ -33,6 +34,13 @@ from common.tables.text import markdown  # noqa: E402
 Counts = Callable[[Any, Sequence[Any]], List[int]]
 Made = Tuple[Any, Sequence[Any]]  # a module, its inputs
 FAST = ", fast path"
+#: What the second table tells beside the rows of the first.
+GROUPED = {
+    "Conv1d(16, 16, 3) on length 10": (16, 16, 3, 1),
+    "Conv1d(16, 16, 3, groups=4) on length 10": (16, 16, 3, 4),
+    "Conv1d(16, 16, 3, groups=16) on length 10": (16, 16, 3, 16),
+}
+BOTH_WAYS = ("MLP", "LSTM", "GRU", "MultiheadAttention", "TransformerEncoderLayer", "Conformer", "hubert_base")
 
 
 def models() -> Dict[str, Callable[[], Made]]:
@@ -100,10 +108,45 @@ def models() -> Dict[str, Callable[[], Made]]:
     }
 
 
+def grouped() -> Dict[str, Callable[[], Made]]:
+    """Return what makes the convolutions of GROUPED, by name."""
+    import torch
+    from torch import nn
+
+    def make(inputs: int, outputs: int, kernel: int, groups: int) -> Made:
+        return nn.Conv1d(inputs, outputs, kernel, padding=1, groups=groups), [torch.randn(1, inputs, 10)]
+
+    return {name: partial(make, *sizes) for name, sizes in GROUPED.items()}
+
+
+def there_and_back(module: Any, inputs: Sequence[Any]) -> None:
+    """Run the forward, and the backward from ones for each output."""
+    import torch
+
+    leaves = torch.utils._pytree.tree_flatten(module(*inputs))[0]
+    outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+
+
+def both_ways(made: Dict[str, Callable[[], Made]]) -> Table:
+    """Return the table of MACs of forward and backward, by this counter and by torch's."""
+    rows = []
+    for name, make in made.items():
+        print(f"{name}, forward and backward ...", file=sys.stderr)
+        (macs, _), (flops,) = (
+            counter(partial(there_and_back, module.eval()), [inputs])
+            for counter, (module, inputs) in ((ours, make()), (torchs, make()))
+        )
+        values = {"MACs": macs, "torch.utils. flop_counter FLOPs / 2": flops // 2, "more": flops // 2 - macs}
+        cells = {title: Cell(str(value), value) for title, value in values.items()}
+        rows.append({"forward and backward": Cell(name), **cells})
+    return tabulated("both-ways", "", rows)
+
+
 def ours(module: Any, inputs: Sequence[Any]) -> List[int]:
     from common.measure.flops.counter import FlopCounter
 
-    with FlopCounter(module) as counter:
+    with FlopCounter() as counter:
         module(*inputs)
     return list(counter.total())
 
@@ -170,7 +213,8 @@ def main(arguments: argparse.Namespace) -> int:
         raise UserError(
             "torch and torchaudio are not installed here: take another Python, such as .venv/main/bin/python"
         )
-    chosen = {name: make for name, make in models().items() if arguments.only in name}
+    known = models()
+    chosen = {name: make for name, make in known.items() if arguments.only in name}
     if not chosen:
         raise UserError(f"--only {arguments.only}: no row is called so; there are {', '.join(models())}")
     warnings.simplefilter("ignore")
@@ -191,6 +235,10 @@ def main(arguments: argparse.Namespace) -> int:
         rows.append(row)
     print(", ".join(f"{package} {version(package)}" for package in there if package), end="\n\n")
     print(markdown(tabulated("counters", "", rows)))
+    told = {name: make for name, make in chosen.items() if name.startswith(BOTH_WAYS) and not name.endswith(FAST)}
+    told.update((name, make) for name, make in grouped().items() if arguments.only in name)
+    if told:
+        print(f"\n{markdown(both_ways(told))}")
     return EXIT_OK
 
 

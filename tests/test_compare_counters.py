@@ -9,9 +9,9 @@ from commands import ROOT, assert_user_error, run
 SCRIPT = "benchmarks/compare_counters.py"
 
 
-def rows(text):
-    """{model: {column: value}} of the first table of this text whose first column is `model`."""
-    lines = text[text.index("| model |") :].split("\n\n")[0].splitlines()
+def rows(text, first="model"):
+    """{model: {column: value}} of the first table of this text whose first column is called so."""
+    lines = text[text.index(f"| {first} |") :].split("\n\n")[0].splitlines()
     heads, _, *body = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines)
     return {row[0]: dict(zip(heads[1:], row[1:])) for row in body}
 
@@ -23,6 +23,10 @@ def test_the_documentation_has_what_it_prints():
     assert list(found) == list(page) and "hubert_base on 1 s" in found
     assert found == {name: {column: page[name][column] for column in row} for name, row in found.items()}
     assert {"MACs", "FLOPs"} < set(found["softmax of (2, 5)"])
+    both_ways = rows(done.stdout, "forward and backward")
+    assert both_ways == rows((ROOT / "docs" / "flops.md").read_text(encoding="utf-8"), "forward and backward")
+    grouped = both_ways["Conv1d(16, 16, 3, groups=16) on length 10"]
+    assert grouped["MACs"] == str(2 * 480) and int(grouped["more"]) > 0
 
 
 def test_a_counter_that_is_not_installed_is_left_out():
