@@ -52,6 +52,23 @@ class Waves(nn.Module):
         return self.conv(x[:, None])
 
 
+def Nested():
+    """A layer three names deep."""
+    return Named(a=Named(b=Named(c=nn.Linear(3, 5))))
+
+
+class Named(nn.Module):
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x):
+        for part in self.children():
+            x = part(x)
+        return x
+
+
 class Unknown(nn.Module):
     def __init__(self, name="odd"):
         super().__init__()
@@ -181,6 +198,22 @@ def test_an_importable_model(answer):
     assert not document["not_counted"]
 
 
+def test_the_total_comes_first_and_modules_go_two_names_deep(count, model):
+    given = (f"{model}:Nested", "--input-shape", "4x3")
+    lines = count(*given).stdout.splitlines()
+    assert lines[0].startswith("total: 60 MACs") and lines[1].startswith("parameters: ")
+    names = {line.split()[0] for line in lines if line}
+    assert "a.b" in names and "a.b.c" not in names
+    assert "a.b.c" in {line.split()[0] for line in count(*given, "--depth", "all").stdout.splitlines() if line}
+    assert "a.b.c" in count(*given, "--format", "csv").stdout
+
+
+def test_what_differs_on_the_meta_device_is_told(count):
+    given = ("torch.nn:LSTM", "--arg", "input_size=3", "--arg", "hidden_size=4", "--input-shape", "5x2x3", "--backward")
+    assert "LSTM" in [line for line in count(*given, "--device", "meta").stdout.splitlines() if line][-1]
+    assert "meta device" not in count(*given).stdout
+
+
 def test_formats(count, model):
     given = (f"{model}:Encoder", "--input-shape", "4x3", "--by", "operator")
     table = count(*given).stdout
@@ -188,7 +221,7 @@ def test_formats(count, model):
     rows = list(csv.DictReader(io.StringIO(count(*given, "--format", "csv").stdout)))
     assert rows[0]["name"] == "aten::addmm" and rows[0]["flops"] == "272"
     markdown = count(*given, "--format", "markdown").stdout
-    assert markdown.startswith("| operator |") and "120 MACs" in markdown
+    assert markdown.startswith("- total: ") and "\n| operator |" in markdown
 
 
 LIBRARY = torch.library.Library("flopscommand", "DEF")

@@ -23,6 +23,8 @@ Document = Mapping[str, Any]
 #: What the rows of a breakdown can be.
 BREAKDOWNS = ("module", "class", "operator")
 BACKWARD = "backward"
+#: Classes of layers that one operator runs on a CPU, and one operator a step on the meta device.
+RECURRENT = {"LSTM", "GRU", "RNN"}
 
 
 @dataclass
@@ -97,12 +99,13 @@ NUMBERS = (
 @dataclass
 class Breakdown:
     """total: of everything; parts: its rows; convention: the counter's; not_counted: ("aten::x in encoder", reason),
-    once each."""
+    once each; remarks: lines for the reader."""
 
     total: Part
     parts: List[Part]
     convention: str
     not_counted: List[Tuple[str, str]] = field(default_factory=list)
+    remarks: List[str] = field(default_factory=list)
 
     def rows(self) -> List[Dict[str, Any]]:
         """Each part as CSV and JSON have it, with its shares of the total."""
@@ -170,7 +173,17 @@ def breakdown(document: Document, by: str = "module", depth: Optional[int] = Non
     """The rows of one of BREAKDOWNS; modules down to `depth` names below the model, all of them by default."""
     parts = {"module": _modules, "class": _classes, "operator": _operators}[by](document, depth)
     missing = {f"{one['operator']} in {one['path'] or 'the model'}": one["reason"] for one in document["not_counted"]}
-    return Breakdown(total(document), parts, document["convention"], list(missing.items()))
+    return Breakdown(total(document), parts, document["convention"], list(missing.items()), _remarks(document))
+
+
+def _remarks(document: Document) -> List[str]:
+    backward = {one["path"] for one in document["counts"] if one["phase"] == BACKWARD}
+    classes = {module["class"] for module in document["modules"] if module["path"] in backward}
+    recurrent = sorted(classes & RECURRENT)
+    if document.get("device") != "meta" or not recurrent:
+        return []
+    names = ", ".join(recurrent)
+    return [f"{names}: backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"]
 
 
 def total(document: Document) -> Part:

@@ -47,6 +47,8 @@ PSEUDO_SAMPLES = 160000
 QUICK_SAMPLES = 16000
 #: Flags that say how a count is shown or carried out, and not what is counted.
 PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "rules", "strict", "timeout")
+#: Names below the model of the modules that a table shows, and of more than there are.
+DEPTH, ALL = 2, 10**6
 #: See common.cli.flags.add_table.
 HELP = f"""
 the model
@@ -66,7 +68,7 @@ its input
   --hop N: samples of a frame. Default: 160
 the count
   --by: what a row is. Default: module
-  --depth N: modules so many names below the model. Default: all
+  --depth N: modules so many names below the model; all: every one. Default: 2; all with --format csv and json
   --convention: superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and
     dropout for MACs. Default: exact
   --strict: an operator without a rule is an error
@@ -94,7 +96,7 @@ def parser() -> Parser:
         "--input-shape": {"nargs": "+", "default": []},
         "--pseudo-input": {"nargs": "?", "type": flag_types.whole(1), "const": PSEUDO_SAMPLES},
         "--by": flops.BREAKDOWNS,
-        "--depth": flag_types.whole(0),
+        "--depth": _depth,
         "--convention": ("exact", "superb"),
     }
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
@@ -103,6 +105,10 @@ def parser() -> Parser:
     model_run.add_flags(result, table, takes, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
     result.set_defaults(**defaults)
     return result
+
+
+def _depth(text: str) -> int:
+    return ALL if text == "all" else flag_types.whole(0)(text)
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
@@ -120,7 +126,10 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
         raise UserError("give --audio or --pseudo-input, not both")
     counted = _counted(arguments, executor or Local())
     document, spoken = flops.merged([one["document"] for one in counted]), _buckets(counted, arguments)
-    found = flops.breakdown(document, arguments.by, arguments.depth)
+    depth = arguments.depth
+    if depth is None and arguments.format not in ("csv", "json"):
+        depth = DEPTH
+    found = flops.breakdown(document, arguments.by, depth)
     print(tables.render(found, arguments.by, arguments.format, spoken), end="")
     if arguments.format in ("csv", "json"):
         for name, reason in found.not_counted:

@@ -88,7 +88,10 @@ class Counting:
         """The document of one run on the inputs as they are given."""
         counter = self.counter()
         self._run(counter, *inputs.made(self.given, self.device))
-        return counter.document()
+        return self._document(counter)
+
+    def _document(self, counter: FlopCounter) -> Dict[str, Any]:
+        return {**counter.document(), "device": self.device}
 
     def utterances(self, lengths: Sequence[int], batch: int = 1) -> Tuple[Dict[str, Any], List[int]]:
         """(the document of all, the MACs of each) of utterances of so many samples; `batch` equal ones at a time."""
@@ -99,7 +102,7 @@ class Counting:
             self._run(counter, *self._utterance(samples, batch))
             each, rest = divmod(counter.total().macs - before, batch)
             macs += [each + (number < rest) for number in range(batch)]
-        return counter.document(), macs
+        return self._document(counter), macs
 
     def _utterance(self, samples: int, batch: int) -> Tuple[List[Any], Dict[str, Any]]:
         if self.loaded.listed and not self.given:

@@ -106,7 +106,8 @@ def render(found: Breakdown, by: str, format: str, spoken: Sequence[Bucket] = ()
         return csv_text([bucket.row() for bucket in spoken] if spoken else found.rows())
     tables = [*([buckets(spoken)] if spoken else []), parts(found, by)]
     blocks = [_block(table, format) for table in tables]
-    return "\n\n".join([*blocks, listed(totals(found), format)]) + "\n"
+    below = remarks(found)
+    return "\n\n".join([listed(totals(found), format), *blocks, *([listed(below, format)] if below else [])]) + "\n"
 
 
 def _block(table: Table, format: str) -> str:
@@ -114,16 +115,21 @@ def _block(table: Table, format: str) -> str:
 
 
 def totals(found: Breakdown) -> List[str]:
-    """The lines below a table."""
+    """Return the lines above the tables."""
     total = found.total
     parameters = f"parameters: {quantity(total.trainable + total.frozen)} ({total.trainable + total.frozen}"
-    lines = [
+    return [
         f"total: {quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})",
         f"{parameters}; trainable {total.trainable}, frozen {total.frozen})",
     ]
+
+
+def remarks(found: Breakdown) -> List[str]:
+    """Return the lines below the tables."""
+    lines = list(found.remarks)
     if found.convention != "exact":
         lines.append(f"convention: {found.convention}, see docs/flops.md")
-    if total.ns is not None:
+    if found.total.ns is not None:
         lines.append("ms: in torch's operators alone, one by one: no measure of the model's speed")
     return lines + [f"not counted: {name} ({reason})" for name, reason in found.not_counted]
 
