@@ -30,6 +30,6 @@ def section(count: Count, number: int) -> Section:
         TITLE,
         place=name,
         heading=count.model,
-        notes=[("", [line]) for line in tables.totals(content)],
+        notes=[("", [line]) for line in [*tables.totals(content), *tables.remarks(content)]],
         about=[*([tables.buckets(utterances)] if utterances else []), tables.parts(content, count.by)],
     )
