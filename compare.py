@@ -44,8 +44,9 @@ Compare two measurements, implementation by implementation and batch by batch: t
 The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its interval is
 over rounds (fresh processes): samples of one process share its luck. Verdicts: faster and slower when the whole
 interval is beyond the tolerance, same when all of it is within (--same), else unclear; other torch for two losses that
-ran under two torches. Fewer than 3 rounds on a side are always unclear; so is a difference between two separate runs
-that ran beside other load, or that drift as much as they differ.
+ran under two torches; beside load where too few rounds are without other load. Fewer than 3 rounds on a side are
+always unclear; so is a difference between two separate runs that ran beside other load, or that drift as much as they
+differ.
 """
 EXIT_CODES = """\
 Exit code: 0; 1 with --fail-on-slower P% when an implementation is slower by more than P% for sure (its whole interval

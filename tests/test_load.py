@@ -14,13 +14,16 @@ from commands import ROOT, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 from common.analysis import logs, ranking, verdict
+from common.analysis.inference import GridCell, Inference
 from common.analysis.row import Row
 from common.cli import benchmark, flags, inference, pipeline, profile
 from common.cli.parser import Parser, add_choice
+from common.core import inference as grid
 from common.core.guard import guarded
 from common.jobs.executor import Executor, Interrupted
 from common.report import page
 from common.system import load
+from common.tables.inference import lines, total
 
 TICKS = os.sysconf("SC_CLK_TCK")
 #: What keeps one core busy, for at most 20 s.
@@ -365,7 +368,7 @@ def test_rounds_beside_load_are_measured_again_as_a_whole_when_the_machine_is_qu
         "torchaudio",
         "k2",
     }
-    assert "round 2, 3" in capsys.readouterr().err
+    assert "rounds 2, 3 ran beside other load" in capsys.readouterr().err
     for row in read_rows(tmp_path / "log"):
         assert row["status"] == "ok" and row["loaded_samples"] == 0 and row["rounds"] == 3
     assert "fastest exact: torchaudio" in " ".join(summarize(tmp_path / "log", details=False).split())
@@ -432,3 +435,16 @@ def test_a_comparison_of_rounds_beside_load_has_no_verdict(tmp_path):
     assert "beside" in row and "faster" not in row and "slower" not in row
     assert "beside load:" in ending and "samples ran beside other load" in ending.replace("new ones ran", "samples ran")
     assert "faster:" not in ending and "slower:" not in ending
+
+
+# The model tools.
+
+
+@pytest.mark.parametrize("busy", [0, 2])
+def test_inference_beside_load_says_that_its_times_are_too_long(busy):
+    values = {grid.SECONDS: 2, grid.BATCH: 4}
+    cell = GridCell(values, rtf=0.01, streams=7, n=200, busy=busy)
+    found = Inference(Path("log/x/records.jsonl"), cells=[cell])
+    below, first = lines(found), " ".join(total(found))
+    assert ("1 cell ran beside other load: times are too long" in below) == bool(busy)
+    assert ("beside other load" in first) == bool(busy) and "streams: 7" in first

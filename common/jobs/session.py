@@ -111,7 +111,8 @@ class Session:
             if not again:
                 return
             numbers = ", ".join(str(chain[0].round) for chain in again)
-            self.progress.say(f"beside other load: round {numbers}; measured again when the machine is quiet")
+            noun = "round" if len(again) == 1 else "rounds"
+            self.progress.say(f"{noun} {numbers} ran beside other load: measured again when the machine is quiet")
             self.progress.expect_more([like(job) for chain in again for job in chain])
             self.each(again, serve)
             left -= len(again)
