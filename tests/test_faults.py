@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from faults import files, running
+from faults import files, running, surroundings
 from faults.__main__ import KINDS, happen
 from faults.invariants import Broken, Ended, check
 
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("kind", [*files.KINDS, "streams"])
+QUICK = {**files.KINDS, **surroundings.KINDS}
+
+
+@pytest.mark.parametrize("kind", [*QUICK, "streams"])
 def test_nothing_breaks(kind):
-    count = max(2, files.KINDS.get(kind, (None, 60))[1] // 25)
+    count = max(2, QUICK.get(kind, (None, 60))[1] // 25)
     assert not happen([(kind, seed) for seed in range(count)], processes=1)
 
 

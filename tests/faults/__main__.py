@@ -28,10 +28,10 @@ from commands import pass_on_no_ignored_signals
 from benchmarks import local_cluster
 from common.jobs.cluster import PYTHON
 from common.setup import environments
-from faults import files, running
+from faults import files, running, surroundings
 from faults.invariants import Broken
 
-KINDS = {**running.KINDS, **files.KINDS}  # the slow ones first
+KINDS = {**running.KINDS, **surroundings.KINDS, **files.KINDS}  # the slow ones first
 PYTHON_OF_RAY = os.environ.get(PYTHON) or environments.interpreter("ray")
 
 

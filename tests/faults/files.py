@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 from fixtures_conformance import made
 from fixtures_model_runs import write_inference, write_pipeline, write_profile
@@ -55,26 +55,35 @@ class Hung(BaseException):
     """A command takes too long."""
 
 
-def inside(script: str, *arguments: str) -> Ended:
-    """Run a script of the suite in this process, as if it was started.  Whatever it raises but SystemExit goes on."""
+@contextlib.contextmanager
+def in_time(name: str) -> Iterator[None]:
+    """Raise Hung where the block takes more than LONGEST seconds.  name: of what hangs."""
 
     def hang(*_: Any) -> None:
-        raise Hung(f"{script} takes more than {LONGEST} s")
+        raise Hung(f"{name} takes more than {LONGEST} s")
 
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
-    before, argv = signal.signal(signal.SIGALRM, hang), sys.argv
-    sys.argv = [str(ROOT / script), *arguments]
+    before = signal.signal(signal.SIGALRM, hang)
     signal.alarm(LONGEST)
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def inside(script: str, *arguments: str) -> Ended:
+    """Run a script of the suite in this process, as if it was started.  Whatever it raises but SystemExit goes on."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how) for how in ("strict", "backslashreplace"))
+    argv = sys.argv
+    sys.argv = [str(ROOT / script), *arguments]
+    try:
+        with in_time(script), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 runpy.run_path(sys.argv[0], run_name="__main__")
                 code: Any = 0
             except SystemExit as end:
                 code = end.code
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
         sys.argv = argv
     out.flush()
     err.flush()
@@ -135,7 +144,7 @@ def _damaged(seed: int, folder: Path, pattern: str) -> Tuple[Path, Path, List[by
     return log, file, kept, chance
 
 
-def _read_by(readers: Tuple[Tuple[str, ...], ...], log: Path, folder: Path) -> None:
+def read_by(readers: Tuple[Tuple[str, ...], ...], log: Path, folder: Path) -> None:
     for script, *words in readers:
         out = folder / "out"
         out.mkdir(exist_ok=True)
@@ -145,7 +154,7 @@ def _read_by(readers: Tuple[Tuple[str, ...], ...], log: Path, folder: Path) -> N
         require(not left, f"{script} left {left}")
 
 
-def _others_are_read(log: Path, file: Path) -> None:
+def others_are_read(log: Path, file: Path) -> None:
     """Every row but those of the damaged file is as it was."""
     before, now = ({_told(row, at) for row in rows} for at, rows in ((whole().log, whole().rows), (log, _rows(log))))
     gone = [row for row in before - now if file.parent.name not in row]
@@ -156,16 +165,16 @@ def records(seed: int, folder: Path) -> None:
     """A damaged results.jsonl."""
     log, file, kept, chance = _damaged(seed, folder, "*/results.jsonl")
     _complete_records_are_read(file, kept)
-    _others_are_read(log, file)
-    _read_by(tuple(chance.sample(READERS, 3)), log, folder)
+    others_are_read(log, file)
+    read_by(tuple(chance.sample(READERS, 3)), log, folder)
 
 
 def sweeps(seed: int, folder: Path) -> None:
     """A damaged sweep.jsonl."""
     log, file, kept, chance = _damaged(seed, folder, "*/sweep.jsonl")
     _complete_records_are_read(file, kept)
-    _others_are_read(log, file)
-    _read_by(tuple(chance.sample(READERS, 2)), log, folder)
+    others_are_read(log, file)
+    read_by(tuple(chance.sample(READERS, 2)), log, folder)
 
 
 def _complete_records_are_read(file: Path, kept: List[bytes]) -> None:
@@ -181,21 +190,21 @@ def _complete_records_are_read(file: Path, kept: List[bytes]) -> None:
 def traces(seed: int, folder: Path) -> None:
     """A damaged trace, packed or not, beside records that are whole."""
     log, file, _, chance = _damaged(seed, folder, "*/*.pt.trace.json*")
-    _others_are_read(log, file)
-    _read_by(tuple(chance.sample(READERS, 2)), log, folder)
+    others_are_read(log, file)
+    read_by(tuple(chance.sample(READERS, 2)), log, folder)
 
 
 def model_runs(seed: int, folder: Path) -> None:
     """A damaged inference.jsonl, pipeline.jsonl or profile.json beside records that are whole."""
     log, file, _, chance = _damaged(seed, folder, "*/[ip][nir]*.json*")
-    _others_are_read(log, file)
-    _read_by((READERS[0], READERS[3], chance.choice(READERS)), log, folder)
+    others_are_read(log, file)
+    read_by((READERS[0], READERS[3], chance.choice(READERS)), log, folder)
 
 
 def matrices(seed: int, folder: Path) -> None:
     """A damaged conformance.json, read by the report and by conformance.py --update."""
     log, file, _, _ = _damaged(seed, folder, "conformance.json")
-    _read_by((("report.py", "{log}", "--output", "{out}/report.html"),), log, folder)
+    read_by((("report.py", "{log}", "--output", "{out}/report.html"),), log, folder)
     new = json.loads((whole().log / "conformance.json").read_text())
     try:
         found = conformance.updated(new, conformance.read(file, new["device"], new["machine"]["cpu"]))
