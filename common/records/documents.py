@@ -200,6 +200,7 @@ class CountedDocument(Struct, kw_only=True):
     """What the counter saw."""
 
     convention: Annotated[str, of('"exact" or "superb"')]
+    device: Annotated[str, of("as it was named; empty in older counts")] = ""
     modules: Annotated[List[CountedModule], of("of the model")]
     counts: Annotated[List[CountedOperator], of("of all runs")]
     not_counted: Annotated[List[NotCounted], of("operators without a rule")]
