@@ -81,6 +81,22 @@ report(
     bound=2 * dropped.item() * 24,
 )
 
+losses, dropped = dropping.loss(dropping.leaves(), negligible=0.05, fastemit_lambda=0.5, return_dropped=True)
+_, expected_dropped = dropping.loss(
+    dropping.leaves(), negligible=0.05, fastemit_lambda=0.5, return_dropped=True, backend="torch"
+)
+report("what is dropped with FastEmit", errors={"dropped": error(dropped, expected_dropped)}, share=dropped.item())
+
+refused = []
+small = CASES["float32"]
+inputs = [*(x.detach() for x in small.tensors), small.targets, small.T_lengths, small.U_lengths]
+for cells, kept in ((7, 0), (61, 0), (60, 3)):  # the batch has 60 cells with its padding
+    try:
+        torch.ops.fused_transducer.losses(*inputs, 0, "tanh", 0.0, 0.0, 0, "triton", True, cells, kept)
+    except RuntimeError as error_of_size:
+        refused.append(str(error_of_size))
+report("sizes that do not fit", errors={}, refused=refused)
+
 fast = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.3, **EXACT)
 _, made = found(fast)
 _, plain = found(fast, backend="torch")

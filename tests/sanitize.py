@@ -92,7 +92,7 @@ def _run_here(count: int, seed: int) -> int:
             scale=random.choice([0.3, 1.0]),
             blank=random.randrange(V),
             activation=random.choice(["tanh", "relu", "none"]),
-            tile_cells=random.choice([None, None, 1, 7, 60, 10_000]),
+            tile_cells=random.choice([None, None, 1, 7, 48, 56, 112, 10_000]),
             negligible=random.choice([0.0, 1e-8]),
             fastemit_lambda=random.choice([0.0, 0.5]),
         )

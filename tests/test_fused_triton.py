@@ -37,6 +37,8 @@ CASES = [
     "NaN in the padding",
     "an impossible target",
     "what is dropped",
+    "what is dropped with FastEmit",
+    "sizes that do not fit",
     "FastEmit",
     "frozen inputs",
     "without gradients",
@@ -74,6 +76,10 @@ def test_interpreted(interpreted, name):
         assert case["inf"] == [True, False, False, False] and case["finite"]
     if name == "what is dropped":
         assert 0 < case["L1"] <= case["bound"] * 1.001
+    if name == "what is dropped with FastEmit":
+        assert case["share"] > 0
+    if name == "sizes that do not fit":
+        assert len(case["refused"]) == 3
     if name == "repeats":
         assert case["same"]
 
