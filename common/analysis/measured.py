@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import roofline
 from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
 from common.core import statistics, workloads
-from common.core.text import count, gathered, gathered_twice
+from common.core.text import UNBOUNDED, count, gathered, gathered_twice
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import (
@@ -351,6 +351,12 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
     notes = []
     if line and line.at_size and line.at_size.imprecise:
         notes.append(f"imprecise: on a measured batch it is off by {line.at_size.imprecise:.1e}, by rounding alone")
+    if line and line.differing:
+        notes.append(
+            f"not deterministic: a second step of the same inputs has other bits in {', '.join(line.differing)}"
+        )
+    if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
+        notes.append(f"by its method right for logits up to {line.largest_score:g} only; see conformance.py")
     if line and header.kind == "pruned":
         said = "approximate by design: its errors are those with the range widened to all of U"
         notes.append(said + _gaps_in_words(line))

@@ -250,6 +250,12 @@ class Row(Exported):
         return Padding(of_batch, -share)
 
     @property
+    def measured_errors(self) -> Tuple[Optional[float], Optional[float]]:
+        """The relative errors of loss and gradient at the measured size; on small batches where no other was judged."""
+        judged = self.at_size or {"loss_error": self.loss_error, "grad_error": self.grad_error}
+        return judged["loss_error"], judged["grad_error"]
+
+    @property
     def correctness(self) -> Optional[Correctness]:
         """Of a failed check too."""
         return newest(self.jobs, Correctness)

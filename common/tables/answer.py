@@ -12,7 +12,7 @@ from typing import Callable, Dict, List, Mapping, Optional, Sequence
 
 from common.analysis import metrics, verdict
 from common.analysis.groups import groups, heading, kind_rank
-from common.analysis.metrics import Metric
+from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
 from common.analysis.verdict import LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
@@ -51,7 +51,7 @@ FIRST = (
     ),
     "gap",
     *("largest", "limited_by", "utterances_per_second", "largest_mb", "within"),
-    *("torch", "frames_per_second", "profiled_us", "profiled_mb", "grad_error", "limits", "heaviest"),
+    *("torch", "frames_per_second", "profiled_us", "profiled_mb", "measured_error", "limits", "heaviest"),
 )
 LONGEST_NAME = 40
 MOST_LINES = 3  # of one remark
@@ -180,10 +180,18 @@ def correctness(rows: Sequence[Row], width: int) -> List[str]:
     right = [row for row in rows if row.loss_error is not None and row.grad_error is not None and row.status == "ok"]
     if not right:
         return []
-    worst = [error(max(getattr(row, key) for row in right)) for key in ("loss_error", "grad_error")]
+    worst = [error(max(row.measured_errors[index] or 0 for row in right)) for index in (0, 1)]
+    where = "at the measured size" if all(row.at_size for row in right) else "at the size that was judged"
+    line = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
+    line += f" oracle's {where}"
+    errors = [(row.name, row.measured_errors[1] or 0) for row in right]
+    above = [f"{name} {error(value)}" for name, value in errors if value > MARKED_ERROR]
+    if above:
+        line += f"; gradients above {MARKED_ERROR:.0e}: {', '.join(above)}"
     unsure = [row.name for row in right if row.imprecise]
-    said = f"correct: {count(len(right), 'row')}, loss within {worst[0]} and gradients within {worst[1]} of the float64"
-    return wrapped(said + " oracle's" + f"; imprecise: {', '.join(unsure)}" * bool(unsure), width, "  ")
+    if unsure:
+        line += f"; imprecise: {', '.join(unsure)}"
+    return wrapped(line, width, "  ")
 
 
 def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
