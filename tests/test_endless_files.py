@@ -130,3 +130,17 @@ def test_a_list_of_examples_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "examples.tsv")
     flags = ["--dataset-type", "raw", "--dataset-path", tmp_path / "examples.tsv", "--log-dir", tmp_path / "log"]
     assert_user_error(run("pipeline_metrics.py", *flags, timeout=120), "examples.tsv")
+
+
+def test_a_profile_without_what_has_a_default_is_told(tmp_path):
+    from fixtures_model_runs import write_profile
+
+    write_profile(tmp_path)
+    (path,) = tmp_path.rglob("profile.json")
+    sizes = json.loads(path.read_text())
+    for size in sizes:
+        size.pop("options", None)
+        size.pop("not_counted", None)
+    path.write_text(json.dumps(sizes))
+    done = run("summarize.py", tmp_path, timeout=60)
+    assert "Traceback" not in done.stderr and done.returncode in (0, 1), done.stderr

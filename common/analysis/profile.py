@@ -144,6 +144,8 @@ class Profile:
 
 
 def profile(document: Document) -> Profile:
+    """Return what a document of a size says; what it leaves out has its default."""
+    document = {**schema.as_written(documents.Profile(size="", reason="")), **document}
     steps, cuda = document["steps"], document["device"] == "cuda"
     taken = steps["device_ns"] if cuda else steps["host_ns"]
     step_ms, host_ms = mean(taken) / 1e6, mean(steps["host_ns"]) / 1e6

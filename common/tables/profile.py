@@ -88,7 +88,7 @@ def remarks(profiled: Profile) -> List[str]:
     """Return a line for each reason not to trust the times or the shares of the limit."""
     result = []
     if profiled.busy:
-        foreign = percent(profiled.document["steps"]["foreign_cpu"])
+        foreign = percent(profiled.document["steps"].get("foreign_cpu"))
         result.append(
             f"the steps ran beside other load, which took {foreign} of the CPUs: their times are too long; "
             "profile again when the machine is quiet"
