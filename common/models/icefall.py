@@ -148,8 +148,8 @@ class Embed(nn.Module):
         super().__init__()
         channels = (1, *of.embed_channels)
         layers = []
-        for place, (stride, padding) in enumerate(((1, 1), (2, 0), (2, 0))):
-            convolution = nn.Conv2d(channels[place], channels[place + 1], 3, stride=stride, padding=padding)
+        for inputs, outputs, stride, padding in zip(channels, channels[1:], (1, 2, 2), (1, 0, 0)):
+            convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=padding)
             layers += [scaled(convolution), Balancer(channel=1), DoubleSwish()]
         self.convolutions = nn.Sequential(*layers)
         self.out = scaled(nn.Linear(channels[-1] * subsampled(of.features, SUBSAMPLING), of.encoder_dim))
@@ -242,7 +242,7 @@ class Convolution(nn.Module):
 
 
 class Bypass(nn.Dropout):
-    """In training, lets a layer's input through in the place of most of its output, once in 1/p steps."""
+    """Replaces most of a layer's output by its input, in training, once in 1/p steps."""
 
     def forward(self, output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         if self.training and self.p and torch.rand(()).item() < self.p:

@@ -8,8 +8,11 @@ from common.measure.flops.rules import Call, Count, add, products, rule, size
 
 
 class _Sizes(NamedTuple):
-    """Of an attention: elements of the scores, of the queries, and of keys and values with those of each group of heads
-    repeated; features of a key and of a value; elements of keys and values as they are given."""
+    """Holds the sizes of an attention.
+
+    scores, queries: elements; keys, values: elements, those of a group of heads repeated for each of its heads; given:
+    elements of keys and values as they are given; key_features, value_features: of one of them.
+    """
 
     scores: int
     queries: int
