@@ -96,7 +96,10 @@ def _run_here(count: int, seed: int) -> int:
             negligible=random.choice([0.0, 1e-8]),
             fastemit_lambda=random.choice([0.0, 0.5]),
         )
-        if random.random() < 0.2 and case.tensors[3] is not None:
+        if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits
+            case = problem([(20, 9)], H=20, V=16, dtype=torch.float64, tile_cells=56, negligible=0.0)
+            dtype = torch.float64
+        elif random.random() < 0.2 and case.tensors[3] is not None:
             case.tensors[3][random.randrange(V)] = -float("inf")  # some targets, or the blank, are impossible
         torch.set_num_threads(random.choice([1, 2, 3]))
         wanted = [random.random() < 0.8 for _ in NAMES]
