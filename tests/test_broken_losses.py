@@ -254,6 +254,13 @@ def test_a_kernel_without_a_fault_is_right_before_and_after_timing(monkeypatch):
     assert {end["scope"] for end in ends} == {"loss", "step"} and all(end["loss_error"] < 1e-5 for end in ends)
 
 
+@pytest.mark.parametrize("name, reached", [("torchaudio", []), ("fast_rnnt", ["given"]), ("fused", [])])
+def test_nan_in_the_padding_that_reaches_a_gradient_is_said(name, reached):
+    adapter = adapter_of(find(name), "cpu", vocab_size=40, encoder_dim=16)
+    adapter.load("cpu")
+    assert small_batches.reached_by_padding(adapter, torch.device("cpu"), torch.float32) == reached
+
+
 @pytest.mark.parametrize("kernel", SMALL, ids=lambda kernel: kernel.__name__)
 def test_a_broken_kernel_is_not_timed(kernel, monkeypatch):
     context = broken(kernel(), monkeypatch)

@@ -355,6 +355,9 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
         notes.append(
             f"not deterministic: a second step of the same inputs has other bits in {', '.join(line.differing)}"
         )
+    if line and line.reached_by_padding:
+        reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
+        notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
     if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
         notes.append(f"by its method right for logits up to {line.largest_score:g} only; see conformance.py")
     if line and header.kind == "pruned":

@@ -375,6 +375,9 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
     tolerance: Annotated[Optional[float], of("of loss and gradient")] = None
     ok: Annotated[Optional[bool], of("is everything right that was judged?")] = None
     differing: Annotated[List[str], of('"loss", or tensors whose gradient has other bits in a second step')] = []
+    reached_by_padding: Annotated[
+        List[str], of('"loss", or tensors whose gradient is not finite where the padding holds NaN')
+    ] = []
     largest_score: Annotated[
         Optional[float], of("logits up to which the loss is right, as its adapter says; 1e300 for all")
     ] = None

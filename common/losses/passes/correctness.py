@@ -69,7 +69,7 @@ def run(context) -> Iterator[Dict[str, Any]]:
     layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
     gaps = {kind: of and of["median"] for kind, of in ranges.items()} or None
-    wrong, at_its_size, differing = small.wrong, None, []
+    wrong, at_its_size, differing, reached = small.wrong, None, [], []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
         at_its_size = at_size.check(context, TOLERANCE[context.settings.precision], few)
@@ -77,6 +77,7 @@ def run(context) -> Iterator[Dict[str, Any]]:
         if at_its_size["ok"]:
             wrong = small_batches.judge(adapter, *place, [small_batches.again(adapter)]).wrong
             differing = [*small_batches.differing_repeats(adapter, *place), *at_its_size["differing"]]
+            reached = small_batches.reached_by_padding(adapter, *place)
     context.wrong = wrong  # not of the record: the status says it
     yield {
         "record": "correctness",
@@ -90,6 +91,7 @@ def run(context) -> Iterator[Dict[str, Any]]:
         "gap_ranges": {kind: of for kind, of in ranges.items() if of},
         "at_size": at_its_size,
         "differing": sorted(set(differing)),
+        "reached_by_padding": reached,
         "largest_score": finite(adapter.largest_score),
         "note": "approximate; judged with its range widened to all of U" if layout.approximate else "",
     }

@@ -8,6 +8,7 @@ utterance.  Leaves out the corner cases, which conformance.py asks.
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -198,3 +199,15 @@ def differing_repeats(adapter: Adapter, device: torch.device, dtype: torch.dtype
         step = prepare(wide, model, batch, table.of(wide).scopes[0])
         repeats.append({"loss": step.run(), **step.gradients()})
     return fingerprint.changed(fingerprint.fingerprints(repeats[0]), repeats[1])
+
+
+def reached_by_padding(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> List[str]:
+    """Return "loss", or the tensors whose gradient is not finite, where the padding of the first case holds NaN."""
+    wide, model, batch = given(adapter, next(cases(adapter)), device, dtype)
+    with torch.no_grad():
+        for n, (T, U) in enumerate(batch.shapes):
+            batch.encoder_out[n, T:] = math.nan
+            batch.decoder_out[n, U + 1 :] = math.nan
+    step = prepare(wide, model, batch, table.of(wide).scopes[0])
+    answers_of_step = {"loss": step.run(), **step.gradients()}
+    return [name for name, tensor in answers_of_step.items() if tensor is not None and not tensor.isfinite().all()]
