@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.paths import ROOT
-from common.core.text import plain, said
+from common.core.text import plain, without_middle
 
 #: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
 #: benchmark that got it from the terminal already.  A repetition must not stop the writing of the results.
@@ -109,7 +109,7 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"{program}: error: {said(str(error), LONGEST_MISTAKE)}", file=sys.stderr)  # it may quote any file
+        print(f"{program}: error: {without_middle(str(error), LONGEST_MISTAKE)}", file=sys.stderr)  # it may quote any file
         return finished(EXIT_USAGE)
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)

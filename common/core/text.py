@@ -88,6 +88,13 @@ def said(text: str, longest: int = LONGEST_SAID) -> str:
     return short(plain(text[: 2 * longest]), longest)
 
 
+def without_middle(text: str, longest: int) -> str:
+    """Return `text` in one plain line of some `longest` characters: of a longer one, its beginning and end."""
+    if len(text) <= longest:
+        return plain(text)
+    return f"{plain(text[: longest // 2])} ... {plain(text[-longest // 2 :])}"
+
+
 def shown(value: Any) -> str:
     """Return `value` as Python writes it, for a message; of something long, its beginning and end."""
     return _SHORT.repr(value)
