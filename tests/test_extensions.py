@@ -294,10 +294,11 @@ def test_each_item_finds_its_segment(tmp_path):
     assert done.stdout.split() == "1 1 1 4 5 5 5 5 5 6 6 6".split()
 
 
+@pytest.mark.skipif(not os.environ.get("CI"), reason="minutes of nvcc for each package: set CI=1")
 @pytest.mark.parametrize("package", sorted(SOURCE_PACKAGES))
 def test_packages_compile_for_cuda_without_a_gpu(package, monkeypatch, cuda_of_torch):
-    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
-    monkeypatch.setattr(toolchain, "_architectures", lambda: "")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;9.0")
+    monkeypatch.setenv("MAX_JOBS", "2")  # a compiler of CUDA takes up to 3 GB
     tools = toolchain.find("cuda")
     try:
         toolchain.check(SOURCE_PACKAGES[package], tools)
