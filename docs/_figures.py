@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What pages show of committed records: `docs/_figures.py` writes it between its marks.
 
-`table of FOLDER`: the Markdown table of the losses that were measured; `screen of FOLDER`: what summarize.py prints;
+`table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
 FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
 `comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused`, `fused-short` and `fused-parts of
@@ -28,9 +28,9 @@ from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
-from common.core.text import escaped  # noqa: E402
+from common.core.text import escaped, number  # noqa: E402
 from common.records.schema import Header  # noqa: E402
-from common.tables import answer, conformance, results, sweep, text  # noqa: E402
+from common.tables import answer, conformance, sweep  # noqa: E402
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
@@ -45,13 +45,24 @@ BLOCK = re.compile(
 )
 MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
 GIB = 2**30
+#: The rows of the README: one of each family that a package brings, without controls and variants.
+CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned")
 
 
 def table(folder: str) -> str:
-    """Markdown: a row for each loss that was measured."""
-    (group,) = groups(logs.read([ROOT / folder]).rows)
-    measured = results.table("readme", "", [row for row in group if row.status == "ok"])
-    return "\n".join(line for line in text.block(measured, "markdown").splitlines() if line.startswith("|"))
+    """Return a Markdown table of the losses that one can choose from, three digits of each figure."""
+    rows = [row for name, row in _by_name(folder).items() if name in CHOICES]
+    heads = ["loss", "step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    for row in rows:
+        times = [number(row.ms(scope) and row.ms(scope)["median"], 3) for scope in ("step", "loss")]
+        over = METRICS["over_fastest"].shown(row)
+        interval = METRICS["interval"].shown(row)
+        error = METRICS["measured_error"].shown(row)
+        lines.append(
+            [METRICS["implementation"].shown(row), times[0], over, interval, times[1], number(row.peak_mb, 3), error]
+        )
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def screen(folder: str, width: int = answer.WIDTH) -> str:

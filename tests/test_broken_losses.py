@@ -239,7 +239,8 @@ SMALL = [
 
 def broken(kernel, monkeypatch, **flags):
     """The context of the reference's adapter with `kernel` for its function."""
-    flags = {"vocab_size": 40, "encoder_dim": 16, "allocator": "system", "max_samples": 9, "max_seconds": 100.0, **flags}
+    flags = {"vocab_size": 40, "encoder_dim": 16, "allocator": "system", **flags}
+    flags = {"max_samples": 9, "max_seconds": 100.0, **flags}
     adapter = adapter_of(find("reference"), "cpu", **flags)
     monkeypatch.setattr(adapter, "function", lambda: kernel)
     return context_of(adapter)

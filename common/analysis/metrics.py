@@ -361,17 +361,6 @@ COLUMNS: Dict[str, Sequence[str]] = {
     ),
     "answer sweep": ("name", "status", "step_median", "ratio", "verdict", "loss_median", "peak_mb", "gap"),
     "text tab": ("implementation", "step_median", "over_fastest", "loss_median", "peak_mb"),
-    "readme": (
-        "implementation",
-        "torch",
-        "step_median",
-        "over_fastest",
-        "same_torch",
-        *_RATES,
-        "loss_median",
-        "peak_mb",
-        "measured_error",
-    ),
     "sweep": ("implementation", "status", *_SHORT, *_ERRORS, "useful", "gap"),
     "search": (
         *("implementation", "status", "within", "largest", "limited_by", "heaviest", "heaviest_cells", "largest_mb"),

@@ -109,7 +109,8 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"{program}: error: {without_middle(str(error), LONGEST_MISTAKE)}", file=sys.stderr)  # it may quote any file
+        reason = without_middle(str(error), LONGEST_MISTAKE)  # it may quote any file
+        print(f"{program}: error: {reason}", file=sys.stderr)
         return finished(EXIT_USAGE)
     except KeyboardInterrupt:
         print(f"{program}: {interrupted}", file=sys.stderr)
