@@ -131,8 +131,8 @@ def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):
         tmp_path / "k2-pruned", [{**line, **gaps} if line["record"] == "correctness" else line for line in lines]
     )
     said = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
-    assert "3% off on random logits" in said and "0.15% off on peaky logits (made, sharper than a trained" in said
-    assert "neither bounds it in training" in said
+    assert "off by 3% on random logits" in said and "0.15% on peaky logits (made, sharper than a trained" in said
+    assert "does not bound it in training" in said
 
 
 def test_what_cannot_be_told_apart_is_unclear(tmp_path):

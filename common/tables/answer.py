@@ -32,7 +32,7 @@ KINDS = {
     "exact": "exact",
     "topology": "exact, on another lattice (one symbol per frame)",
     "pruned": "approximate",
-    "additive": "of another model: an additive joiner",
+    "additive": "additive joiner (a different model, not comparable)",
 }
 #: The columns in the order in which they get room.
 FIRST = (
@@ -172,7 +172,7 @@ def _obtained(row: Row) -> str:
         return reason
     if obtaining.effort(row.name) < 2:
         return environments.ENVIRONMENTS[implementation.environment].command
-    return "by hand: --list says how"
+    return "manual install, see --list"
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
@@ -281,21 +281,21 @@ def _given_logits(pick: LogitsPick) -> str:
 
 
 def _approximate(pick: Pick) -> str:
+    """Return the pick with its time and peak over those of the fastest exact loss, and how far its loss is off."""
     if pick.withheld:
         return WITHHELD
-    parts = [pick.row.name]
+    parts = []
     if pick.over:
-        memory = f" and {number(pick.memory, 2)} of its peak" if pick.memory else ""
-        parts.append(f"{number(pick.over.ratio, 2)} of the exact step's time{memory}")
+        memory = f" and {number(pick.memory, 2)}x the peak" if pick.memory else ""
+        parts.append(f"{number(pick.over.ratio, 2)}x the time{memory} of the fastest exact loss")
     gaps = pick.row.approximation_gaps
     if gaps:
         names = {"peaky": "peaky logits (made, sharper than a trained model's)"}
-        spoken = {names.get(kind, f"{kind} logits"): f"{100 * abs(gap):.2g}%" for kind, gap in gaps.items()}
-        parts.append("loss " + ", ".join(f"{gap} off on {name}" for name, gap in spoken.items()))
-        parts.append("neither bounds it in training" if len(gaps) > 1 else "which does not bound it in training")
+        off = [f"{100 * abs(gap):.2g}% on {names.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
+        parts.append(f"its loss is off by {' and '.join(off)}, which does not bound it in training")
     elif pick.row.approximation_gap is not None:
-        parts.append(f"loss {100 * abs(pick.row.approximation_gap):.2g}% off")
-    return ", ".join(parts)
+        parts.append(f"its loss is off by {100 * abs(pick.row.approximation_gap):.2g}%")
+    return f"{pick.row.name}, {'; '.join(parts)}" if parts else pick.row.name
 
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
