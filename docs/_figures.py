@@ -4,7 +4,7 @@
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
 FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
-`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused`, `fused-short` and `fused-parts of
+`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused` and `fused-parts of
 FOLDER`: the tables of benchmarks/fused_table.py; and the matrix of docs/conformance.json.
 tests/test_docs.py asks that pages have what the records say.
 """
@@ -160,11 +160,6 @@ def fused(folder: str) -> str:
     return fused_table.render(ROOT / folder)
 
 
-def fused_short(folder: str) -> str:
-    """Likewise, without megabytes and errors."""
-    return fused_table.render(ROOT / folder, whole=False)
-
-
 def fused_parts(folder: str) -> str:
     """Markdown: where the time of fused's steps goes."""
     return fused_table.render_parts(ROOT / folder)
@@ -172,7 +167,7 @@ def fused_parts(folder: str) -> str:
 
 WRITERS: Dict[str, Callable[..., str]] = {
     one.__name__.replace("_", "-"): one
-    for one in (table, screen, session, head, wide, allocators, comparison, runs, fused, fused_short, fused_parts)
+    for one in (table, screen, session, head, wide, allocators, comparison, runs, fused, fused_parts)
 }
 
 
