@@ -213,13 +213,18 @@ def test_the_table_and_the_script_name_the_same_variants(implementation):
 MATRIX = json.loads((paths.ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
 
 
+#: numba has no bfloat16 on CUDA, whatever loops in Python and a simulator take.
+WITHOUT_BFLOAT16 = ("warprnnt_numba", "nemo", "speechbrain")
+
+
 @pytest.mark.parametrize("row", [row for row in MATRIX["implementations"] if row["cells"]], ids=lambda row: row["name"])
 def test_dtypes_are_those_that_the_conformance_matrix_found_right(row):
     """A dtype that is taken and right is offered; one that is refused, or no more precise than float32, is not."""
     implementation = find(row["name"])
     adapter = importlib.import_module(implementation.script).ADAPTER
     offered = adapter.variants.get(implementation.variant, {}).get("dtypes", adapter.dtypes)
-    right = [name for name in ("float64", "float16", "bfloat16") if row["cells"][name]["result"] == "pass"]
+    names = ["float64", "float16", *([] if row["name"] in WITHOUT_BFLOAT16 else ["bfloat16"])]
+    right = [name for name in names if row["cells"][name]["result"] == "pass"]
     assert sorted(offered) == sorted(["float32", *right])
 
 

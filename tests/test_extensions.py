@@ -190,7 +190,8 @@ def test_what_cannot_be_fetched(checkout):
 
 def test_a_package_whose_setup_refuses_is_fetched_and_compiled(tmp_path):
     """One for CUDA alone refuses without a GPU; its sources are taken all the same."""
-    refuses = STAND_IN["setup.py"] + "raise RuntimeError('no CUDA here')\n"
+    looks = "import torch\nif not torch.cuda.is_available():\n    raise RuntimeError('no CUDA here')\n"
+    refuses = looks + STAND_IN["setup.py"]
     made = Checkout(tmp_path / "checkout", files={**STAND_IN, "setup.py": refuses})
     outcome, _ = made.load()
     assert outcome.startswith(str(made.build)), outcome

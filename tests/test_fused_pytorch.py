@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from typing import ContextManager
 
 import pytest
 import torch
@@ -61,15 +63,17 @@ def test_the_gradients_registration(backend, V):
     "backend, compiler",
     [("native", "aot_eager"), ("torch", "aot_eager"), ("native", "inductor")],
 )
-def test_compiled_as_one_graph(backend, compiler, monkeypatch):
+def test_compiled_as_one_graph(backend, compiler):
+    settings: ContextManager[None] = nullcontext()
     if compiler == "inductor":
         import torch._inductor.config as config
 
-        monkeypatch.setattr(config, "compile_threads", 1)  # a pool of processes takes longer to start
+        settings = config.patch(compile_threads=1)  # a pool of processes takes longer to start
     one = problem(RAGGED, negligible=0.0, backend=backend)
     expected, leaves = right(one), one.leaves()
-    losses = torch.compile(one.loss, fullgraph=True, backend=compiler)(leaves)  # for inductor no C++ to compile
-    losses.sum().backward()
+    with settings:
+        losses = torch.compile(one.loss, fullgraph=True, backend=compiler)(leaves)  # for inductor no C++ to compile
+        losses.sum().backward()
     assert error(losses.detach(), expected[0]) < 1e-12
     assert all(error(leaf.grad, expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
 

@@ -114,9 +114,9 @@ def mapping(value: Any, where: str) -> Mapped:
 
 def environment(value: Any, where: str) -> None:
     """Check the name of an environment, or None; whether it is made shows where it is needed.  Raises UserError."""
-    if value is not None and value not in ENVIRONMENTS:
-        close = nearest(str(value), list(ENVIRONMENTS))
-        raise UserError(f"{where}: there is no environment {value!r}{close}; there are {', '.join(ENVIRONMENTS)}")
+    if value is not None and (not isinstance(value, str) or value not in ENVIRONMENTS):
+        close = nearest(value, list(ENVIRONMENTS)) if isinstance(value, str) else ""
+        raise UserError(f"{where}: there is no environment {shown(value)}{close}; there are {', '.join(ENVIRONMENTS)}")
 
 
 def located(value: str, config: Path) -> Path:

@@ -74,10 +74,14 @@ class LossStep:
         return self.answer
 
 
+class NotOfEach(ValueError):
+    """A loss was asked for the losses of utterances and returned another number of them."""
+
+
 def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """Return the sum of losses times factors, both (N,).  Raises ValueError where their numbers differ."""
+    """Return the sum of losses times factors, both (N,).  Raises NotOfEach where their numbers differ."""
     if losses.numel() != factors.numel():
-        raise ValueError(f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)")
+        raise NotOfEach(f"the losses have the shape {tuple(losses.shape)}, not ({factors.numel()},)")
     return (losses.reshape(-1) * factors.to(losses)).sum()
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional, Tuple
 
 from common.core.errors import NotRunnable
 from common.core.paths import ROOT
@@ -55,38 +54,53 @@ def fetch(package: str, folder: Path, progress: Callable[[str], None], python: s
     progress(f"{package}: fetching {pin.file_name}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        requirement = Path(temporary) / "requirement.txt"
-        requirement.write_text(f"{package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
-        # pip asks an sdist for its metadata even here; without isolation it takes what is installed: setuptools, torch.
-        command = [python or sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
-        command += [
-            "--no-build-isolation",
-            "--require-hashes",
-            "--no-input",
-            "--disable-pip-version-check",
-            "--no-clean",
-            "--dest",
-            temporary,
-        ]
-        command += ["-r", str(requirement)]
-        environment = {**os.environ, "TMPDIR": temporary}
-        done = subprocess.run(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        # A setup.py that refuses to run without a GPU ends pip, with the file in a folder of pip's own, or where it was
-        # (an index on this disk).
-        files = [*Path(temporary).rglob(pin.file_name), *map(Path, re.findall(r"Processing (.+\.gz)", done.stdout))]
-        downloaded = next((path for path in files if path.is_file() and _sha256(path) == pin.sha256), None)
+        downloaded, output = _download(pin, Path(temporary), python or sys.executable)
+        if downloaded is None:  # it may refuse to run where there is no GPU
+            stub = Path(temporary) / "stub"
+            for name, text in _TORCH_WITH_A_GPU.items():
+                (stub / name).parent.mkdir(parents=True, exist_ok=True)
+                (stub / name).write_text(text, encoding="utf-8")
+            downloaded, _ = _download(pin, Path(temporary), python or sys.executable, PYTHONPATH=str(stub))
         if downloaded is None:
             advice = f"run `make setup` again, or put {pin.file_name} into {folder}"
-            raise NotRunnable("missing", f"{package} cannot be fetched: {_error(done.stdout)}; {advice}")
-        os.replace(shutil.copy(downloaded, Path(temporary) / "whole"), target)
+            raise NotRunnable("missing", f"{package} cannot be fetched: {_error(output)}; {advice}")
+        os.replace(downloaded, target)
     return target
+
+
+#: As much of torch as the setup.py of an extension asks for before it says what the package is.
+_TORCH_WITH_A_GPU = {
+    "torch/__init__.py": "class cuda:\n    is_available = staticmethod(lambda: True)\n",
+    "torch/utils/__init__.py": "",
+    "torch/utils/cpp_extension.py": (
+        "from setuptools import Extension as CUDAExtension\n"
+        "from setuptools.command.build_ext import build_ext as BuildExtension\n"
+    ),
+}
+
+
+def _download(pin: Pin, folder: Path, python: str, **variables: str) -> Tuple[Optional[Path], str]:
+    """Return the sdist that pip has put into `folder`, None where it could not, and what pip printed.
+
+    pip runs the sdist's setup.py even here, to ask for its metadata; without isolation that takes what is installed:
+    setuptools, torch.
+    """
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{pin.package}=={pin.version} --hash=sha256:{pin.sha256}\n", encoding="utf-8")
+    command = [python, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    command += ["--require-hashes", "--no-input", "--disable-pip-version-check"]
+    command += ["--dest", str(folder), "-r", str(requirement)]
+    done = subprocess.run(
+        command,
+        env={**os.environ, **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    file = folder / pin.file_name
+    return (file if done.returncode == 0 and file.exists() else None), done.stdout
 
 
 def _error(output: str) -> str:

@@ -176,8 +176,9 @@ def csv(cells: Sequence[Size]) -> str:
 
 def json(cells: Sequence[Size]) -> str:
     """Rows and the whole document of each cell."""
-    documents: List[Dict[str, Any]] = [
-        {"size": words, "reason": reason, **({"rows": found.rows(), **found.document} if found else {})}
-        for words, found, reason in cells
-    ]
+    documents: List[Dict[str, Any]] = []
+    for words, found, reason in cells:
+        head = {"size": words, "reason": reason}
+        body = {"rows": found.rows(), **found.document} if found else {}
+        documents.append({**head, **body, **head})  # a document that was read has defaults for both
     return json_text(documents)

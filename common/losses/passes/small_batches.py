@@ -7,6 +7,7 @@ utterance.  Leaves out the corner cases, which conformance.py asks.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from dataclasses import replace
@@ -22,7 +23,7 @@ from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import answers, diagnosis
 from common.losses.passes.answers import Answer
-from common.losses.step import prepare
+from common.losses.step import NotOfEach, prepare
 
 #: (T, U) of each utterance.
 Shapes = List[Tuple[int, int]]
@@ -184,11 +185,12 @@ def answer_of(
         return answers.ANSWERS[scope](adapter, model, batch, factors)
     if scope != table.of(adapter).scopes[0]:
         return None
-    if "none" not in adapter.reductions:
-        return answers.each_apart(adapter, model, batch, scope, factors)
-    of_each = copy.copy(adapter)
-    of_each.reduction = "none"
-    return answers.ANSWERS[scope](of_each, model, batch, factors)
+    if "none" in adapter.reductions:
+        of_each = copy.copy(adapter)
+        of_each.reduction = "none"
+        with contextlib.suppress(NotOfEach):  # an adapter's own `loss` may always return the sum
+            return answers.ANSWERS[scope](of_each, model, batch.fresh(), factors)
+    return answers.each_apart(adapter, model, batch, scope, factors)
 
 
 def differing_repeats(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> List[str]:
