@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from pathlib import Path
 from typing import List, Optional
 
@@ -48,6 +49,21 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 def pytest_collection_finish() -> None:
     """What the test files set as they are imported, commands have too."""
     forked.ENVIRONMENT.update(os.environ)
+
+
+@pytest.fixture(autouse=True)
+def process_as_it_was():
+    """What a test has changed in its process changes no other: variables of the environment, and torch's denormals,
+    which it flushes to zero for all that this process computes."""
+    before = dict(os.environ)
+    yield
+    for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
+        if before.get(name) is None:
+            os.environ.pop(name, None)
+        elif os.environ.get(name) != before[name]:
+            os.environ[name] = before[name]
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 @pytest.fixture

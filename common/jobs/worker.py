@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import time
 import traceback
 from pathlib import Path
@@ -68,6 +69,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
 def main(path: str) -> int:
     begin = time.perf_counter_ns()
     stops.watch()
+    os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))  # as all else that is compiled here
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.keep_scratch_in(Path(path).parent)
     with open(job["output"], "a", encoding="utf-8") as output:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
 
 from common.core.errors import NotRunnable
 from common.core.implementations import BY_NAME
-from common.core.paths import ROOT
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -121,7 +120,6 @@ class Adapter:
                 "unsupported",
                 f"{self.name} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}",
             )
-        os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))  # as all else that is compiled here
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
