@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -67,6 +68,22 @@ def piped(line, **options):
     """In a session of its own, so that it can be killed with what it started."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, **pipes, start_new_session=True, **options)
+
+
+@contextlib.contextmanager
+def within(seconds, hung=None):
+    """Raise `hung`, by default an AssertionError, where the block takes more than `seconds`."""
+
+    def hang(*_):
+        raise hung or AssertionError(f"no end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, hang)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def assert_user_error(done, *words):

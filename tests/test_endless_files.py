@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
-import signal
 
 import pytest
-from commands import assert_user_error, run
+from commands import assert_user_error, run, within
 from fixtures_runs import traced_run, write_run
 from fixtures_traces import kineto, steps
 
@@ -33,22 +31,6 @@ STRANGE = {
 def strange(request, tmp_path):
     """Return a function that puts something strange at a path."""
     return lambda path: STRANGE[request.param](path) or path
-
-
-@contextlib.contextmanager
-def within(seconds):
-    """Fail where the block hangs."""
-
-    def hang(*_):
-        raise AssertionError(f"no end within {seconds} s")
-
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 READERS = {

@@ -69,12 +69,10 @@ def find(device: str) -> Toolchain:
         return tools
     if not torch_cuda:
         raise NotRunnable("unsupported", f"this torch ({tools.torch}) has no CUDA: install one that has")
-    homes = list(_toolkits(torch_cuda))
-    home = min(homes, key=lambda home: not _is_of(torch_cuda, _release(home)), default=None)
-    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures()
-    return replace(
-        tools, cuda_home=home, nvcc_version=_release(home) if home else "", architectures=architectures or ARCHITECTURES
-    )
+    releases = {home: _release(home) for home in _toolkits(torch_cuda)}
+    home = min(releases, key=lambda home: not _is_of(torch_cuda, releases[home]), default=None)
+    architectures = os.environ.get("TORCH_CUDA_ARCH_LIST") or _architectures() or ARCHITECTURES
+    return replace(tools, cuda_home=home, nvcc_version=releases[home] if home else "", architectures=architectures)
 
 
 def for_cuda() -> bool:

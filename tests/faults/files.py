@@ -10,12 +10,12 @@ import json
 import random
 import runpy
 import shutil
-import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Tuple
 
+from commands import within
 from fixtures_conformance import made
 from fixtures_model_runs import write_inference, write_pipeline, write_profile
 from fixtures_runs import correctness, memory, timing, traced_run, write_run
@@ -55,20 +55,9 @@ class Hung(BaseException):
     """A command takes too long."""
 
 
-@contextlib.contextmanager
-def in_time(name: str) -> Iterator[None]:
-    """Raise Hung where the block takes more than LONGEST seconds.  name: of what hangs."""
-
-    def hang(*_: Any) -> None:
-        raise Hung(f"{name} takes more than {LONGEST} s")
-
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(LONGEST)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+def in_time(name: str) -> ContextManager[None]:
+    """Return a context that raises Hung where it takes more than LONGEST seconds.  name: of what hangs."""
+    return within(LONGEST, Hung(f"{name} takes more than {LONGEST} s"))
 
 
 def inside(script: str, *arguments: str) -> Ended:
