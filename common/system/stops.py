@@ -68,9 +68,9 @@ def _stop(number: int, _frame: Any) -> None:
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_kill(threading.get_ident(), number)  # returns at SIGCONT
     finally:
-        _send(signal.SIGCONT, stopped)
         _stopped_ns += time.monotonic_ns() - since
-        signal.signal(number, _stop)
+        signal.signal(number, _stop)  # before anything goes on, or the next Ctrl-Z may stop this process alone
+        _send(signal.SIGCONT, stopped)
 
 
 def _send(number: int, processes: Set[int]) -> None:
