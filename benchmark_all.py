@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.cli import benchmark, flags, listing
 from common.cli.parser import Parser, add_choice, chosen
-from common.core.guard import guarded
+from common.command import run
 
 
 def main() -> int:
@@ -25,9 +25,9 @@ def main() -> int:
     flags.add_flags(parser)
     arguments = parser.parse_args()
     if arguments.list:
-        return guarded(parser.prog, lambda: listing.show(arguments.device))
+        return run(parser.prog, lambda: listing.show(arguments.device))
     names = chosen(parser, arguments)
-    return guarded(parser.prog, lambda: benchmark.benchmark(names, arguments))
+    return run(parser.prog, lambda: benchmark.benchmark(names, arguments))
 
 
 if __name__ == "__main__":

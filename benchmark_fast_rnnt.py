@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli.script import script_main
+from common.command import script_main
 from common.losses.k2_package import FastRnntPackage, FullLoss
 
 

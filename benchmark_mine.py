@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli.script import script_main
+from common.command import script_main
 from common.losses.adapter import Adapter
 
 LOG_ZERO = -1e30  # log of 0 that stays finite in sums, so that no gradient is inf - inf

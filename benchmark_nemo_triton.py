@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli.script import script_main
+from common.command import script_main
 from common.losses.adapter import Adapter
 
 

@@ -18,8 +18,8 @@ from common.cli import flag_types
 from common.cli.flags import add_flags
 from common.cli.parser import Parser, add_choice, chosen
 from common.cli.screen import how
+from common.command import run
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.guard import guarded
 from common.core.settings import with_correctness
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
@@ -213,4 +213,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("compare.py", lambda: main(sys.argv[1:])))
+    sys.exit(run("compare.py", lambda: main(sys.argv[1:])))

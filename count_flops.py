@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import flops
-from common.core.guard import guarded
+from common.command import run
+from common.tools.flops import command as flops
 
 if __name__ == "__main__":
     arguments = flops.parser().parse_args()
-    sys.exit(guarded("count_flops.py", lambda: flops.main(arguments)))
+    sys.exit(run("count_flops.py", lambda: flops.main(arguments)))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import pipeline
-from common.core.guard import guarded
+from common.command import run
+from common.tools.inference import pipeline_command as pipeline
 
 if __name__ == "__main__":
     arguments = pipeline.parser().parse_args()
-    sys.exit(guarded("pipeline_metrics.py", lambda: pipeline.main(arguments)))
+    sys.exit(run("pipeline_metrics.py", lambda: pipeline.main(arguments)))

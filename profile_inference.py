@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import inference
-from common.core.guard import guarded
+from common.command import run
+from common.tools.inference import command as inference
 
 if __name__ == "__main__":
     arguments, overrides = inference.parsed(sys.argv[1:])
-    sys.exit(guarded("profile_inference.py", lambda: inference.main(arguments, overrides)))
+    sys.exit(run("profile_inference.py", lambda: inference.main(arguments, overrides)))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import profile
-from common.core.guard import guarded
+from common.command import run
+from common.tools.profile import command as profile
 
 if __name__ == "__main__":
     arguments = profile.parser().parse_args()
-    sys.exit(guarded("profile_model.py", lambda: profile.main(arguments)))
+    sys.exit(run("profile_model.py", lambda: profile.main(arguments)))

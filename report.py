@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.cli import flag_types
 from common.cli.parser import Parser
+from common.command import run
 from common.core.errors import EXIT_FAILED, EXIT_OK
-from common.core.guard import guarded
 from common.setup import interpreters
 
 DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
@@ -46,18 +46,20 @@ def main() -> int:
     if interpreters.lacks("msgspec", "jinja2", *(["matplotlib"] if options.png is not None else [])):
         interpreters.continue_in("main")  # returns where there is no such environment
     from common.analysis import logs
-    from common.plots import models, png
+    from common.plots import png
+    from common.present import slices
     from common.report import writing
 
     log = logs.found(options.log)
     written = [writing.write(log, options.output, options.log or [Path("log")])]
     if options.png is not None:
         written += png.write(log.groups, options.png, log.sweeps)
-        written += png.save(models.named(options.log or [Path("log")]), options.png)
+        paths = options.log or [Path("log")]
+        written += png.save((each for tool in slices.registered() for each in tool.figures(paths)), options.png)
     for path in written:
         print(path)
     return EXIT_OK if log.readable or not log else EXIT_FAILED
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("report.py", main))
+    sys.exit(run("report.py", main))

@@ -14,10 +14,12 @@ from common.analysis import logs
 from common.analysis.logs import Log
 from common.cli import flag_types, screen
 from common.cli.parser import Parser
+from common.command import run
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
-from common.core.guard import guarded
-from common.tables import answer, models, results, search, sweep
+from common.present import slices
+from common.present.export import csv_text, json_text
+from common.tables import answer, results, search, sweep
 from common.tables.results import FORMATS
 
 DESCRIPTION = """\
@@ -67,15 +69,24 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    log, of_models = logs.found(options.log, options.all_runs), models.render(options.log, options.format)
+    log = logs.found(options.log, options.all_runs)
     text = _text(log, options) if log else ""
-    if not log or options.format not in ("csv", "json"):  # these have rows of losses, or of models
-        text = "\n".join(filter(None, [text, of_models]))
+    if not log or options.format not in ("csv", "json"):  # these have rows of losses, or of other tools
+        text = "\n".join(filter(None, [text, _of_tools(options.log or [Path("log")], options.format)]))
     if options.output is not None:
         write_whole(another("--output"), (options.output, text))
     else:
         print(text, end="")
     return EXIT_OK if log.readable or not log else EXIT_FAILED
+
+
+def _of_tools(paths: List[Path], format: str) -> str:
+    """Return the runs of every tool of its own as text; "" where there is none."""
+    tools = slices.registered()
+    if format in ("csv", "json"):
+        rows = [row for tool in tools for row in tool.rows(paths)]
+        return (csv_text if format == "csv" else json_text)(rows) if rows else ""
+    return "\n".join(text for tool in tools for text in tool.text(paths, format))
 
 
 def _text(log: Log, options: argparse.Namespace) -> str:
@@ -95,4 +106,4 @@ def _text(log: Log, options: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("summarize.py", main))
+    sys.exit(run("summarize.py", main))

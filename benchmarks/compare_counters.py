@@ -26,10 +26,10 @@ sys.path.insert(0, str(ROOT))
 from common.cli.parser import Parser  # noqa: E402
 from common.core.errors import EXIT_OK, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
-from common.core.table import Cell, Table, tabulated  # noqa: E402
 from common.core.text import first_line  # noqa: E402
+from common.present.table import Cell, Table, tabulated  # noqa: E402
+from common.present.text import markdown  # noqa: E402
 from common.setup import interpreters  # noqa: E402
-from common.tables.text import markdown  # noqa: E402
 
 Counts = Callable[[Any, Sequence[Any]], List[int]]
 Made = Tuple[Any, Sequence[Any]]  # a module, its inputs
@@ -144,7 +144,7 @@ def both_ways(made: Dict[str, Callable[[], Made]]) -> Table:
 
 
 def ours(module: Any, inputs: Sequence[Any]) -> List[int]:
-    from common.measure.flops.counter import FlopCounter
+    from common.flops.counter import FlopCounter
 
     with FlopCounter() as counter:
         module(*inputs)

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import compare
 from benchmarks.interval_coverage import WORLDS, Run, World, in_words, noise_of, padding, sides, simulate
-from common.analysis import change_verdicts
-from common.core import ratios, settings, statistics
+from common.analysis import change_verdicts, ratios
+from common.core import settings, statistics
 
 SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)
 WORLD = WORLDS["as measured"]

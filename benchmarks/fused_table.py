@@ -30,9 +30,9 @@ from common.core.errors import EXIT_OK, EXIT_USAGE, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.core.settings import LOGITS  # noqa: E402
 from common.core.statistics import geometric_mean, median  # noqa: E402
-from common.core.table import Cell, tabulated  # noqa: E402
 from common.core.text import count, error, escaped, gathered, number, without_folders  # noqa: E402
-from common.tables.text import markdown  # noqa: E402
+from common.present.table import Cell, tabulated  # noqa: E402
+from common.present.text import markdown  # noqa: E402
 
 FEW = ("--rounds", "3", "--max-seconds", "0.2", "--scope", "step")
 #: Counters of memory, as a head of the table names them.

@@ -22,10 +22,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common.analysis import logs, ranking
+from common.analysis import logs, ranking, ratios
 from common.analysis.groups import groups
 from common.analysis.row import Row
-from common.core import ratios, statistics
+from common.core import statistics
 from common.data import batching, shapes
 
 Interval = Optional[Tuple[float, float]]

@@ -24,13 +24,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import fused_table  # noqa: E402
 
+from common import command  # noqa: E402
 from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
+from common.conformance import matrix as conformance  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.records.schema import Header  # noqa: E402
-from common.tables import answer, conformance, sweep  # noqa: E402
+from common.tables import answer, sweep  # noqa: E402
+
+command.register()
 
 #: End of a folder's name in results/ -> the script that made its runs; of others it is benchmark_all.py.
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}

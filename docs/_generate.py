@@ -100,8 +100,12 @@ def _fields(fields: Iterable[Any]) -> str:
 
 
 def _metrics() -> Iterator[str]:
-    from common.analysis import flops, inference, metrics, pipeline, profile
-    from common.tables.flops import BUCKETS
+    from common.analysis import metrics
+    from common.tools.flops import rows as flops
+    from common.tools.flops.table import BUCKETS
+    from common.tools.inference import pipeline_rows as pipeline
+    from common.tools.inference import rows as inference
+    from common.tools.profile import rows as profile
 
     yield f"# Metrics\n\n{_paragraphs(metrics.__doc__)}\n"
     yield "| key | title | unit | better | tables | scalar of TensorBoard |\n| --- | --- | --- | --- | --- | --- |"

@@ -6,7 +6,10 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 
 from msgspec import inspect
 
-from common.records import documents, schema
+from common.conformance import documents as conformance
+from common.records import schema
+from common.tools.flops import documents as flops
+from common.tools.profile import documents as profile
 
 
 class Field(NamedTuple):
@@ -30,7 +33,8 @@ class Description(NamedTuple):
 def describe() -> List[Description]:
     """Every kind of record by the name it has in ``record``, then the parts of records, and of whole documents."""
     found = []
-    for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in (*schema.PARTS, *documents.PARTS))]:
+    parts = (*schema.PARTS, *conformance.PARTS, *profile.PARTS, *flops.PARTS)
+    for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in parts)]:
         info: Any = inspect.type_info(kind)
         found.append(
             Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])

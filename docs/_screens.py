@@ -16,8 +16,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from browsers import Browser  # noqa: E402
 
+from common import command  # noqa: E402
 from common.analysis import logs  # noqa: E402
 from common.report import writing  # noqa: E402
+
+command.register()
 
 #: Name -> how the page is opened, and how many pixels of it are shown.
 SCREENS = {

@@ -28,9 +28,9 @@ from common.cli import flag_types  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
-from common.core.table import Cell, tabulated  # noqa: E402
 from common.plots.png import STYLE  # noqa: E402
-from common.tables.text import aligned  # noqa: E402
+from common.present.table import Cell, tabulated  # noqa: E402
+from common.present.text import aligned  # noqa: E402
 
 AUDIO = ROOT.parent / "shared" / "data" / "librispeech"
 TONES = Path("tones")

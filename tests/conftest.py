@@ -12,6 +12,7 @@ import forked
 import pytest
 from commands import pass_on_no_ignored_signals
 
+from common import command
 from common.system import git
 
 # torch.compile without processes that import torch to compile Triton's kernels, and without a program for each set of
@@ -25,6 +26,7 @@ for name in git.LOCAL_VARIABLES:  # of a git hook that runs the tests: they make
     os.environ.pop(name, None)
 
 pass_on_no_ignored_signals()
+command.register()  # as every script does
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from common.analysis import conformance
+from common.conformance import findings as conformance
 from common.conformance.cases import CASES
-from common.records.conformance import Judged, Outcome
+from common.conformance.records import Judged, Outcome
 
 
 def made(**cells: Outcome) -> Dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from common.core import inference as grid
 from common.jobs import worker
 from common.jobs.executor import Executor
 from common.records import schema
+from common.tools.inference import grid
 
 MACHINE = {"cpu": "made up", "cores": 2, "memory_bytes": 2**33, "os": "Linux", "python": "3.11"}
 

@@ -34,7 +34,7 @@ READERS = (
     "common.cli.benchmark",
     "common.analysis.comparison",
     "common.tables.comparison",
-    "common.tables.models",
+    "common.tools.inference.tables",
 )
 MEASURES = (
     *READERS,
@@ -43,16 +43,16 @@ MEASURES = (
     "torch.optim",
     "torchaudio",
     "matplotlib.figure",
-    "common.cli.profile",
-    "common.cli.flops",
-    "common.cli.inference",
-    "common.cli.pipeline",
+    "common.tools.profile.command",
+    "common.tools.flops.command",
+    "common.tools.inference.command",
+    "common.tools.inference.pipeline_command",
     "common.conformance.isolated",
     "common.conformance.worker",
     "common.jobs.worker",
     "common.losses.subject",
-    "common.models.inference",
-    "common.models.pipeline",
+    "common.tools.inference.measure",
+    "common.tools.inference.pipeline_measure",
     "lhotse",
 )
 #: Each script that is forked -> what its server imports; those of the benchmarks are MEASURES.

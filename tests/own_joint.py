@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from common.cli.script import script_main
+from common.command import script_main
 from common.losses.adapter import Adapter
 
 #: By what each gradient is multiplied.

@@ -16,8 +16,9 @@ import pytest
 from commands import ROOT
 from fixtures_runs import COMMAND, correctness, records_of, status, summarize, timed, timing, write_records, write_run
 
-from common.analysis import conformance, logs, metrics, verdict
+from common.analysis import logs, metrics, verdict
 from common.analysis.groups import collect, groups
+from common.conformance import findings as conformance
 from common.report import verdicts
 from common.tables import answer
 

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 import compare
 from common.analysis import change_verdicts, comparison, measured, pairs
 from common.analysis.pairs import Pair
+from common.analysis.ratios import Ratio
 from common.core import settings, statistics
-from common.core.ratios import Ratio
 from common.records import schema
 
 DATA = Path(__file__).parent / "data" / "compare"

@@ -19,20 +19,19 @@ from fixtures_conformance import made
 
 import conformance
 from benchmark_reference import Reference
-from common.analysis import conformance as judging
-from common.analysis.conformance import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
-from common.conformance import large
+from common.conformance import findings as judging
+from common.conformance import large, matrix
 from common.conformance.cases import BY_NAME, CASES
+from common.conformance.findings import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
 from common.conformance.isolated import examine
 from common.conformance.judge import judge
+from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Judged, Outcome
 from common.conformance.reproductions import DIES
 from common.core import scripts, settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
 from common.core.implementations import with_variants
 from common.losses import oracle, vectorised
-from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Judged, Outcome
 from common.setup import environments, obtaining
-from common.tables import conformance as matrix
 
 CPU = torch.device("cpu")
 COMMITTED = ROOT / "docs" / "conformance.json"

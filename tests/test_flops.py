@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from common.core.errors import UserError
-from common.measure.flops import rules
-from common.measure.flops.counter import FlopCounter, NotCounted
-from common.measure.flops.modules import OUTSIDE
-from common.measure.flops.rules import Count
+from common.flops import rules
+from common.flops.counter import FlopCounter, NotCounted
+from common.flops.modules import OUTSIDE
+from common.flops.rules import Count
 
 needs_nodes = pytest.mark.skipif(
     not hasattr(torch._C, "_current_autograd_node"), reason="torch tells from 2.1 on which node is executed"

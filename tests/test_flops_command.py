@@ -15,11 +15,11 @@ import torch
 from commands import ROOT, assert_user_error, run
 from fixtures_model_runs import InProcess
 
-from common.analysis import flops
-from common.cli import flops as command
 from common.core.guard import guarded
 from common.core.units import quantity
-from common.tables import flops as tables
+from common.tools.flops import command
+from common.tools.flops import rows as flops
+from common.tools.flops import table as tables
 
 MODEL = '''
 import torch
@@ -238,7 +238,7 @@ def test_what_is_not_counted(count, model, tmp_path):
     assert "flopscommand::odd" in done.stderr and "Traceback" not in done.stderr
     assert_user_error(count(*given, "--strict"), "flopscommand::odd", "register")
     (tmp_path / "mine.py").write_text(
-        "from common.measure.flops import rules\nrules.register('flopscommand::even', lambda call: call.out.numel())\n"
+        "from common.flops import rules\nrules.register('flopscommand::even', lambda call: call.out.numel())\n"
     )
     done = count(*given, "--arg", "name=even", "--strict", "--register", tmp_path / "mine.py")
     assert done.returncode == 0 and "12 FLOPs" in done.stdout

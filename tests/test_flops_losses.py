@@ -9,8 +9,8 @@ import torch
 from test_contract import V, adapter_of, setting_of
 
 from common.core.implementations import with_variants
+from common.flops.counter import FlopCounter, NotCounted
 from common.losses.step import prepare
-from common.measure.flops.counter import FlopCounter, NotCounted
 
 SHAPES = [(9, 4), (8, 3)]
 

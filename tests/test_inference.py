@@ -18,22 +18,21 @@ from fixtures_model_runs import InProcess, write_inference
 from fixtures_traces import kineto, memory, span, write
 from torchaudio.functional import edit_distance
 
-from common.analysis import inference as analysis
-from common.cli import configuration
-from common.cli import inference as cli
-from common.core import inference as grid
 from common.core import settings
 from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
 from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.measure import profiler
-from common.models import audio, inference, recognisers
-from common.models import outputs as outputs_of
-from common.plots.inference import figures
-from common.report.inference import sections
 from common.setup import environments
-from common.tables import inference as tables
+from common.tools import audio, configuration, grid, recognisers
+from common.tools import outputs as outputs_of
+from common.tools.inference import command as cli
+from common.tools.inference import measure as inference
+from common.tools.inference import rows as analysis
+from common.tools.inference import table as tables
+from common.tools.inference.plot import figures
+from common.tools.inference.section import sections
 from common.traces import spans
 
 pytestmark = pytest.mark.usefixtures("as_before")
@@ -47,7 +46,7 @@ import time
 import torch
 from torch import nn
 
-from common.models.recognisers import Recogniser
+from common.tools.inference.recognisers import Recogniser
 
 
 class Tiny(nn.Module):
@@ -308,7 +307,12 @@ def outputs(model, seconds, size):
 
 def test_the_conformer_transducer_decodes_every_utterance():
     model = loaded(
-        "common.models.recognisers:ConformerRNNT", layers=1, dim=32, feed_forward=32, encoding_dim=16, vocab_size=12
+        "common.tools.inference.recognisers:ConformerRNNT",
+        layers=1,
+        dim=32,
+        feed_forward=32,
+        encoding_dim=16,
+        vocab_size=12,
     )
     encoded, symbols = outputs(model, 1.2, 3)
     assert encoded.shape == (3, 15, 16) and len(symbols) == 3  # 121 frames in eights
@@ -317,7 +321,7 @@ def test_the_conformer_transducer_decodes_every_utterance():
 
 
 def test_the_emformer_streams_what_it_gives():
-    model = loaded("common.models.recognisers:EmformerRNNT", layers=1, dim=32, vocab_size=12, blank_bias=2.0)
+    model = loaded("common.tools.inference.recognisers:EmformerRNNT", layers=1, dim=32, vocab_size=12, blank_bias=2.0)
     waves = audio.batch(None, 0.4, 2, 16000, 0)
     lengths = torch.full((2,), waves.shape[1])
     with torch.no_grad():
@@ -336,7 +340,7 @@ def test_the_emformer_streams_what_it_gives():
     [
         ("transformers", "facebook/wav2vec2-base-960h", "transformers"),
         ("torchaudio", "WAV2VEC2_ASR_BASE_960H", "weights"),
-        ("factory", "common.models.recognisers:SileroVad", "silero_vad"),
+        ("factory", "common.tools.inference.recognisers:SileroVad", "silero_vad"),
         ("EncoderASR", "/no/such/folder", "folder"),
     ],
 )
@@ -708,7 +712,7 @@ def test_the_profile_of_silero_in_its_environment(tmp_path):
 @pytest.mark.skipif(not REAL.exists(), reason="no ../shared/data/librispeech")
 def test_a_real_model_hears_speech():
     pytest.importorskip("silero_vad", reason="no silero-vad: make setup ENVIRONMENTS=silero")
-    model = loaded("common.models.recognisers:SileroVad")
+    model = loaded("common.tools.inference.recognisers:SileroVad")
     waves = audio.batch(REAL, 2, 2, 16000, 0)
     with torch.no_grad():
         speech = model(waves, torch.full((2,), 32000))

@@ -16,12 +16,13 @@ from fixtures_runs import MIB, correctness, environment, records_of, sample, sta
 from common.analysis import logs, pairs
 from common.analysis.metrics import largest
 from common.cli import flag_types
-from common.core import settings, table, units
+from common.core import settings, units
 from common.core.errors import UserError
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size
 from common.plots import png
 from common.plots.search import figures
+from common.present import table
 from common.records.search import bounds
 from common.report.page import page
 from common.report.verdicts import of_search

@@ -14,16 +14,19 @@ from commands import ROOT, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 from common.analysis import logs, ranking, verdict
-from common.analysis.inference import GridCell, Inference
 from common.analysis.row import Row
-from common.cli import benchmark, flags, inference, pipeline, profile
+from common.cli import benchmark, flags
 from common.cli.parser import Parser, add_choice
-from common.core import inference as grid
 from common.core.guard import guarded
 from common.jobs.executor import Executor, Interrupted
 from common.report import page
 from common.system import load
-from common.tables.inference import lines, total
+from common.tools.inference import command as inference
+from common.tools.inference import grid
+from common.tools.inference import pipeline_command as pipeline
+from common.tools.inference.rows import GridCell, Inference
+from common.tools.inference.table import lines, total
+from common.tools.profile import command as profile
 
 TICKS = os.sysconf("SC_CLK_TCK")
 #: What keeps one core busy, for at most 20 s.

@@ -11,17 +11,21 @@ from commands import ROOT
 from fixtures_runs import correctness, summarize, timing, write_run
 from fixtures_sweeps import measured, write_sweep
 
-from common.analysis import comparison, flops, inference, logs, metrics, pipeline, profile
+from common.analysis import comparison, logs, metrics
 from common.analysis.metrics import Metric
 from common.analysis.pairs import two_sides
-from common.core import inference as grid
 from common.plots import sweep as plots
 from common.report.page import page
 from common.tables import comparison as comparison_table
-from common.tables import flops as flops_tables
-from common.tables import inference as inference_tables
-from common.tables import pipeline as pipeline_tables
 from common.tables import results, sweep
+from common.tools.flops import rows as flops
+from common.tools.flops import table as flops_tables
+from common.tools.inference import grid
+from common.tools.inference import pipeline_rows as pipeline
+from common.tools.inference import pipeline_table as pipeline_tables
+from common.tools.inference import rows as inference
+from common.tools.inference import table as inference_tables
+from common.tools.profile import rows as profile
 
 
 @pytest.fixture

@@ -8,20 +8,22 @@ import pytest
 from commands import ROOT, run
 from fixtures_model_runs import InProcess, write_inference, write_pipeline, write_profile
 
-from common.analysis import flops as counts
-from common.analysis import inference, pipeline, profile
 from common.analysis.logs import found
-from common.cli import flops as count_command
-from common.cli import inference as inference_command
-from common.cli import pipeline as pipeline_command
-from common.cli import profile as profile_command
 from common.core.errors import UserError
 from common.core.guard import guarded
 from common.report import page
-from common.tables import inference as inference_tables
-from common.tables import models
-from common.tables import pipeline as pipeline_tables
-from common.tables import profile as profile_tables
+from common.tools.flops import command as count_command
+from common.tools.flops import rows as counts
+from common.tools.inference import command as inference_command
+from common.tools.inference import pipeline_command
+from common.tools.inference import pipeline_rows as pipeline
+from common.tools.inference import pipeline_table as pipeline_tables
+from common.tools.inference import rows as inference
+from common.tools.inference import table as inference_tables
+from common.tools.inference import tables as models
+from common.tools.profile import command as profile_command
+from common.tools.profile import rows as profile
+from common.tools.profile import table as profile_tables
 
 COMMANDS = {
     "count_flops.py": count_command,

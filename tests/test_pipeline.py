@@ -18,18 +18,20 @@ import torch
 from commands import ROOT, SHARED, assert_user_error, run
 from fixtures_model_runs import InProcess, write_pipeline
 
-from common.analysis import pipeline as analysis
-from common.analysis.pipeline import Costs, cascade
-from common.cli import pipeline as cli
 from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
 from common.jobs.local import Local
-from common.models import examples, fairseq_stage, pipeline, small
-from common.plots.pipeline import figures
-from common.report.pipeline import sections
 from common.setup import environments
-from common.system import perf
-from common.tables import pipeline as tables
+from common.tools import examples
+from common.tools.inference import counters as perf
+from common.tools.inference import fairseq_stage, small
+from common.tools.inference import pipeline_command as cli
+from common.tools.inference import pipeline_measure as pipeline
+from common.tools.inference import pipeline_rows as analysis
+from common.tools.inference import pipeline_table as tables
+from common.tools.inference.pipeline_plot import figures
+from common.tools.inference.pipeline_rows import Costs, cascade
+from common.tools.inference.pipeline_section import sections
 
 pytestmark = pytest.mark.usefixtures("as_before")
 LIBRISPEECH = SHARED / "librispeech"
@@ -270,8 +272,8 @@ def test_a_model_of_fairseq_in_its_environment(config, tmp_path):
     numpy.savez(tmp_path / "x.npz", id=["a"], src_tokens=[[5, 6, 7, 2]], src_lengths=[4])
     path = config(
         f"general: {{dataset_type: npy, dataset_path: {tmp_path / 'x.npz'}, repeats: 1, warmup: 0}}\n"
-        "stage1: {name: MT, factory: 'common.models.fairseq_stage:Generation', environment: fairseq, "
-        "converter: 'common.models.fairseq_stage:best', "
+        "stage1: {name: MT, factory: 'common.tools.inference.fairseq_stage:Generation', environment: fairseq, "
+        "converter: 'common.tools.inference.fairseq_stage:best', "
         f"arguments: {{path: {folder / 'model.pt'}, data: {folder}, trust_pickle: true}}}}\n"
         "stage2: {name: length, factory: 'stages.py:Length'}\n"
     )
@@ -555,9 +557,9 @@ def test_real_audio_through_a_cascade(config, tmp_path):
     sizes = "dim: 16, heads: 2, layers: 1"
     path = config(
         f"general: {{dataset_size: 1, repeats: 1, warmup: 0}}\n"
-        f"stage1: {{name: ASR, factory: 'common.models.small:Generator', arguments: {{{sizes}, ratio: 0.1}}, "
-        "converter: 'common.models.small:with_lengths'}\n"
-        f"stage2: {{name: TTS, factory: 'common.models.small:TextToSpeech', arguments: {{{sizes}}}}}\n"
+        f"stage1: {{name: ASR, factory: 'common.tools.inference.small:Generator', arguments: {{{sizes}, ratio: 0.1}}, "
+        "converter: 'common.tools.inference.small:with_lengths'}\n"
+        f"stage2: {{name: TTS, factory: 'common.tools.inference.small:TextToSpeech', arguments: {{{sizes}}}}}\n"
     )
     names = sorted(path.name for path in LIBRISPEECH.glob("*.flac"))
     manifest = tmp_path / "real.tsv"

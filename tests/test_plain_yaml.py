@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 from commands import assert_user_error, run
 
-from common.cli import configuration, inference, pipeline
 from common.core import plain_yaml
 from common.core.errors import UserError
+from common.tools import configuration
+from common.tools.inference import command as inference
+from common.tools.inference import pipeline_command as pipeline
 
 pytest.importorskip("yaml")
 

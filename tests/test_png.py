@@ -23,8 +23,9 @@ from fixtures_sweeps import measured, write_sweep
 
 from common.analysis import logs, machines
 from common.analysis.sweep import read
-from common.plots import png, runs, shapes, style, sweep
+from common.plots import png, runs, shapes, sweep
 from common.plots.machines import relative_times
+from common.present import style
 
 pytest.importorskip("matplotlib")
 

@@ -14,7 +14,9 @@ from commands import run
 torch = pytest.importorskip("torch")
 
 from common.core.errors import NotRunnable, UserError  # noqa: E402
-from common.models import audio, inference, recognisers  # noqa: E402
+from common.tools import audio  # noqa: E402
+from common.tools.inference import measure as inference  # noqa: E402
+from common.tools.inference import recognisers  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("as_before")
 SENTENCE = "a transducer listens to speech and writes it down one symbol after the other"

@@ -14,15 +14,15 @@ from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_model_runs import InProcess, write_profile
 from torch import nn
 
-from common.analysis.profile import profile
-from common.cli import profile as cli
 from common.core.guard import guarded
-from common.measure import labels as labelling
 from common.measure.clock import Clock
-from common.measure.labels import Labels, Spans
-from common.models import icefall, transducer
-from common.plots.profile import figures
-from common.tables import profile as tables
+from common.tools.profile import command as cli
+from common.tools.profile import icefall, transducer
+from common.tools.profile import labels as labelling
+from common.tools.profile import table as tables
+from common.tools.profile.labels import Labels, Spans
+from common.tools.profile.plot import figures
+from common.tools.profile.rows import profile
 
 SMALL = {
     "embed_channels": "[2,2,4]",

@@ -17,10 +17,10 @@ from fixtures_runs import (
     write_run,
 )
 
-from common.analysis import ranking
+from common.analysis import ranking, ratios
+from common.analysis.ratios import Padding
 from common.analysis.row import Row
-from common.core import ratios, statistics
-from common.core.ratios import Padding
+from common.core import statistics
 from common.report.verdicts import fastest
 
 

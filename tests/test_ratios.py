@@ -1,4 +1,4 @@
-"""common.core.ratios: two designs, the regression on padding, and how often its interval holds a known truth."""
+"""common.analysis.ratios: two designs, the regression on padding, and how often its interval holds a known truth."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.analysis import change_verdicts
-from common.core import ratios
-from common.core.ratios import Padding
+from common.analysis import change_verdicts, ratios
+from common.analysis.ratios import Padding
 from common.core.statistics import median, student_t
 
 ROOT = Path(__file__).resolve().parents[1]

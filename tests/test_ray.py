@@ -596,7 +596,15 @@ def test_a_task_takes_its_files_along(beside):
     """As its values name them, wherever they stand; what is installed is there already."""
     weights = beside / "weights.bin"
     weights.write_bytes(b"1")
-    installed = ["torchaudio.models:Emformer", "common.models.small:Generator", "hf:model", "a text", "", 3, None]
+    installed = [
+        "torchaudio.models:Emformer",
+        "common.tools.inference.small:Generator",
+        "hf:model",
+        "a text",
+        "",
+        3,
+        None,
+    ]
     given = {"model": f"{beside}/mymodel.py:Net", "arguments": {"path": [str(weights)], "more": installed}}
     files = carried.files(given)
     assert files == (f"{beside}/mymodel.py", str(weights))

@@ -27,11 +27,12 @@ from fixtures_traces import memory as memory_event
 
 from common.analysis import logs
 from common.analysis.groups import Group, pareto
-from common.core import table
-from common.plots import runs, style, trade_off
-from common.records.conformance import DIFFERS, Outcome
-from common.report import conformance, facts, headline, html, writing
-from common.report.html import script_hash
+from common.conformance import section as conformance
+from common.conformance.records import DIFFERS, Outcome
+from common.plots import runs, trade_off
+from common.present import html, style, table
+from common.present.html import script_hash
+from common.report import facts, headline, writing
 from common.report.page import LIBRARY as LIBRARY_FILE
 from common.report.page import page
 from common.report.verdicts import verdicts

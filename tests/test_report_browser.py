@@ -20,10 +20,11 @@ from fixtures_traces import kineto, span, steps, write
 from fixtures_traces import memory as memory_event
 
 from common.analysis import logs
-from common.core import table
-from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
-from common.report import conformance, page, writing
-from common.report.section import Section
+from common.conformance import section as conformance
+from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
+from common.present import table
+from common.present.section import Section
+from common.report import page, writing
 
 pytest.importorskip("selenium", reason="selenium is not installed in this Python")
 pytest.importorskip("jinja2", reason="jinja2 is not installed in this Python")

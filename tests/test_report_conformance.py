@@ -10,8 +10,8 @@ import pytest
 from fixtures_conformance import made
 
 from common.analysis.groups import Group
-from common.records.conformance import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
-from common.report import conformance
+from common.conformance import section as conformance
+from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Outcome
 from common.report.page import page
 
 LIBRARY = "/* plotly */"

@@ -7,7 +7,8 @@ from fixtures_runs import correctness, environment, sample, status, traced_run, 
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.plots import bars, labels, over_time, scales, style
+from common.plots import bars, over_time
+from common.present import labels, scales, style
 
 
 def test_an_axis_is_cut_below_what_is_far_beyond_the_others():

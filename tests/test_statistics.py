@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from common.core.ratios import independent_ratio, paired_ratio
+from common.analysis.ratios import independent_ratio, paired_ratio
 from common.core.statistics import (
     describe,
     geometric_mean,

@@ -9,8 +9,8 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_model_runs import InProcess
 
-from common.cli import flops as command
 from common.core.guard import guarded
+from common.tools.flops import command
 
 pytest.importorskip("torch")
 pytest.importorskip("yaml")

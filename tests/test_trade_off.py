@@ -5,7 +5,8 @@ from __future__ import annotations
 from fixtures_runs import timed
 
 from common.analysis import logs
-from common.plots import scales, trade_off
+from common.plots import trade_off
+from common.present import scales
 
 
 def entries_of(folder):

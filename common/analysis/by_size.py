@@ -1,8 +1,8 @@
 """How the time of a loss grows with the size of a batch: a power of it, with its interval.
 
 The logarithm of a batch's median time is a straight line over that of its size, by least squares over all batches of
-all rounds.  The interval of the line is Student's t over rounds, which are the clusters (see common.core.ratios).  It
-holds for each size, not for all of them together.
+all rounds.  The interval of the line is Student's t over rounds, which are the clusters (see common.analysis.ratios).
+It holds for each size, not for all of them together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import List, Mapping, NamedTuple, Optional
 
-from common.core.ratios import FEWEST_ROUNDS, Pair, regression
+from common.analysis.ratios import FEWEST_ROUNDS, Pair, regression
 from common.core.statistics import CONFIDENCE, student_t
 
 FEWEST_SIZES = 3

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from common.core import ratios, statistics
-from common.core.ratios import Ratio
+from common.analysis import ratios
+from common.analysis.ratios import Ratio
+from common.core import statistics
 from common.records.schema import Correctness
 
 MINIMUM_ROUNDS = 3

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar, Dict, List, Optional, Sequence, Tuple
 
-from common.analysis import change_verdicts
+from common.analysis import change_verdicts, ratios
 from common.analysis.change_verdicts import Margins
 from common.analysis.pairs import Pair, Sides
 from common.analysis.row import PEAKS, SCOPES, Row
-from common.core import ratios, statistics
+from common.core import statistics
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.core.statistics import TOLERANCE
 from common.core.text import gathered, gathered_twice

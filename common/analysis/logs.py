@@ -19,7 +19,8 @@ from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.paths import not_there
-from common.records import model_run, schema, store
+from common.present import slices
+from common.records import schema, store
 from common.traces.files import is_trace, trace_files, worker
 from common.traces.reader import TraceSummary
 from common.traces.windows import Window, profiled, read_windows
@@ -70,7 +71,8 @@ def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
 def found(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
     """What `read` gives.  Raises UserError where that is nothing, and no run of a model is there either."""
     log = read(paths, all_runs)
-    if not log and not any(map(model_run.holds, paths or ["log"])):
+    folders = [Path(path) for path in paths] or [Path("log")]
+    if not log and not any(tool.holds(path) for tool in slices.registered() for path in folders):
         where = ", ".join(map(str, paths)) or "log/"
         raise UserError(f"no runs under {where}: run `make bench` first, or name a folder that holds runs or traces")
     return log

@@ -13,9 +13,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.row import COUNTERS, SCOPES, Row, marked
 from common.core import statistics
-from common.core.table import Cell
 from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
+from common.present.table import Cell
 
 
 def _unknown(row: Any) -> Optional[float]:

@@ -2,8 +2,8 @@
 
 Kinds are ranked apart: an approximation that is faster is not the faster loss.  Only rows that are ok are compared, and
 interrupted ones by the rounds that they ended.  Ratios are over the batches that both rows have (see
-common.core.ratios).  The intervals of a kind hold together for all pairs of its rows: the fastest is chosen by the same
-times, so any pair could have been the one that is shown.
+common.analysis.ratios).  The intervals of a kind hold together for all pairs of its rows: the fastest is chosen by the
+same times, so any pair could have been the one that is shown.
 
 Verdicts are between rows of one torch version.  The ratio of a row of another torch is that of both torches too, so it
 has no verdict.  Where one loss was measured under both torches (the control: fast_rnnt and fast_rnnt@k2), two
@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from common.analysis import ratios
+from common.analysis.ratios import Ratio
 from common.analysis.row import Row
-from common.core import ratios, statistics
-from common.core.ratios import Ratio
+from common.core import statistics
 
 Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
 OTHER_TORCH = "other torch"

@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
-from common.core import ratios, settings
-from common.core.ratios import Padding
+from common.analysis import ratios
+from common.analysis.ratios import Padding
+from common.core import settings
 from common.core.text import plain
 from common.records import schema
 from common.records.schema import FILE_NAME, Batch, Correctness, Distribution, Environment, Header, JobLine

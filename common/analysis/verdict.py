@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
-from common.analysis import conformance, ranking
+from common.analysis import ranking, ratios
+from common.analysis.ratios import Ratio
 from common.analysis.row import Row
-from common.core import ratios, statistics
-from common.core.ratios import Ratio
+from common.core import statistics
+from common.present import slices
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
 MEMORY_MARGIN = 0.02
@@ -91,13 +92,13 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     """Of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides docs/."""
     quick, small, approximate = fastest(rows, EXACT), smallest(rows), fastest(rows, ("pruned",))
     if approximate:
-        approximate = replace(approximate, caveats=conformance.caveats(approximate.row.loss, folders))
+        approximate = replace(approximate, caveats=slices.caveats(approximate.row.loss, folders))
     if approximate and quick:
         over = ranking.over(quick.row, approximate.row, approximate.scope)
         peaks = approximate.row.peak_mb, quick.row.peak_mb
         approximate = replace(approximate, over=over, memory=peaks[0] / peaks[1] if peaks[0] and peaks[1] else None)
     if quick:
-        quick = replace(quick, caveats=conformance.caveats(quick.row.loss, folders))
+        quick = replace(quick, caveats=slices.caveats(quick.row.loss, folders))
     return Verdict(quick, given_logits(rows), small, approximate)
 
 

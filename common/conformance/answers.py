@@ -8,9 +8,9 @@ from typing import Optional, Tuple
 import torch
 
 from common.conformance.questions import Question
+from common.conformance.records import DIFFERS, NAN_GRADIENT, PASS, Outcome
 from common.losses.layouts.base import Shapes
 from common.losses.oracle import TOLERANCE, relative_error
-from common.records.conformance import DIFFERS, NAN_GRADIENT, PASS, Outcome
 
 
 def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Mapping, Tuple
 
-from common.records.conformance import Asked
+from common.conformance.records import Asked
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from common.conformance.answers import compare, listed, size
 from common.conformance.large import more_than_2_31_elements as more_than_2_31_elements
 from common.conformance.questions import Examination, NotAsked, Question, Refused
+from common.conformance.records import DIFFERS, PASS, REFUSES, Outcome
 from common.losses.inputs import Batch
 from common.losses.oracle import relative_error
-from common.records.conformance import DIFFERS, PASS, REFUSES, Outcome
 
 #: (T, U): ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]

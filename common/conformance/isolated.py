@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from common.conformance.cases import BY_NAME, Case
+from common.conformance.records import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
 from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
 from common.core.text import said
-from common.records.conformance import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
 from common.system.processes import Child, signal_name
 
 #: Importing torch and a loss takes seconds, compiling one a minute, waiting for another that compiles several.

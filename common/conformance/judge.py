@@ -11,9 +11,9 @@ import torch
 from common.conformance import checks, questions, reproductions
 from common.conformance.cases import Case
 from common.conformance.questions import Examination, NotAsked, Question, Refused, message
+from common.conformance.records import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
 from common.core.errors import NotRunnable
 from common.losses.adapter import Adapter
-from common.records.conformance import CRASHES, DIFFERS, ERROR, NOT_APPLICABLE, REFUSES, Outcome
 
 LOST = "the CUDA context is lost"
 

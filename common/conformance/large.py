@@ -12,11 +12,11 @@ import torch
 
 from common.conformance.answers import listed, size
 from common.conformance.questions import Examination, NotAsked, Question, message
+from common.conformance.records import DIFFERS, PASS, Outcome
 from common.losses import oracle
 from common.losses.layouts import table
 from common.losses.oracle import relative_error
 from common.measure.memory_limit import AddressSpace
-from common.records.conformance import DIFFERS, PASS, Outcome
 from common.system import memory
 
 LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Callable, Dict
 
 from common.conformance.cases import BY_NAME, Case
+from common.conformance.records import CRASHES, Outcome
 from common.core import scripts, settings
 from common.core.errors import NotRunnable
 from common.measure.device import current, import_torch
-from common.records.conformance import CRASHES, Outcome
 from common.system import machine, memory, processes
 
 

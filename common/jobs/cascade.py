@@ -24,7 +24,8 @@ def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[st
     """Yield the records of an example, up to the ``status`` of the first process that did not end well.
 
     Args:
-        job: as Task.to_json makes it; what is given is as for common.models.pipeline, each stage with `environment`.
+        job: as Task.to_json makes it; what is given is as for tools/inference/pipeline_measure, each stage with
+            `environment`.
         python: of the stages without an environment.
         timeout: seconds for all processes together.
         note: called with how far it is.

@@ -14,11 +14,11 @@ from common.core.text import said
 SUBJECTS = {
     "loss": "common.losses.subject",
     "device": "common.measure.peaks",
-    "flops": "common.models.counting",
-    "inference": "common.models.inference",
-    "pipeline": "common.models.pipeline",
+    "flops": "common.tools.flops.measure",
+    "inference": "common.tools.inference.measure",
+    "pipeline": "common.tools.inference.pipeline_measure",
     "cascade": "common.jobs.cascade",
-    "profile": "common.models.profile",
+    "profile": "common.tools.profile.measure",
     "conformance": "common.conformance.isolated",
     "sleep": "benchmarks.sleeping",
 }

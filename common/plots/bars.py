@@ -7,10 +7,9 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis.groups import apart
 from common.analysis.row import Row, is_positive
-from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
-from common.plots import scales
-from common.plots.style import (
+from common.present import scales
+from common.present.style import (
     INK,
     Figure,
     Trace,
@@ -24,6 +23,7 @@ from common.plots.style import (
     shown,
     whiskers,
 )
+from common.present.table import Cell, Table, measured, tabulated
 
 LANE = 62  # pixels
 ABOVE = 14  # pixels from the middle of a lane to its name

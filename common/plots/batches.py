@@ -9,10 +9,10 @@ from common.analysis import by_size
 from common.analysis.groups import apart
 from common.analysis.row import Row
 from common.core import statistics
-from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import gathered, number
-from common.plots import scales
-from common.plots.style import Figure, Trace, axis, axis_of, band, color, dash, layout, marker, points
+from common.present import scales
+from common.present.style import Figure, Trace, axis, axis_of, band, color, dash, layout, marker, points
+from common.present.table import Cell, Table, measured, tabulated
 from common.records.schema import Batch
 
 HEIGHT = 420

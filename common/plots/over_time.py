@@ -9,9 +9,9 @@ from typing import Any, Dict, List, Optional, Sequence
 from common.analysis.groups import apart
 from common.analysis.row import Row, Sample
 from common.core import statistics
-from common.core.table import Cell, measured, tabulated
 from common.core.text import gathered, number
-from common.plots.style import INK, Figure, Trace, axis, color, lanes, layout, marker, points, shown, symbol
+from common.present.style import INK, Figure, Trace, axis, color, lanes, layout, marker, points, shown, symbol
+from common.present.table import Cell, measured, tabulated
 from common.traces.memory_curve import Curve
 
 LANE = 130  # pixels

@@ -20,8 +20,9 @@ from common.analysis.groups import Group
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
-from common.plots import labels, runs, search, sweep
-from common.plots.style import DASHES, INK, MARKS, PATTERNS, Figure, Names, Trace
+from common.plots import runs, search, sweep
+from common.present import labels
+from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Names, Trace
 
 #: plotly's names of markers, lines and patterns -> matplotlib's.
 MARKERS = {**dict(zip(MARKS, "osD^PX*vph")), "triangle-right": ">", "x-thin": "x"}

@@ -6,7 +6,7 @@ from typing import List, Sequence
 
 from common.analysis.row import Row
 from common.plots import bars, batches, over_time, trade_off
-from common.plots.style import Figure
+from common.present.style import Figure
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:

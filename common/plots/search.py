@@ -6,11 +6,11 @@ from typing import List, Sequence
 
 from common.analysis.row import Row
 from common.analysis.search import peaks_mb
-from common.core.table import Cell, measured, tabulated
 from common.core.text import gathered, number
 from common.core.units import MB
-from common.plots import scales
-from common.plots.style import INK, Figure, axis_of, color, dash, layout, marker, points
+from common.present import scales
+from common.present.style import INK, Figure, axis_of, color, dash, layout, marker, points
+from common.present.table import Cell, measured, tabulated
 
 HEIGHT = 420
 

@@ -7,9 +7,9 @@ from typing import List, NamedTuple, Sequence
 
 from common.analysis.row import Row
 from common.core import statistics
-from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import number
-from common.plots.style import INK, NEUTRAL, Figure, Trace, axis, bars, layout
+from common.present.style import INK, NEUTRAL, Figure, Trace, axis, bars, layout
+from common.present.table import Cell, Table, measured, tabulated
 from common.records.schema import Batch, Histogram
 
 ALONE, BOTH = 210, 270  # pixels: the height of one histogram, and of two above each other

@@ -12,10 +12,23 @@ from common.analysis.metrics import METRICS, Metric, others
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms
 from common.core import grid
-from common.core.table import Cell, Table, measured, tabulated
 from common.core.text import gathered, number
-from common.plots import scales
-from common.plots.style import Figure, Trace, axis, axis_of, bar_of, bars, color, dash, layout, marker, points, whiskers
+from common.present import scales
+from common.present.style import (
+    Figure,
+    Trace,
+    axis,
+    axis_of,
+    bar_of,
+    bars,
+    color,
+    dash,
+    layout,
+    marker,
+    points,
+    whiskers,
+)
+from common.present.table import Cell, Table, measured, tabulated
 
 HEIGHT = 420
 LOGARITHMIC_FROM = 4  # largest over smallest value from which both axes are logarithmic

@@ -11,10 +11,9 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.groups import pareto
 from common.analysis.row import Row
-from common.core.table import Cell, Table, measured, tabulated
-from common.plots import scales
 from common.plots.bars import times
-from common.plots.style import (
+from common.present import scales
+from common.present.style import (
     INK,
     Figure,
     Names,
@@ -29,6 +28,7 @@ from common.plots.style import (
     symbol,
     whiskers,
 )
+from common.present.table import Cell, Table, measured, tabulated
 
 
 class Front(NamedTuple):

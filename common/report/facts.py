@@ -7,9 +7,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis.row import Row
 from common.core import statistics, workloads
-from common.core.table import Cell, Column, Table, measured, tabulated
 from common.core.text import plain
 from common.core.units import GIB
+from common.present.table import Cell, Column, Table, measured, tabulated
 from common.records.schema import Batch
 from common.tables import remarks
 

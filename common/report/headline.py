@@ -8,9 +8,9 @@ from typing import List, Optional, Sequence
 from common.analysis import verdict
 from common.analysis.row import Row
 from common.analysis.verdict import Pick
-from common.core.table import Link, Sentence
 from common.core.text import count, number
-from common.report.section import Line, Verdict
+from common.present.section import Line, Verdict
+from common.present.table import Link, Sentence
 from common.report.verdicts import WITHHELD, spent, time_of
 
 NAMED = 3  # of those whose difference is not certain

@@ -12,10 +12,10 @@ from typing import Any, Dict, List, Optional, Sequence
 from common.analysis import groups, metrics
 from common.analysis.machines import Machine, rows_by_name, shared_configuration
 from common.analysis.row import Row
-from common.core.table import Cell, Column, Table
 from common.core.text import number, plain
 from common.plots.machines import relative_times
-from common.report.section import Section
+from common.present.section import Section
+from common.present.table import Cell, Column, Table
 
 TITLE = "Machines side by side"
 
@@ -25,7 +25,7 @@ def section(family: Sequence[Machine], place: int) -> Section:
     heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
     shown: Dict[str, Any] = {"table": numbers(family), "figures": [figure] if figure else []}
     shown["about"] = [(f"group-{one.place}", one.title) for one in family]
-    return Section("machines", name, TITLE, name, heading, **shown)
+    return Section("report/templates/machines.html.jinja", name, TITLE, name, heading, **shown)
 
 
 def numbers(family: Sequence[Machine]) -> Table:

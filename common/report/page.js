@@ -25,7 +25,7 @@ async function unpackPlotly() {
   document.head.append(script);
 }
 
-// The names of points, as common/plots/labels.py places them: beside their own point, off each other, other points and
+// The names of points, as common/present/labels.py places them: beside their own point, off each other, other points and
 // lines; where it is crowded farther away, with a line.  Boxes are [left, top, right, bottom] in pixels.
 const directions = [
   [1, 1, -1], [-1, -1, -1], [1, 1, 1], [-1, -1, 1], [0, 0, -1], [0, 0, 1], [1, 1, 0], [-1, -1, 0],

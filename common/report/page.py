@@ -15,24 +15,12 @@ from common.analysis.machines import families as families_of
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import NOT_RUNNABLE
-from common.core.table import Link
 from common.core.text import count, gathered
 from common.plots import runs, search
-from common.report import (
-    conformance,
-    facts,
-    flops,
-    headline,
-    html,
-    inference,
-    machines,
-    pipeline,
-    profile,
-    shapes,
-    sweep,
-    verdicts,
-)
-from common.report.section import Failure, Line, Section
+from common.present import html, slices
+from common.present.section import Failure, Line, Section
+from common.present.table import Link
+from common.report import facts, headline, machines, shapes, sweep, verdicts
 from common.tables import remarks, results
 
 Paths = Sequence[Path]
@@ -52,11 +40,7 @@ def page(
         *(machines.section(family, place) for place, family in enumerate(families)),
         *(_section(group, place, titles[place], [base, *paths]) for place, group in enumerate(groups)),
         *(sweep.section(one, place) for place, one in enumerate(swept)),
-        *profile.sections(paths),
-        *flops.sections(paths),
-        *inference.sections(paths),
-        *pipeline.sections(paths),
-        *conformance.sections(base, paths),
+        *(section for tool in slices.registered() for section in tool.sections(base, paths)),
     ]
     return assembled(sections, base, TITLE, _lead(groups, swept), library, reading=True)
 
@@ -94,7 +78,7 @@ def assembled(
         for one in figure.drawn
     }
     content.update(library=html.packed(library), script=script, written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}")
-    return html.render("page.html.jinja", base, **content)
+    return html.render("report/templates/page.html.jinja", base, **content)
 
 
 def _source(path: Path) -> str:
@@ -156,7 +140,7 @@ def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
         about.update(facts=known, verdicts=verdicts.verdicts(rows), shapes=utterances)
         about["table"] = results.table("page", "Results", ran) if ran else None
         about["figures"] = runs.figures(rows) + small
-    return Section("timed", f"group-{place}", title, str(place), group.heading, **about)
+    return Section("report/templates/timed.html.jinja", f"group-{place}", title, str(place), group.heading, **about)
 
 
 def _notes(rows: Sequence[Row]) -> List[Line]:

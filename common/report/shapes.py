@@ -10,8 +10,8 @@ from typing import List, Optional, Sequence, Tuple
 
 from common.analysis.row import Row
 from common.plots.shapes import batch_table, bins, distributions, of_batches, padding
-from common.plots.style import Figure
-from common.report.section import Shapes
+from common.present.section import Shapes
+from common.present.style import Figure
 
 FEWEST = 10  # batches: a histogram of fewer shows less than their table
 

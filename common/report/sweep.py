@@ -6,11 +6,11 @@ from typing import Any, Dict, List
 
 from common.analysis.sweep import Sweep
 from common.core import grid
-from common.core.table import Link
 from common.plots.sweep import figures
+from common.present.section import Failure, Section
+from common.present.table import Link
 from common.records import schema
 from common.report import facts
-from common.report.section import Failure, Section
 from common.tables import remarks
 from common.tables import sweep as sweep_table
 
@@ -27,7 +27,7 @@ def section(sweep: Sweep, place: int) -> Section:
     about["facts"] = [*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)]
     about["failures"] = _failures(sweep)
     about["notes"] = [("", [line]) for line in sweep_table.notes(sweep)]
-    return Section("sweep", name, title, name, **about)
+    return Section("report/templates/sweep.html.jinja", name, title, name, **about)
 
 
 def _failures(sweep: Sweep) -> List[Failure]:

@@ -29,11 +29,11 @@ from common.analysis.row import SCOPES, Row
 from common.core.errors import UserError
 from common.core.files import read_bytes
 from common.core.text import plain
+from common.present.text import block
 from common.records import schema
 from common.report import writing
 from common.setup import environments
 from common.tables import remarks, results, search
-from common.tables.text import block
 
 VERSION = 3  # of what is written: a new one makes every file anew
 MARK = ".suite-"  # between the name that TensorBoard expects and the fingerprint

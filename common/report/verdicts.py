@@ -14,9 +14,9 @@ from common.analysis import ranking, verdict
 from common.analysis.row import Row
 from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, Pick
 from common.core.errors import NOT_RUNNABLE
-from common.core.table import Link
 from common.core.text import number
-from common.report.section import Verdict
+from common.present.section import Verdict
+from common.present.table import Link
 from common.tables import search
 
 Words = List[Union[str, Link]]

@@ -16,11 +16,11 @@ from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
 from common.analysis.verdict import LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
-from common.core.table import Cell, Table
 from common.core.text import count, error, gathered, number, plain
+from common.present.table import Cell, Table
+from common.present.text import aligned, painted, spaced
 from common.setup import environments, obtaining
 from common.tables import remarks, results, search
-from common.tables.text import aligned, painted, spaced
 
 #: Characters of a line where the width is not known.
 WIDTH = 100

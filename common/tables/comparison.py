@@ -11,11 +11,11 @@ from common.analysis.change_verdicts import WITHHELD, percent
 from common.analysis.comparison import Change
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
-from common.core.table import Cell, Column, Table
 from common.core.text import error, escaped, gathered, number
+from common.present.export import json_text
+from common.present.table import Cell, Column, Table
+from common.present.text import aligned, listed, markdown, spaced
 from common.tables import answer
-from common.tables.export import json_text
-from common.tables.text import aligned, listed, markdown, spaced
 
 FORMATS = ("table", "markdown", "json")
 COLUMNS = (

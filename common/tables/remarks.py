@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Sequence
 from common.analysis import metrics, ranking
 from common.analysis.row import Row
 from common.core.text import count, error, gathered, number, plain, short
-from common.tables.text import listed
+from common.present.text import listed
 
 Lines = List[str]
 

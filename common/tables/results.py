@@ -9,11 +9,11 @@ from common.analysis.groups import groups, heading
 from common.analysis.metrics import Metric
 from common.analysis.row import Row
 from common.core.errors import NOT_RUNNABLE
-from common.core.table import Cell, Column, Table
 from common.core.text import plain
+from common.present.export import csv_text, json_text
+from common.present.table import Cell, Column, Table
+from common.present.text import block
 from common.tables import remarks
-from common.tables.export import csv_text, json_text
-from common.tables.text import block
 
 FORMATS = ("table", "markdown", "csv", "json")
 STATUS_MARKS = {"ok": "good", **dict.fromkeys(NOT_RUNNABLE, "quiet")}

@@ -8,9 +8,9 @@ from common.analysis.groups import groups, heading
 from common.analysis.metrics import largest
 from common.analysis.row import Row
 from common.core.text import plain
+from common.present.text import block
 from common.tables import remarks
 from common.tables.results import table
-from common.tables.text import block
 
 
 def render(rows: Sequence[Row], format: str) -> str:

@@ -10,10 +10,10 @@ from common.analysis import groups, metrics, verdict
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, growth, is_number, is_numeric
 from common.core import grid
-from common.core.table import Cell, Column, Table
 from common.core.text import count, gathered, plain
+from common.present.table import Cell, Column, Table
+from common.present.text import aligned, block, listed, spaced
 from common.tables import answer, results
-from common.tables.text import aligned, block, listed, spaced
 
 GAP = (
     "gap to exact: relative difference of a pruned loss to the exact one as timed; its errors are those with the range "

@@ -23,14 +23,14 @@ from fixtures_sweeps import write_sweep
 from fixtures_traces import MIB, kineto, span, steps
 from fixtures_traces import memory as allocated
 
-from common.analysis import conformance
+from common.conformance import findings as conformance
+from common.conformance import matrix as tables
+from common.conformance.records import Outcome
 from common.core import settings
 from common.core.errors import UserError
 from common.core.paths import ROOT
 from common.data import shapes
 from common.records import run, schema, store
-from common.records.conformance import Outcome
-from common.tables import conformance as tables
 from faults.invariants import CODES, Ended, check, require
 from faults.mutations import mutated
 

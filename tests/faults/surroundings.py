@@ -144,8 +144,9 @@ def _replaced(text: bytes, chance: random.Random) -> bytes:
 
 def configurations(seed: int, folder: Path) -> None:
     """A configuration that is damaged, or that nobody writes: one line within a moment, or values as wanted."""
-    from common.cli import inference, pipeline
-    from common.models import loading
+    from common.tools import loading
+    from common.tools.inference import command as inference
+    from common.tools.inference import pipeline_command as pipeline
 
     chance, path = random.Random(f"configurations {seed}"), folder / "strange.yaml"
     shipped = (ROOT / chance.choice(["pipeline.yaml", "profile.yaml"])).read_bytes()

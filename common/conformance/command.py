@@ -1,0 +1,242 @@
+"""Ask every implementation and variant the corner cases, and print who answers right, wrong, not at all, or dies.
+
+Loss and gradient are compared with the float64 oracle; what may end a process has one of its own.  Differences are
+data: the exit code is 0 when the matrix could be made, 1 when an implementation could not be judged for an error of
+this suite, 2 for bad usage or a matrix that could not be written (it is printed), 130 or 143 when it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from threading import RLock
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+from common.cli import devices, flag_types, flags
+from common.cli.parser import Parser, implementations
+from common.cli.screen import how, in_color
+from common.conformance import findings as conformance
+from common.conformance.cases import CASES, Case
+from common.conformance.matrix import block, markdown, screen, table
+from common.conformance.records import ERROR, Judged
+from common.core import settings
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from common.core.files import another, make_folder, write_whole
+from common.core.implementations import find, with_variants
+from common.core.paths import ROOT
+from common.core.text import LONGEST_SAID, count
+from common.jobs.executor import Executor
+from common.jobs.progress import Progress
+from common.jobs.spec import Job
+from common.jobs.spread import OnceMore, spread
+from common.present.table import Cell, tabulated
+from common.present.text import aligned
+from common.setup import interpreters
+from common.system import machine
+
+JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
+
+
+def parser() -> Parser:
+    result = Parser(description=__doc__)
+    names = tuple(one.name for one in with_variants())
+    standard = tuple(one.name for one in with_variants() if not one.template)
+    result.add_argument(
+        "--only",
+        type=implementations(standard),
+        default=standard,
+        metavar="A,B",
+        help=f"these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
+        "Default: all but the template",
+    )
+    cases = tuple(case.name for case in CASES)
+    result.add_argument(
+        "--cases",
+        type=flag_types.some_of(cases),
+        default=cases,
+        metavar="X,Y",
+        help="these cases (--list names them). Default: all",
+    )
+    result.add_argument(
+        "--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto"
+    )
+    result.add_argument(
+        "--format",
+        choices=("table", "markdown", "json", "readme"),
+        default="table",
+        help="of what is printed; readme: the small folded matrix of docs/corners.md. Default: table",
+    )
+    result.add_argument(
+        "--output",
+        type=flag_types.path,
+        metavar="DIR",
+        help=f"write {MARKDOWN_NAME} and {JSON_NAME} into DIR. Default: only {JSON_NAME}, into log/",
+    )
+    result.add_argument(
+        "--update",
+        action="store_true",
+        help=f"keep the rows of the {JSON_NAME} that is there which this run does not judge, with their revision",
+    )
+    result.add_argument(
+        "--resume",
+        action="store_true",
+        help=f"go on with the {JSON_NAME} of a run that was stopped, of the same revision, cases and device: what it "
+        "judged is not judged again",
+    )
+    result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
+    result.add_argument(
+        "--timeout", type=flag_types.positive, default=120.0, metavar="S", help="seconds for one case. Default: 120"
+    )
+    result.add_argument(
+        "--large",
+        nargs="?",
+        type=flag_types.some_of(names, names),
+        default=(),
+        const=names,
+        metavar="A,B",
+        help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
+        "memory are free",
+    )
+    flags.add_table(result, flags.EXECUTOR)
+    result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
+    result.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")
+    return result
+
+
+def main(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
+        print(aligned(tabulated("cases", "Cases", rows), LONGEST_SAID))
+        return EXIT_OK
+    suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
+    folder, advice = arguments.output or ROOT / "log", another("--output", "folder")
+    make_folder(folder, advice)
+    cases = [case for case in CASES if case.name in arguments.cases]
+    if arguments.update and len(cases) < len(CASES):
+        raise UserError("--update: a row is judged as a whole; leave --cases out")
+    with devices.on_all(arguments, arguments.only) as executor:
+        return judge(executor, cases, folder, advice, suite, arguments)
+
+
+def judge(
+    executor: Executor,
+    cases: Sequence[Case],
+    folder: Path,
+    advice: str,
+    suite: Sequence[Any],
+    arguments: argparse.Namespace,
+) -> int:
+    """On all devices of the executor.  folder: where the matrix goes; suite: see machine.git_state."""
+    choices = executor.choose(arguments.only, arguments.in_place, ())
+    device = executor.resolve_device(arguments.device, choices)
+    about = executor.machine or machine.describe()
+    earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
+    command = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    judged: List[Judged] = []
+    if arguments.resume:
+        judged += conformance.resumed(folder / JSON_NAME, cases, device, about["cpu"], suite, arguments.large)
+    done = {one.name for one in judged}
+    left = {name: choice for name, choice in choices.items() if name not in done}
+
+    def found() -> Dict[str, Any]:
+        of = conformance.document(judged, cases, device=device, machine=about, suite=suite, command=command)
+        return conformance.updated(of, earlier)
+
+    def kept() -> Optional[UserError]:
+        """Put on disk what is judged so far; returns why that cannot be."""
+        files = [(folder / JSON_NAME, json.dumps(found(), indent=1) + "\n")]
+        if arguments.output:
+            files.append((folder / MARKDOWN_NAME, markdown(found())))
+        try:
+            write_whole(advice, *files)
+        except UserError as error:
+            return error
+        return None
+
+    problem: Optional[UserError] = None
+    interrupted = False
+
+    def keep(one: Judged) -> None:
+        nonlocal problem
+        judged.append(one)
+        before, problem = problem, kept()
+        if problem and not before:
+            print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
+
+    try:
+        judge_all(executor, left, cases, device, arguments, keep)
+    except KeyboardInterrupt:
+        if not judged:
+            raise
+        problem, interrupted = kept(), True
+    show(found(), arguments)
+    if problem:
+        raise problem
+    if interrupted:
+        done |= {one.name for one in judged}
+        words = f"{len(done & choices.keys())} of {count(len(choices), 'implementation')} judged"
+        print(f"interrupted: {words}, which {folder / JSON_NAME} has; --resume judges the others", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def show(found: Dict[str, Any], arguments: argparse.Namespace) -> None:
+    format = arguments.format
+    if format == "json":
+        print(json.dumps(found, indent=1))
+    elif format == "markdown":
+        print(markdown(found), end="")
+    elif format == "readme":
+        print(block(found))
+    else:
+        print(table(found, color=in_color()) if arguments.details else screen(found, **how()), end="")
+
+
+def judge_all(
+    executor: Executor,
+    choices: Mapping[str, interpreters.Choice],
+    cases: Sequence[Case],
+    device: str,
+    arguments: argparse.Namespace,
+    keep: Callable[[Judged], None],
+) -> None:
+    """Every implementation, each on a device that is free; one that cannot run costs only its own column.  keep: is
+    called with one after the other."""
+    lock, once_more = RLock(), OnceMore()
+    with Progress(arguments.quiet) as progress:
+        progress.expect([(name, "conformance") for name in choices])
+
+        def serve(lane: Executor, name: str) -> None:
+            with lock:
+                progress.start(name)
+            python, reason = choices[name].python, choices[name].reason
+            asked = (("cases", [case.name for case in cases]), ("large", name in arguments.large))
+            job = Job(name, "conformance", overrides=asked, subject="conformance")
+            if python is None:
+                records = [job.status("missing", reason)]
+            else:
+                how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
+                records = once_more.execute(name, lane, job, python, *how)
+            one = _judged(name, records)
+            if name in arguments.large:
+                one.about["large"] = True
+            with lock:
+                progress.done(name, one.status, one.reason, (name, "conformance"))
+                keep(one)
+
+        spread(executor.lanes(), choices, serve)
+
+
+def _judged(name: str, records: Sequence[Mapping[str, Any]]) -> Judged:
+    """From the records of its job."""
+    *found, end = records
+    if end["status"] != "ok":
+        return Judged(name, find(name).kind, end["status"], end["reason"])
+    one = Judged.from_json(found[0]["judged"])
+    if "node" in found[0]:
+        one.about["node"] = found[0]["node"]
+    return one

@@ -1,0 +1,276 @@
+"""What a user must know, in plain words, from the cells of a matrix: wrong answers without an error first, then
+crashes, then errors where an answer could be expected.  No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.conformance.documents import Matrix
+from common.conformance.records import (
+    CRASHES,
+    DIFFERS,
+    ERROR,
+    NAN_GRADIENT,
+    NOT_APPLICABLE,
+    PASS,
+    REFUSES,
+    TIMEOUT,
+    Asked,
+    Judged,
+    Outcome,
+)
+from common.core.errors import UserError
+from common.core.implementations import with_variants
+from common.core.paths import ROOT
+from common.core.text import UNBOUNDED, gathered, without_folders
+from common.records import documents
+from common.setup import obtaining
+
+WRONG, FATAL, REFUSAL = "Wrong without an error", "Ends or hangs the process", "Refuses what one could expect to work"
+KINDS = (WRONG, FATAL, REFUSAL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """kind: one of KINDS; who: implementations by what they said; shown: code by the name of its implementation, one
+    for each package that has some, those first that are easy to get."""
+
+    kind: str
+    case: Asked
+    sentence: str
+    who: Dict[str, List[str]]
+    shown: Mapping[str, str] = field(default_factory=dict)
+
+
+def called(entry: Mapping[str, Any]) -> str:
+    """The name of an implementation; a simulated one says so."""
+    return str(entry["name"]) + (obtaining.SIMULATED if entry.get("simulator") else "")
+
+
+def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
+    """(implementation, outcome) of those that were judged by the case."""
+    return [
+        (called(entry), Outcome.from_json(entry["cells"][case]))
+        for entry in document["implementations"]
+        if case in entry["cells"]
+    ]
+
+
+def findings(document: Mapping[str, Any]) -> List[Finding]:
+    found = []
+    for kind, results in ((WRONG, (DIFFERS,)), (FATAL, (CRASHES, TIMEOUT)), (REFUSAL, (REFUSES,))):
+        for case in map(Asked.from_json, document["cases"]):
+            hits = [(who, outcome) for who, outcome in outcomes_of(document, case.name) if outcome.result in results]
+            if hits and not (kind == REFUSAL and not case.refusal):
+                found.append(_finding(kind, case, hits))
+    return found
+
+
+def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding:
+    who = gathered((outcome.message, name) for name, outcome in hits)
+    sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
+    packages: Dict[str, Tuple[str, str]] = {}
+    for name, outcome in sorted(hits, key=lambda hit: obtaining.effort(hit[0])):
+        if outcome.reproduction:
+            implementation = obtaining.implementation_of(name)
+            packages.setdefault(implementation.package if implementation else name, (name, outcome.reproduction))
+    return Finding(kind, case, sentence, who, dict(packages.values()))
+
+
+FILE_NAME = "conformance.json"
+
+
+def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
+    """What to beware of in the implementation `name`, the worst first, from the first matrix in `folders` that judged
+    it, else from the one of docs/; None where none did."""
+    for folder in [*folders, ROOT / "docs"]:
+        try:
+            found = documents.read(folder / FILE_NAME, Matrix)
+        except (FileNotFoundError, UserError):  # the page says what is wrong with it
+            continue
+        entry = next((one for one in judged_of(found) if one["name"] == name), None)
+        if entry is not None:
+            return _caveats(entry, list(map(Asked.from_json, found["cases"])))
+    return None
+
+
+def _caveats(entry: Mapping[str, Any], cases: Sequence[Asked]) -> List[str]:
+    outcomes = [(case, Outcome.from_json(entry["cells"][case.name])) for case in cases if case.name in entry["cells"]]
+    wrong = [case.wrong for case, outcome in outcomes if outcome.result == DIFFERS]
+    fatal = [f"ends or hangs the process: {case.title}" for case, of in outcomes if of.result in (CRASHES, TIMEOUT)]
+    refused = [case.refusal for case, outcome in outcomes if outcome.result == REFUSES]
+    return list(dict.fromkeys(filter(None, [*wrong, *fatal, *refused])))
+
+
+#: Version of the document's fields; 2 has the words `wrong` and `refusal` of each case.
+FORMAT = 2
+LEGEND = {
+    PASS: "as asked",
+    DIFFERS: "a wrong answer without an error",
+    REFUSES: "an error instead of an answer",
+    CRASHES: "its process died, or its CUDA context, which only a new process gets back",
+    TIMEOUT: "no answer in time",
+    NOT_APPLICABLE: "the case does not concern it, or was not asked",
+    ERROR: "this suite failed",
+}
+NUMBER = "A number is the larger relative error of loss and gradient."
+#: Of the run that judged a row; a document of the time before rows had them has them for all.
+ORIGIN = ("made", "git_revision", "git_dirty")
+
+
+def document(
+    judged: Sequence[Judged],
+    cases: Sequence[Asked],
+    *,
+    device: str,
+    machine: Mapping[str, Any],
+    suite: Sequence[Any],
+    command: Sequence[str],
+) -> Dict[str, Any]:
+    """What conformance.json holds.  suite: (git revision, are there uncommitted changes?).  Each row says when and by
+    which revision it was judged, as rows of other runs may come beside it (see `updated`)."""
+    origin = dict(zip(ORIGIN, (datetime.now(timezone.utc).isoformat(timespec="seconds"), *suite)))
+
+    def entry(one: Judged) -> Dict[str, Any]:
+        about = {"name": one.name, "kind": one.kind, "status": one.status, "reason": without_folders(one.reason)}
+        cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in one.cells.items()}
+        return {**about, **origin, **one.about, "cells": cells}
+
+    return {
+        "format": FORMAT,
+        **origin,
+        "command": _command(command),
+        "machine": dict(machine),
+        "device": device,
+        "cases": [case.to_json() for case in cases],
+        "implementations": list(map(entry, judged)),
+    }
+
+
+def _command(words: Sequence[str]) -> List[str]:
+    """Without where it writes, which is where it is read, and without folders."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        flag, given, _ = word.partition("=")
+        if not (flag.startswith("--ou") and "--output".startswith(flag)):
+            kept.append(without_folders(word))
+        elif not given:
+            next(rest, None)
+    return kept
+
+
+def leaves_nan(outcome: Outcome) -> bool:
+    """Whether it passes with a gradient that no optimizer may see."""
+    return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
+
+
+def cell(outcome: Outcome) -> str:
+    """A few words: "pass 2e-07", "differs 2e-01", "refuses", "pass, gradient nan"."""
+    if leaves_nan(outcome):
+        return f"{PASS}, {NAN_GRADIENT}"
+    errors = [error for error in (outcome.loss_error, outcome.grad_error) if error is not None]
+    if outcome.result not in (PASS, DIFFERS) or not errors:
+        return outcome.result
+    worst = max(errors)
+    return f"{outcome.result} {'nan' if worst >= UNBOUNDED else f'{worst:.0e}' if worst else '0'}"
+
+
+def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The implementations that have cells."""
+    return [entry for entry in document["implementations"] if entry["status"] == "judged"]
+
+
+def not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    """The others."""
+    return [entry for entry in document["implementations"] if entry["status"] != "judged"]
+
+
+def heading(document: Mapping[str, Any]) -> str:
+    """Device, machine, day and revision."""
+    about = document["machine"]
+    devices = dict.fromkeys(entry["device_name"] for entry in judged_of(document) if entry.get("device_name"))
+    device = " and ".join(map(str, devices)) or about.get("cpu")
+    return f"{document['device']}: {device}, {about.get('cores')} cores; {judged_when(document)}"
+
+
+def judged_when(origin: Mapping[str, Any]) -> str:
+    """Day and revision of a document or of one of its rows."""
+    revision = str(origin["git_revision"] or "unknown")[:12]
+    return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
+
+
+def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """`judged_when` of a row that an earlier run judged, "" for one of the document's own."""
+    earlier = "made" in entry and judged_when(entry) != judged_when(document)
+    return judged_when(entry) if earlier else ""
+
+
+def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
+    """(result, message) -> who, of all that have something to say."""
+    answers = outcomes_of(document, case)
+    return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
+
+
+def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
+    """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's.  flag: that
+    reads it."""
+    try:
+        found: Dict[str, Any] = documents.read(path, Matrix)
+        json.dumps(found, indent=1)  # it will be written again
+    except FileNotFoundError:
+        return {}
+    except (UserError, RecursionError) as error:
+        raise UserError(f"{flag}: {path} cannot be read ({error}); leave the flag out") from error
+    there = (found["device"], found["machine"].get("cpu"))
+    if there != (device, cpu) and found["implementations"]:
+        raise UserError(
+            f"{flag}: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
+        )
+    return found
+
+
+def resumed(
+    path: Path, cases: Sequence[Asked], device: str, cpu: str, suite: Sequence[Any], large: Sequence[str]
+) -> List[Judged]:
+    """The rows of the document in `path` that need not be judged again.  suite: see `document`; large: those that are
+    asked for more than 2^31 elements too.  Raises UserError where they are not of these cases on this device by this
+    revision."""
+    found = read(path, device, cpu, "--resume")
+    asked = [case.to_json() for case in cases]
+    if not found or (found.get("cases"), found.get("git_revision"), found.get("git_dirty")) != (asked, *suite):
+        raise UserError(f"--resume: no run of these cases by this revision in {path}; leave the flag out to start one")
+    rows = []
+    for entry in judged_of(found):
+        cells = {name: Outcome.from_json(outcome) for name, outcome in entry["cells"].items()}
+        same = (entry["git_revision"], entry["git_dirty"]) == tuple(suite)
+        if same and entry.get("large", False) == (entry["name"] in large):
+            if all(outcome.result != ERROR for outcome in cells.values()):
+                about = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
+                rows.append(Judged(entry["name"], entry["kind"], about=about, cells=cells))
+    return rows
+
+
+def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    """`document` with what it leaves out of `earlier`: rows that it has not, and those that are missing here but were
+    judged then."""
+    rows = {entry["name"]: entry for entry in document["implementations"]}
+    for entry in earlier.get("implementations", ()):
+        today = rows.get(entry["name"])
+        if today is None or (today["status"] == "missing" and entry["status"] == "judged"):
+            rows[entry["name"]] = _kept(entry, document, earlier)
+    order = {one.name: place for place, one in enumerate(with_variants())}
+    return {**document, "implementations": sorted(rows.values(), key=lambda row: order.get(row["name"], len(order)))}
+
+
+def _kept(entry: Mapping[str, Any], document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    row = {**{key: earlier.get(key) for key in ORIGIN}, **entry}
+    if row["status"] != "judged":
+        return row
+    unasked = Outcome(NOT_APPLICABLE, f"not asked (judged at {str(row['git_revision'])[:12]})").to_json()
+    cells = {case["name"]: entry["cells"].get(case["name"], unasked) for case in document["cases"]}
+    return {**row, "cells": cells}

@@ -1,0 +1,219 @@
+"""The conformance matrix as a table, and with its findings as text for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from common.conformance import findings as judging
+from common.conformance.records import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT, Outcome
+from common.core.text import count, escaped, gathered, plain
+from common.present.table import Cell, Column, Table, tabulated
+from common.present.text import aligned, spaced
+from common.present.text import markdown as markdown_table
+from common.setup import obtaining
+from common.tables import answer
+
+#: Of each result its mark (a class of page.css, bold in Markdown where something is wrong) and its symbol.
+MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
+SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
+NOTED = "*"  # behind the symbol of a loss that passes and leaves NaN in the gradient
+COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI, by mark
+LONGEST_TITLE = 80  # characters of a case's
+WRONG = (DIFFERS, CRASHES, TIMEOUT)
+MOST_FINDINGS = 8  # of wrong answers, on a screen
+HOW_TO_RUN = (
+    f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
+    "command above it there. The comment at its end says what it prints."
+)
+BEGIN, END = "<!-- conformance -->", "<!-- /conformance -->"
+
+
+def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """ "1.4, torch 2.11.0", whether it was simulated, and when it was judged if that was not with the document."""
+    version, torch = (str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch"))
+    simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
+    when = judging.judged_elsewhere(entry, document)
+    return f"{version}, torch {torch}{simulator}" + (f"; judged {when}" if when else "")
+
+
+def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
+    """A row for each case, a column for each implementation that was judged.  heads: of the columns, their names where
+    None; symbols: cells of one letter."""
+    judged = judging.judged_of(document)
+    heads = [judging.called(entry) for entry in judged] if heads is None else heads
+    columns = [Column("case", False), *(Column(head, False, centered=symbols) for head in heads)]
+    rows = []
+    for case in document["cases"]:
+        outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
+        if symbols:
+            cells = [Cell(SYMBOLS[one.result] + NOTED * judging.leaves_nan(one)) for one in outcomes]
+        else:
+            cells = [Cell(judging.cell(one), mark=MARKS[one.result]) for one in outcomes]
+        rows.append([Cell(case["title"]), *cells])
+    return Table("conformance", "Conformance matrix", columns, rows)
+
+
+def legend(document: Mapping[str, Any]) -> Dict[str, str]:
+    """The results that occur, and what they mean."""
+    used = {outcome["result"] for entry in judging.judged_of(document) for outcome in entry["cells"].values()}
+    return {result: words for result, words in judging.LEGEND.items() if result in used}
+
+
+def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Finding]]:
+    return gathered((finding.kind, finding) for finding in judging.findings(document))
+
+
+# -- terminal --------------------------------------------------------------------------------------------------------
+
+
+def table(document: Mapping[str, Any], color: bool) -> str:
+    """A row for each case, a numbered column for each implementation; then what they said and the findings."""
+    columns = list(enumerate(judging.judged_of(document), start=1))
+    lines = [judging.heading(document), ""]
+    lines += [f"{place:3d}  {entry['name']} ({versions(entry, document)})" for place, entry in columns]
+    absent = judging.not_judged(document)
+    lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in absent]
+    numbered = matrix(document, [str(place) for place, _ in columns])
+    lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
+    lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
+    for kind, found in findings_by_kind(document).items():
+        lines += ["", f"\x1b[1m{kind}\x1b[0m" if color else kind]
+        for finding in found:
+            lines.append(f"  {finding.case.title}: {finding.sentence}")
+            lines += [f"    {', '.join(who)}: {plain(words) or 'no message'}" for words, who in finding.who.items()]
+    return "\n".join(lines) + "\n"
+
+
+def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
+    """How many cases each implementation answers how, what they get wrong, and the verdict, as lines of at most `width`
+    characters, the last with a newline."""
+    judged = judging.judged_of(document)
+    used = [result for result in RESULTS if result in legend(document)]
+    rows, clean = [], []
+    for entry in judged:
+        counts = Counter(outcome["result"] for outcome in entry["cells"].values())
+        rows.append([Cell(judging.called(entry)), *(Cell(str(counts[result]), counts[result]) for result in used)])
+        if not any(counts[result] for result in (*WRONG, REFUSES)):
+            clean.append(judging.called(entry))
+    columns = [Column("implementation", False), *(Column(result) for result in used)]
+    table = Table("conformance", "Conformance", columns, rows)
+    found = findings_by_kind(document)
+    silent = gathered((finding.case.wrong, who) for finding in found.get(judging.WRONG, ()) for who in _who(finding))
+    often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
+    lines = {kind.lower(): count(sum(len(_who(one)) for one in of), "answer") for kind, of in found.items()}
+    lines = {"right in every case": ", ".join(clean) or "none", **lines}
+    others = [entry["name"] for entry in judging.not_judged(document)]
+    blocks = [
+        answer.wrapped(f"{judging.heading(document)}; {count(len(document['cases']), 'case')}", width),
+        aligned(table, answer.LONGEST_NAME, colors).splitlines() if rows else [],
+        [line for words, who in often for line in answer.wrapped(f"{', '.join(who)}: {words}", width, "  ", 2)],
+        answer.wrapped(f"not judged: {', '.join(others)}", width, "  ", 2) if others else [],
+        answer.said(lines, width, colors),
+    ]
+    return spaced(blocks)
+
+
+def _who(finding: judging.Finding) -> List[str]:
+    return [name for names in finding.who.values() for name in names]
+
+
+# -- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def _code(words: str) -> str:
+    return f"`{plain(words).replace('`', chr(39))}`"
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """A page of its own: findings, matrix, versions, and the answers to each case."""
+    columns, absent = judging.judged_of(document), judging.not_judged(document)
+    lines = ["# Conformance of the transducer losses", "", f"On {escaped(judging.heading(document))}.", ""]
+    lines += [
+        f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 oracle of "
+        "`common/losses/oracle.py`, with the lattice that the implementation documents; a pruned loss has all of "
+        "U in its ranges. Inputs are float32 unless the case says otherwise.",
+        "",
+    ]
+    lines += ["## Findings", "", *_findings(findings_by_kind(document))]
+    lines += ["## Matrix", ""]
+    lines += [*(f"- **{result}**: {words}" for result, words in judging.LEGEND.items()), "", judging.NUMBER]
+    lines += ["", markdown_table(matrix(document, [entry["name"] for entry in columns]))]
+    lines += ["", "## Versions", "", markdown_table(_versions(document))]
+    if any(judging.judged_elsewhere(entry, document) for entry in columns):
+        lines += ["", "Each row is judged as a whole. A row that an earlier run judged keeps its revision."]
+    simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
+    if simulated:
+        lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {escaped(', '.join(simulated))}."]
+    others = [f"- {escaped(entry['name'])}: {entry['status']}: {escaped(entry['reason'])}" for entry in absent]
+    lines += ["", "Not judged:", "", *others] if others else []
+    lines += ["", "## The cases and the answers", ""]
+    for case in document["cases"]:
+        lines += [f"**{escaped(case['title'])}** (`{case['name']}`): {escaped(case['asks'])}.", ""]
+        for (result, words), names in judging.said(document, case["name"]).items():
+            lines.append(f"- {result}: {_code(words)}: {escaped(', '.join(names))}")
+        lines += [""] if lines[-1] else []
+    return "\n".join(lines)
+
+
+def _versions(document: Mapping[str, Any]) -> Table:
+    rows = []
+    for entry in judging.judged_of(document):
+        row = {"implementation": entry["name"], "kind": entry["kind"], "version": entry.get("version")}
+        when = judging.judged_elsewhere(entry, document) or judging.judged_when(document)
+        row.update({"torch": entry.get("torch"), "Python": entry.get("python"), "judged": when})
+        rows.append({title: Cell(str(value)) for title, value in row.items()})
+    return tabulated("versions", "Versions", rows)
+
+
+def _findings(found: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
+    lines = []
+    if any(finding.shown for of_kind in found.values() for finding in of_kind):
+        lines += [HOW_TO_RUN, ""]
+    for kind, of_kind in found.items():
+        lines += [f"### {kind}", "", *(line for finding in of_kind for line in _finding(finding))]
+    return lines if found else ["None.", ""]
+
+
+def _finding(finding: judging.Finding) -> List[str]:
+    lines = [f"**{escaped(finding.case.title)}**: {escaped(finding.sentence)}.", ""]
+    for words, names in finding.who.items():
+        lines.append(f"- {escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
+    lines.append("")
+    for place, (name, code) in enumerate(finding.shown.items()):
+        command, source, title = obtaining.command(name), obtaining.source(name), f"Shown with {escaped(name)}"
+        to_run = f"{_code(command)} ({source})" if command else source
+        block = ["", "```python", code, "```", ""]
+        if place == 0:
+            lines += [f"{title}: {to_run}", *block]
+        else:
+            lines += [f"<details><summary>{title}</summary>", "", to_run, *block, "</details>", ""]
+    return lines
+
+
+#: Heads of columns; a variant adds its first letter, and what is not here has its own name.
+SHORT = dict(
+    pair.split("=")
+    for pair in (
+        "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p fast_rnnt-simple=fr-s k2-pruned=k2-p "
+        "k2-simple=k2-s warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
+        "reference=ref apex=ap awni=aw fused=fu"
+    ).split()
+)
+
+
+def short(name: str) -> str:
+    base, _, variant = name.partition(":")
+    return SHORT.get(base, base) + (f":{variant[0]}" if variant else "")
+
+
+def block(document: Mapping[str, Any]) -> str:
+    """Markdown from BEGIN to END."""
+    columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
+    results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
+    results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")
+    names = [f"{head} {name}" for head, name in columns if head != name]
+    matrix_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
+    title = f"<details><summary>All {len(document['cases'])} cases on {escaped(judging.heading(document))}</summary>"
+    legend_line, names_line = f"{'; '.join(results)}.", f"{escaped(', '.join(names))}."
+    return "\n".join([BEGIN, title, "", matrix_lines, "", legend_line, "", names_line, "", "</details>", END])

@@ -1,0 +1,80 @@
+"""The conformance matrix on the page: findings, the table, and what each implementation said.
+
+It is the newest that conformance.py has left beside the page, in the log folders or in log/; else the one that is
+committed with the suite, and the page says so.  A file that cannot be read costs one line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Sequence
+
+from common.conformance.documents import Matrix
+from common.conformance.findings import FILE_NAME, called, cell, heading, judged_of, not_judged
+from common.conformance.matrix import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
+from common.conformance.records import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
+from common.core.errors import UserError
+from common.core.paths import ROOT
+from common.present.section import Failure, Section
+from common.present.table import Link, Sentence
+from common.records import documents
+
+COMMITTED = ROOT / "docs" / FILE_NAME
+#: Where conformance.py writes without --output.
+LOG = ROOT / "log" / FILE_NAME
+ID, TITLE = "conformance", "Conformance: which loss is right in which corner"
+
+
+def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
+    """The section of the page in the folder `base` about the logs `paths`; none where there is no matrix at all."""
+    found, unreadable = [], []
+    logs = [file for path in paths for file in sorted(path.rglob(FILE_NAME))]
+    files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
+    for file in files.values():
+        try:
+            document = documents.read(file, Matrix)
+            found.append((file != COMMITTED, document["made"], _matrix(file, document)))
+        except FileNotFoundError:
+            continue
+        except UserError as error:
+            reason = f" cannot be read ({error}): make it again with conformance.py, or delete it."
+            unreadable.append([Link(file.name, file), reason])
+    if not found and not unreadable:
+        return []
+    newest = max(found, key=lambda each: each[:2])[2] if found else None
+    return [
+        Section("conformance/conformance.html.jinja", ID, TITLE, about={"matrix": newest, "unreadable": unreadable})
+    ]
+
+
+def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
+    """What conformance.html.jinja shows of a document."""
+    absent = [(entry["status"], entry["name"], entry["reason"]) for entry in not_judged(document)]
+    found: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
+    found["findings"] = findings_by_kind(document)
+    found["cases"] = [Asked.from_json(case) for case in document["cases"]]
+    found["columns"] = [_column(document, entry) for entry in judged_of(document)]
+    found["not_judged"] = [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent]
+    return {**found, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
+
+
+def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
+    """Its machine and day, and what it covers."""
+    judged, every = len(judged_of(document)), len(document["implementations"])
+    said = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
+    if file != COMMITTED:
+        return [Link(file.name, file), said]
+    name = f"Committed with the suite as {COMMITTED.relative_to(ROOT)}, not made with the runs above"
+    return [f"{name}{said} ./conformance.py makes one of this machine."]
+
+
+def _column(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Dict[str, Any]:
+    """An implementation.  said: (title of a case, outcome) of all that is not just a pass, what matters least last."""
+    outcomes = [(case["title"], Outcome.from_json(entry["cells"][case["name"]])) for case in document["cases"]]
+    counts = Counter(outcome.result for _, outcome in outcomes)
+    said = [each for each in outcomes if each[1].result != PASS or each[1].message]
+    said.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
+    counted = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
+    found = {"name": called(entry), "versions": versions(entry, document), "counted": counted, "said": said}
+    return {**found, "outcomes": [outcome for _, outcome in outcomes]}

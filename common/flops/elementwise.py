@@ -1,0 +1,165 @@
+"""Rules of operators that compute each element by itself, and of their gradients.
+
+Integers and booleans are no floating-point numbers: their arithmetic counts nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from common.flops.rules import Call, add, elements, per_input, per_output, rule, size
+
+add(
+    "neg reciprocal fmod remainder floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
+    "asin acos atan atan2 sinh cosh asinh acosh atanh tanh sigmoid erf erfc erfinv lgamma digamma polygamma igamma "
+    "igammac sign ceil floor round trunc frac copysign hypot ldexp frexp sinc i0 logit deg2rad rad2deg "
+    "xlogy special_xlog1py special_entr special_erfcx special_i0e special_i1 special_i1e special_ndtri "
+    "special_log_ndtr mvlgamma nextafter polar",
+    per_output(1),
+    flops="1 per output",
+    reason="arithmetic and mathematical functions, one each whatever they cost; complex numbers 2",
+)
+
+
+@rule(
+    "abs angle sgn",
+    flops="1 per output; of complex numbers |z| 4, its angle 1, z / |z| 6",
+    reason="|z| is two squares, their sum and a root; the angle one function of two numbers",
+)
+def _magnitude(call: Call) -> int:
+    if not call["self"].is_complex():
+        return elements(call.out)
+    return {"abs": 4, "angle": 1, "sgn": 6}[call.name.rpartition("::")[2].rstrip("_")] * size(call.out)
+
+
+add(
+    "relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus threshold "
+    "_prelu_kernel",
+    per_output(1),
+    flops="1 per output",
+    reason="activation functions, one each",
+)
+add(
+    "log_sigmoid_forward rrelu_with_noise",
+    per_input(1),
+    flops="1 per input",
+    reason="activation functions that return or write what their gradient needs, too",
+)
+
+
+def _operand_is_real(operand: Any) -> bool:
+    return not (operand.is_complex() if hasattr(operand, "is_complex") else isinstance(operand, complex))
+
+
+@rule("mul div", flops="1 per output", reason="arithmetic; of complex numbers 6 and 11, 2 where one of both is real")
+def _multiplied(call: Call) -> int:
+    whole = 11 if "div" in call.name else 6
+    real = any(_operand_is_real(call[name]) for name in ("self", "other"))
+    return elements(call.out, 2 if real else whole)
+
+
+@rule("add sub rsub", flops="1 per output", reason="arithmetic; one more where alpha is not 1; complex numbers 2")
+def _added(call: Call) -> int:
+    return (1 if call["alpha"] in (None, 1) else 2) * elements(call.out)
+
+
+add("glu", per_output(2), flops="2 per output", reason="a sigmoid and a multiplication")
+add("linalg_cross", per_output(3), flops="3 per output", reason="two products and their difference")
+add("lerp", per_output(3), flops="3 per output", reason="subtract, multiply, add")
+add("logaddexp logaddexp2", per_output(4), flops="4 per output", reason="two exponentials, their sum, a logarithm")
+
+
+@rule("addcmul addcdiv", flops="2 per output", reason="multiply or divide, add; one more where value is not 1")
+def _added_product(call: Call) -> int:
+    return (2 if call["value"] in (None, 1) else 3) * elements(call.out)
+
+
+_FOREACH = (
+    "abs acos add addcdiv addcmul asin atan ceil cos cosh div erf erfc exp expm1 floor frac lerp lgamma log log10 "
+    "log1p log2 mul neg norm pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
+)
+
+
+@rule(
+    " ".join(f"_foreach_{name}" for name in _FOREACH.split()),
+    flops="as the operator of one tensor",
+    reason="lists of tensors, as optimizers have",
+)
+def _foreach(call: Call) -> int:
+    name = call.name.replace("aten::_foreach_", "").rstrip("_")
+    each = {"addcmul": 2, "addcdiv": 2, "lerp": 3, "norm": 2}.get(name, 1)
+    factor = {"addcmul": "value", "addcdiv": "value", "add": "alpha"}.get(name)
+    return (each + (factor is not None and call[factor] not in (None, 1))) * elements(call["self"])
+
+
+add(
+    "_amp_foreach_non_finite_check_and_unscale",
+    lambda call: elements(call["self"]),
+    flops="1 per element",
+    reason="one multiplication",
+)
+
+
+@rule(
+    "_fused_adam _fused_adamw _fused_adagrad _fused_sgd",
+    flops="13 per parameter (Adam), 7 (Adagrad), 2 (SGD; with momentum 4, 1 more with dampening, with Nesterov's 2 "
+    "more); 2 more with weight decay (AdamW 1), 1 more to maximize",
+    reason="as the operators of one tensor, of which these optimizers are made",
+)
+def _fused_step(call: Call) -> int:
+    name = call.name.replace("aten::_fused_", "").rstrip("_")
+    each = {"adam": 13, "adamw": 13, "adagrad": 7, "sgd": 2}[name] + bool(call["maximize"])
+    each += (1 if name == "adamw" else 2) * bool(call["weight_decay"])
+    if call["momentum"]:
+        each += (0 if call["is_first_step"] else 2 + bool(call["dampening"])) + 2 * bool(call["nesterov"])
+    return each * elements(call["self"])
+
+
+# -- gradients of these ----------------------------------------------------------------------------------------------
+
+add(
+    "threshold_backward hardtanh_backward leaky_relu_backward hardsigmoid_backward hardshrink_backward "
+    "softshrink_backward rrelu_with_noise_backward",
+    per_output(1),
+    flops="1 per output",
+    reason="piecewise linear: the gradient times a constant",
+)
+add(
+    "sigmoid_backward tanh_backward",
+    per_output(3),
+    flops="3 per output",
+    reason="g y (1 - y) and g (1 - y^2), each two multiplications and a subtraction",
+)
+add(
+    "gelu_backward silu_backward mish_backward elu_backward hardswish_backward softplus_backward log_sigmoid_backward "
+    "logit_backward",
+    per_output(2),
+    flops="2 per output",
+    reason="the derivative, one, times the gradient",
+)
+add("_prelu_kernel_backward", per_input(2), flops="2 per element", reason="one product for each of both gradients")
+add(
+    "glu_backward",
+    per_input(5, "grad_output"),
+    flops="5 per element of the upstream gradient",
+    reason="s = sigmoid(b); g s; g s a (1 - s)",
+)
+
+# -- dropout ---------------------------------------------------------------------------------------------------------
+
+
+@rule(
+    "native_dropout _fused_dropout",
+    flops="2 per output in training, 0 in evaluation",
+    reason="times the mask, times the scale",
+)
+def _dropout(call: Call) -> int:
+    return 0 if call["train"] is False else 2 * elements(call.out[0])
+
+
+add(
+    "native_dropout_backward _masked_scale",
+    per_output(2),
+    flops="2 per output",
+    reason="times the mask, times the scale",
+)

@@ -1,0 +1,74 @@
+"""Custom autograd functions: the kernels that torch's dispatcher does not see, found by who calls its operators.
+
+A custom function allocates what it returns with an operator of torch, which is called from within the function.
+Kernels that are called outside of any custom function cannot be found.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+
+import torch
+
+from common.flops.rules import FunctionCall
+
+_apply = getattr(torch.autograd.Function.apply, "__func__", None)
+#: Function.apply is a frame of Python's from torch 2.0 on; before, the function's own `forward` is the first.
+_APPLY = _apply.__code__ if _apply is not None and hasattr(_apply, "__code__") else None
+
+
+class Applied(NamedTuple):
+    """One call of a custom function, `frame` its outermost frame."""
+
+    frame: Any
+    name: str
+    call: FunctionCall
+
+
+class Functions:
+    """The custom functions that are running, kept up to date as each one begins."""
+
+    def __init__(self) -> None:
+        self._running: List[Any] = []
+
+    def begun(self) -> List[Applied]:
+        """Those that run now and did not when this was last asked.  Called by every operator."""
+        found = list(_applied(sys._getframe(1)))
+        new = [one for one in found if not any(one.frame is frame for frame in self._running)]
+        self._running = [one.frame for one in found]
+        return new
+
+    def forget(self) -> None:
+        """Let go of the frames, and with them of what the functions hold."""
+        self._running = []
+
+
+def _applied(frame: Optional[Any]) -> Iterator[Applied]:
+    while frame is not None:
+        code = frame.f_code
+        if code is _APPLY:
+            function, given = frame.f_locals["cls"], frame.f_locals["args"]
+            yield Applied(frame, *_call(function, dict(zip(_parameters(function), given))))
+        elif _APPLY is None and code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            function = getattr(type(frame.f_locals.get("ctx")), "_forward_cls", None)
+            if function is not None:
+                yield Applied(frame, *_call(function, frame.f_locals))
+        frame = frame.f_back
+
+
+def _call(function: Any, arguments: Dict[str, Any]) -> Any:
+    name = f"{function.__module__}.{function.__qualname__}"
+    return name, FunctionCall(name, {**_defaults(function), **arguments})
+
+
+def _parameters(function: Any) -> List[str]:
+    """Names of what `forward` takes, without the context."""
+    names = list(inspect.signature(function.forward).parameters)
+    return names if function.setup_context is not torch.autograd.Function.setup_context else names[1:]
+
+
+def _defaults(function: Any) -> Dict[str, Any]:
+    parameters = inspect.signature(function.forward).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not one.empty}

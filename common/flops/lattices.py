@@ -1,0 +1,172 @@
+"""Rules of transducer losses whose kernels are no operators of torch.
+
+N, T, U, V as everywhere: logits are (N, T, U + 1, V).  Each utterance's own lattice is counted; none of these losses
+runs on the meta device, which has no lengths to read.  The counts follow the packages' CPU sources; the sum of two
+probabilities in the log domain is 4 (subtract, exp, log1p, add).
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+from common.flops.rules import Call, Count, FunctionCall, add, products, rule
+
+Shapes = Sequence[Tuple[int, int]]
+
+
+def _shapes(T_lengths: Any, U_lengths: Any) -> List[Tuple[int, int]]:
+    return list(zip(T_lengths.tolist(), U_lengths.tolist()))
+
+
+def _lattice(T: int, U: int) -> int:
+    """Forward (or backward) variables: two sums and their sum in the log domain within, one sum on both edges."""
+    return 6 * (T - 1) * U + (T - 1) + U
+
+
+def _marked(T: int, U: int) -> int:
+    """Elements of blanks and targets, but for the last blank."""
+    return (T - 1) * (U + 1) + T * U
+
+
+def _both(shapes: Shapes) -> int:
+    """Forward and backward variables, and the last blank."""
+    return sum(2 * _lattice(T, U) + 1 for T, U in shapes)
+
+
+def _log_probs(shapes: Shapes) -> int:
+    return sum(T * (U + 1) + T * U for T, U in shapes)
+
+
+def _merged_gradient(shapes: Shapes, V: int) -> int:
+    """Through the softmax: 2 per cell; add, add, exp per element; add, exp, subtract for blanks and targets."""
+    return sum((2 + 3 * V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in shapes)
+
+
+@rule(
+    "torchaudio::rnnt_loss_forward",
+    flops="2 V per padded cell; per utterance log-probabilities, 6 per inner cell for each of both recursions, "
+    "gradient 3 V + 2 per cell and 3 per blank and target",
+    reason="it computes the gradient in its forward, asked or not; without fused_log_softmax no denominators, and the "
+    "gradient is 4 V per cell",
+)
+def _torchaudio(call: Call) -> int:
+    logits = call["logits"]
+    V = logits.shape[-1]
+    shapes = _shapes(call["logit_lengths"], call["target_lengths"])
+    if call["fused_log_softmax"]:
+        return 2 * logits.numel() + _log_probs(shapes) + _both(shapes) + _merged_gradient(shapes, V)
+    return _both(shapes) + sum(4 * V * T * (U + 1) + _marked(T, U) for T, U in shapes)
+
+
+def _optimized_transducer(call: FunctionCall) -> int:
+    logits = call["logits"]
+    given = call["from_log_softmax"]
+    shapes = _shapes(call["logit_lengths"], call["target_lengths"])
+    walked = [(T - U, U) for T, U in shapes] if call["one_sym_per_frame"] else shapes
+    total = (0 if given else _log_probs(shapes)) + _both(walked)
+    if not logits.requires_grad:
+        return total
+    V = logits.shape[-1]
+    if given:
+        return total + sum((1 + V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in walked)
+    return total + _merged_gradient(walked, V)
+
+
+add(
+    "optimized_transducer.transducer_loss.TransducerLossFunction",
+    _optimized_transducer,
+    flops="per utterance log-probabilities, 6 per inner cell for each of both recursions, gradient 3 V + 2 per cell "
+    "and 3 per blank and target",
+    reason="its kernels; denominators are torch's logsumexp, which is counted as such.  From log-probabilities the "
+    "gradient is V + 1 per cell; one symbol a frame has T - U frames",
+)
+
+
+def _mutual_information(call: FunctionCall) -> int:
+    px, py, boundary = call["px"], call["py"], call["boundary"]
+    regular = px.shape[2] == py.shape[2] + 1
+    if boundary is None:
+        sides = [(px.shape[1], py.shape[2])] * px.shape[0]
+    else:
+        sides = [(u_end - u, t_end - t) for u, t, u_end, t_end in boundary.tolist()]
+    gradient = call["return_grad"] or px.requires_grad or py.requires_grad
+    edges = sum(frames + (U if regular else 0) for U, frames in sides)
+    inner = sum(U * frames for U, frames in sides)
+    return 6 * inner + edges + (7 * inner + edges if gradient else 0)
+
+
+add(
+    "fast_rnnt.mutual_information.MutualInformationRecursionFunction "
+    "k2.mutual_information.MutualInformationRecursionFunction",
+    _mutual_information,
+    flops="6 per inner cell and 1 per cell of the edges; with the gradient 7 and 1 more",
+    reason="its kernels: the recursion and its derivative, within the boundary; all else is torch's operators",
+)
+
+
+def _warp_numba(call: FunctionCall) -> int:
+    logits, gradient = call["acts"], call["acts"].requires_grad
+    shapes = _shapes(call["act_lens"], call["label_lens"])
+    if not logits.is_cuda:  # loops in Python over torch's scalars, which are counted as such
+        return sum((4 if gradient else 2) * (T - 1) * U + (T * U if gradient else 0) for T, U in shapes)
+    total = 2 * logits.numel() + _log_probs(shapes) + _both(shapes)
+    return total + (_merged_gradient(shapes, logits.shape[-1]) if gradient else 0)
+
+
+add(
+    "warprnnt_numba.rnnt_loss.rnnt_pytorch._RNNTNumba "
+    "nemo.collections.asr.parts.numba.rnnt_loss.rnnt_pytorch._RNNTNumba",
+    _warp_numba,
+    flops="on CUDA as torchaudio's; on the CPU exp and log1p, 2 per inner cell for each of both recursions",
+    reason="on the CPU it loops over cells in Python: all but the mathematics of Python's own numbers is torch's "
+    "operators",
+)
+
+
+def _joined(call: Call) -> Tuple[int, int]:
+    """H V, the products of one cell's logits, and H."""
+    V, H = call["weight"].shape
+    return H * V, H
+
+
+@rule(
+    "fused_transducer::losses",
+    macs="H V per cell of the utterances",
+    flops="2 for each MAC; per cell 2 H (sum and activation) and 2 V (denominator); per utterance log-probabilities, 6 "
+    "per inner cell for alpha, and 2 per blank and target for the posteriors",
+    reason="joiner and loss in one, of the cells of the utterances alone",
+)
+def _fused_losses(call: Call) -> Count:
+    product, H = _joined(call)
+    shapes = _shapes(call["T_lengths"], call["U_lengths"])
+    cells = sum(T * (U + 1) for T, U in shapes)
+    walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
+    return products(product * cells, cells * (2 * H + 2 * product // H) + _log_probs(shapes) + walked)
+
+
+@rule(
+    "fused_transducer::gradients",
+    macs="H V per cell that counts for the logits (none where forward kept them), for the gradient of the weight, and "
+    "for those of both outputs",
+    flops="2 for each MAC; per cell that counts 2 H (sum and activation), 4 V (softmax and gradient), V for the bias, "
+    "4 H to the outputs",
+    reason="cells whose posterior is negligible are left out, and the logits of the others are computed again",
+)
+def _fused_gradients(call: Call) -> Count:
+    product, H = _joined(call)
+    V = product // H
+    posterior = call["arcs"][0] + call["arcs"][1]
+    cells = int((~(posterior < call["negligible"]) & (posterior != 0)).sum())
+    encoder_out, decoder_out, weight, bias = call["wanted"]
+    outputs = encoder_out or decoder_out
+    times = (len(call["kept"]) == 0) + weight + outputs
+    return products(times * product * cells, cells * (2 * H + 4 * V + bias * V + outputs * 4 * H))
+
+
+add(
+    "torchaudio.functional.functional.RnntLoss torchaudio.functional.filtering.DifferentiableFIR "
+    "torchaudio.functional.filtering.DifferentiableIIR torchaudio.models.wav2vec2.components.GradMultiply",
+    None,
+    flops="its operators'",
+    reason="custom autograd functions without kernels of their own",
+)

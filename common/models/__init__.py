@@ -1,1 +1,0 @@
-"""What is measured: whole models and encoders."""

@@ -1,0 +1,1 @@
+"""Tables, figures and sections: what shows things and knows no record."""

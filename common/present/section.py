@@ -1,0 +1,91 @@
+"""What a section of the page shows, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.core.errors import NOT_RUNNABLE
+from common.present.style import Figure
+from common.present.table import Sentence, Table
+
+#: Names of implementations, "" where the sentence says them, and the sentence.
+Line = Tuple[str, Sentence]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
+    there is to know of the answer, each with its title."""
+
+    question: str
+    answer: str
+    clear: bool
+    reason: Sentence = ()
+    lines: Sequence[Line] = ()
+
+
+class Failure(NamedTuple):
+    """What did not run.  status: as in the records; name: of what; words: why."""
+
+    status: str
+    name: str
+    words: Sentence
+
+    @property
+    def is_error(self) -> bool:
+        return self.status not in NOT_RUNNABLE
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The utterances: a sentence where there are too few batches for plots, and the numbers as tables that can be
+    opened, each with the words to open it by."""
+
+    title: str
+    sentence: str
+    tables: Sequence[Tuple[str, Table]]
+
+
+#: Template of a section that has a table, figures, failures and notes.
+TABLES = "present/templates/tables.html.jinja"
+
+
+@dataclass(frozen=True)
+class Section:
+    """template: shows it, as a path below common/; id: its address on the page; place: what the ids of its figures end
+    with; headline: what to use; measured: of how much of the data; beside_load: a line where samples ran
+    beside other load; about: what is special to its kind; the others: None
+    or empty where there is nothing."""
+
+    template: str
+    id: str
+    title: str
+    place: str = ""
+    heading: str = ""
+    headline: Sequence[Verdict] = ()
+    measured: Sequence[str] = ()
+    beside_load: str = ""
+    verdicts: Sequence[Verdict] = ()
+    failures: Sequence[Failure] = ()
+    table: Optional[Table] = None
+    figures: Sequence[Figure] = ()
+    facts: Sequence[Tuple[str, str]] = ()
+    versions: Optional[Table] = None
+    load: Optional[Table] = None
+    shapes: Optional[Shapes] = None
+    notes: Sequence[Line] = ()
+    about: Any = None
+
+    @property
+    def contents(self) -> List[Tuple[str, str]]:
+        """(id, title) of what is in it."""
+        parts = [
+            (f"{self.id}-table", "Results", self.table),
+            (f"{self.id}-failures", "What did not run", self.failures),
+            *((f"{figure.key}-{self.place}", figure.title, not figure.small) for figure in self.figures),
+            (f"{self.id}-conditions", "What was measured where", self.versions),
+            (f"{self.id}-shapes", "Shapes", self.shapes),
+            (f"{self.id}-notes", "Notes", self.notes),
+        ]
+        return [(name, title) for name, title, is_there in parts if is_there]

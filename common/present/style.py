@@ -1,0 +1,205 @@
+"""What the plots look like: colours, symbols, patterns, and the template that all of them share.
+
+An implementation has one colour and one symbol in every plot: those of its number (`Row.look`).  What is of no
+implementation, the stages of a step and the machines, has patterns and symbols without a colour of its own.
+
+The palette is Okabe and Ito's, which colour-blind people can tell apart, but for its yellow, which is too light for a
+line, and its grey.  A symbol or a pattern always goes with a colour: 8 colours and 7 symbols make 56 pairs.  Text, grid
+and outlines take their colours from page.css, so that they follow light, dark and print.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+
+from common.present import scales
+from common.present.table import Table
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
+MARKS = (*SYMBOLS, "triangle-down", "pentagon", "hexagon")  # of what has no colour
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', sans-serif"
+CLEAR = "rgba(0,0,0,0)"
+INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
+NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
+
+_AXIS: Dict[str, Any] = {
+    **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
+    **{"ticks": "", "rangemode": "tozero"},
+}
+_WHISKERS: Dict[str, Any] = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
+_PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.25, "fgcolor": "#ffffff", "fgopacity": 0.85}
+_BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
+_POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
+#: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
+TEMPLATE: Dict[str, Any] = {
+    "layout": {
+        **{"autosize": True, "hovermode": "closest", "dragmode": False, "showlegend": True},
+        **{"paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "xaxis": _AXIS, "yaxis": _AXIS},
+        "margin": {"l": 12, "r": 18, "t": 10, "b": 46},
+        "font": {"family": FONT, "size": 13},
+        "legend": {
+            **{"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yanchor": "bottom", "yref": "container"},
+            **{"font": {"size": 12}, "traceorder": "normal", "bgcolor": CLEAR},
+        },
+    },
+    "data": {"bar": [_BAR], "scatter": [_POINTS]},
+}
+
+Trace = Dict[str, Any]
+Point = Tuple[float, float]
+
+
+class Names(NamedTuple):
+    """The words beside points, off other names, points and lines.  page.js places it for the width of the page, png
+    for that of its picture.  at: (x, y, name); lines: points of each line."""
+
+    at: Sequence[Tuple[float, float, str]]
+    lines: Sequence[Sequence[Point]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One plot.  title, caption: shown with it; summary: its numbers in words, for screen readers; data, layout: as
+    plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side;
+    names: of its points; parts: small plots, which it consists of, and then it has no data of its own."""
+
+    key: str
+    title: str
+    caption: str
+    summary: str
+    data: List[Trace]
+    layout: Dict[str, Any]
+    table: Optional[Table]
+    small: bool = False
+    names: Optional[Names] = None
+    parts: Sequence[Figure] = ()
+
+    @property
+    def height(self) -> int:
+        """Pixels, without the lines of the legend."""
+        return self.layout["height"]
+
+    @property
+    def drawn(self) -> Sequence[Figure]:
+        """Itself, or its parts."""
+        return self.parts or [self]
+
+
+def color(look: int) -> str:
+    return PALETTE[look % len(PALETTE)]
+
+
+def symbol(place: int) -> str:
+    return SYMBOLS[place % len(SYMBOLS)]
+
+
+def dash(place: int) -> str:
+    return DASHES[place % len(DASHES)]
+
+
+def pattern(place: int) -> Dict[str, Any]:
+    """Beyond the last the same ones but the first, in a coarser grain."""
+    turn = place - len(PATTERNS)
+    return {"shape": PATTERNS[place]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
+
+
+def shown(label: str) -> str:
+    """A label for plotly, which takes some HTML in its texts."""
+    return html.escape(label, quote=False)
+
+
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], hover: str, **more: Any) -> Trace:
+    """look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
+    found = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
+    return {**found, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **more}
+
+
+def bar_of(look: int) -> Dict[str, Any]:
+    """The marker of an implementation's bars."""
+    return {"color": color(look), "pattern": pattern(look)}
+
+
+def parts(
+    name: str, x: Sequence[Any], y: Sequence[Any], looks: Sequence[int], place: int, hover: str, width: float
+) -> List[Trace]:
+    """Horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral entry in the
+    legend: a bar without length, above the plot.  looks: of each bar; place: number of the pattern."""
+    look = {"color": [color(one) for one in looks], "pattern": pattern(place)}
+    drawn = bars(name, x, y, look, hover, orientation="h", width=width, showlegend=False)
+    neutral = {"color": NEUTRAL, "pattern": pattern(place)}
+    return [drawn, bars(name, [0], [10 + place], neutral, "", orientation="h", width=width)]
+
+
+def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
+    """Markers, and lines with another `mode`.  at: (x, y) of each; hover: as for bars, with another name after <extra>;
+    "" shows nothing."""
+    x, y = zip(*at)
+    known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
+    found = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
+    return {**found, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **more}
+
+
+def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: int) -> Trace:
+    """What is between two curves, in the colour of an implementation."""
+    edge = [*zip(x, low), *reversed(list(zip(x, high)))]
+    drawn = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
+    return points(name, edge, {}, showlegend=False, **drawn)
+
+
+def marker(look: int, size: int) -> Dict[str, Any]:
+    return {"symbol": symbol(look), "size": size, "color": color(look)}
+
+
+def mark(place: int, size: int) -> Dict[str, Any]:
+    """A symbol without a colour of its own."""
+    return {"symbol": MARKS[place % len(MARKS)], "size": size, "color": INK}
+
+
+def whiskers(described: Sequence[Dict[str, Any]]) -> Dict[str, List[float]]:
+    """From p20 to p80 about the median; none where they are not known."""
+    return {
+        "array": [(each["p80"] or each["median"]) - each["median"] for each in described],
+        "arrayminus": [each["median"] - (each["p20"] or each["median"]) for each in described],
+    }
+
+
+def about_whiskers(described: Sequence[Dict[str, Any]]) -> str:
+    """Return the sentence of a caption about `whiskers`; empty where there are none."""
+    drawn = sum(each["p20"] is not None for each in described)
+    if not drawn:
+        return ""
+    whose = "" if drawn == len(described) else f", where a batch has several samples ({drawn} of {len(described)})"
+    return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
+
+
+def axis(title: str, **more: Any) -> Dict[str, Any]:
+    return {"title": {"text": title}, **more}
+
+
+def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
+    """An axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
+    if not span.logarithmic:
+        return axis(title, range=[span.low, span.high])
+    ends = [math.log10(span.low), math.log10(span.high)]
+    return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=span.words)
+
+
+def layout(height: int, legend: Optional[int] = None, **more: Any) -> Dict[str, Any]:
+    """legend: pixels of each of its words; None: there is none."""
+    of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
+    return {"template": TEMPLATE, "height": height, **of_legend, **more}
+
+
+def lanes(names: Sequence[str], lane: int, gap: int) -> Dict[str, Any]:
+    """Layout of lanes under each other, the first on top at y = 0, the next at -1: each `lane` pixels high with its
+    name `gap` pixels above its middle, at the left edge, so that long names leave the whole width to the plot."""
+    above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
+    notes = [{**above, "y": -place, "text": name} for place, name in enumerate(names)]
+    span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]
+    return {"annotations": notes, "yaxis": {"range": span, "showgrid": False, "showticklabels": False}}

@@ -1,0 +1,66 @@
+"""A table, and the lines below it, as text for the terminal or as Markdown."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+from typing import Iterable, Mapping, Optional, Sequence
+
+from common.core.text import LONGEST_CELL, escaped, plain, short
+from common.present.table import Cell, Column, Table
+
+#: Marks of cells that Markdown shows in bold.
+BOLD = ("wrong", "dead")
+
+
+def block(table: Table, format: str) -> str:
+    """The table below its title, as text of the "table" or "markdown" format."""
+    if format == "markdown":
+        return f"**{escaped(table.title)}**\n\n{markdown(table)}"
+    return f"{plain(table.title)}\n{aligned(table)}"
+
+
+def listed(lines: Sequence[str], format: str) -> str:
+    """One line each."""
+    return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
+
+
+def spaced(blocks: Iterable[Sequence[str]]) -> str:
+    """Blocks of lines with an empty line between them, without the empty ones; the last line with a newline."""
+    return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+
+
+def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
+    """Columns of equal width, the words of a heading under each other where its cells are shorter.  longest: characters
+    of a cell; colors: mark of a cell -> ANSI code."""
+    body = [[cell._replace(shown=short(plain(cell.shown), longest)) for cell in row] for row in table.rows]
+    cells = list(zip(*body)) or [()] * len(table.columns)
+    widths = [
+        max(map(len, [*column.title.split(), *(cell.shown for cell in below)]))
+        for column, below in zip(table.columns, cells)
+    ]
+    titles = [wrap(column.title, width, break_on_hyphens=False) for column, width in zip(table.columns, widths)]
+    height = max(map(len, titles))
+    heads = zip(*([""] * (height - len(lines)) + lines for lines in titles))
+    rows = [[Cell(words) for words in line] for line in (*heads, ["-" * width for width in widths])] + body
+    return "\n".join(
+        "  ".join(_padded(*each, colors or {}) for each in zip(row, table.columns, widths)).rstrip() for row in rows
+    )
+
+
+def _padded(cell: Cell, column: Column, width: int, colors: Mapping[str, str]) -> str:
+    return painted(cell.shown.rjust(width) if column.numeric else cell.shown.ljust(width), cell.mark, colors)
+
+
+def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
+    """colors: mark -> ANSI code."""
+    return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
+
+
+def markdown(table: Table) -> str:
+    titles = [escaped(column.title) for column in table.columns]
+    rules = [":-:" if column.centered else "---:" if column.numeric else "---" for column in table.columns]
+    cells = [
+        [f"**{escaped(cell.shown)}**" if cell.mark in BOLD else escaped(cell.shown) for cell in row]
+        for row in table.rows
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *cells))

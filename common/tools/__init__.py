@@ -1,0 +1,1 @@
+"""Tools beside the comparison of losses: FLOPs, profile, inference and pipelines, each whole in its folder."""

@@ -1,0 +1,1 @@
+"""Count the operations of a model: measure, records, rows, table, section, command."""

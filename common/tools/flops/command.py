@@ -1,0 +1,224 @@
+"""The command count_flops.py: from flags to a count and its table.
+
+A model is counted in a process of its own; torch is imported here for --rules alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from common.cli import flag_types, flags
+from common.cli.parser import Parser
+from common.core import settings
+from common.core.errors import EXIT_OK, UserError
+from common.core.text import plain
+from common.jobs.executor import Executor
+from common.jobs.local import Local
+from common.jobs.spec import Task
+from common.setup import interpreters
+from common.tools import commands as model_run
+from common.tools.flops import records
+from common.tools.flops import rows as flops
+from common.tools.flops import section as report
+from common.tools.flops import table as tables
+
+DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
+
+One multiply-accumulate is one MAC and two FLOPs; docs/flops.md has every rule.  Every operator of torch is seen,
+however it is called; one without a rule is named."""
+EXAMPLES = """examples:
+  count_flops.py torchaudio.models:wav2vec2_base --input-shape 1x16000
+  count_flops.py torchaudio.models:Conformer --arg input_dim=80 --arg num_heads=8 --arg ffn_dim=2048 \\
+      --arg num_layers=12 --arg depthwise_conv_kernel_size=31 --input-shape 2x1000x80 2:int64=1000 --backward
+  count_flops.py encoder.py:Encoder --args encoder.yaml --input-shape 1x80x1000 --by operator --format csv
+  count_flops.py torchaudio.models:hubert_base --audio LibriSpeech/test-clean --device meta
+  count_flops.py torchaudio.models:hubert_base --pseudo-input 160000
+  count_flops.py s3prl:hubert --audio LibriSpeech/test-clean --convention superb
+  count_flops.py hf:facebook/hubert-base-ls960 --pseudo-input
+  count_flops.py --rules --format markdown
+
+Exit code: 0; 2 for bad usage, a model that cannot be made or does not take its input, or with --strict an operator
+without a rule."""
+#: Samples of --pseudo-input without a number: ten seconds, as SUPERB's profiler has it.
+PSEUDO_SAMPLES = 160000
+#: With --preset quick: a second.
+QUICK_SAMPLES = 16000
+#: Flags that say how a count is shown or carried out, and not what is counted.
+PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "rules", "strict", "timeout")
+#: Names below the model of the modules that a table shows, and of more than there are.
+DEPTH, ALL = 2, 10**6
+#: See common.cli.flags.add_table.
+HELP = f"""
+the model
+  --args FILE: the constructor's arguments, YAML or JSON
+  --arg KEY=VALUE: one of them, over --args; repeatable
+  --method NAME: what is called. Default: forward
+  --device: cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu
+  --train: in training mode. Default: evaluation
+  --backward: the backward too, from ones for every output
+its input
+  --input-shape SHAPE: one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with
+    audio S is its number of samples, F that of its frames. Default with audio: 1xS
+  --audio DIR: one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file
+  --pseudo-input SAMPLES: an utterance of random numbers. Without a number: {PSEUDO_SAMPLES}
+  --batch-size N: utterances of --pseudo-input
+  --sample-rate HZ: Default: 16000
+  --hop N: samples of a frame. Default: 160
+the count
+  --by: what a row is. Default: module
+  --depth N: modules so many names below the model; all: every one. Default: 2; all with --format csv and json
+  --convention: superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and
+    dropout for MACs. Default: exact
+  --strict: an operator without a rule is an error
+  --register FILE: a Python file that calls common.flops.rules.register
+  --rules: print the table of rules, and stop
+"""
+
+
+def parser() -> Parser:
+    result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
+    result.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="package.module:name or file.py:name (a class, a function that makes a model, or a model), s3prl:upstream "
+        "or hf:name (with weights that are here already)",
+    )
+    takes: Dict[str, Any] = {
+        **dict.fromkeys(("--args", "--audio", "--register"), flag_types.path),
+        **dict.fromkeys(("--train", "--backward", "--strict", "--rules"), flags.SWITCH),
+        **dict.fromkeys(("--sample-rate", "--hop"), flag_types.whole(1)),
+        "--arg": flags.repeatable(flag_types.pair("KEY=VALUE", empty=True)),
+        "--method": {"default": "forward"},
+        "--device": {"default": None},
+        "--input-shape": {"nargs": "+", "default": []},
+        "--pseudo-input": {"nargs": "?", "type": flag_types.whole(1), "const": PSEUDO_SAMPLES},
+        "--by": flops.BREAKDOWNS,
+        "--depth": _depth,
+        "--convention": ("exact", "superb"),
+    }
+    quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
+    defaults = {"batch_size": 1, "sample_rate": 16000, "hop": 160, "by": "module", "convention": "exact"}
+    table = f"{HELP}the run"
+    model_run.add_flags(result, table, takes, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
+    result.set_defaults(**defaults)
+    return result
+
+
+def _depth(text: str) -> int:
+    return ALL if text == "all" else flag_types.whole(0)(text)
+
+
+def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:
+    if arguments.rules:
+        print(tables.rules(_rules(), arguments.format), end="")
+        return EXIT_OK
+    if not arguments.model:
+        raise UserError("give a MODEL (--help shows examples), or --rules")
+    has_input = arguments.input_shape or arguments.audio or arguments.pseudo_input
+    model_run.set_quick(arguments, {"device": "meta", **({} if has_input else {"pseudo_input": QUICK_SAMPLES})})
+    arguments.device = arguments.device or "cpu"
+    if not (has_input or arguments.preset):
+        raise UserError("give --input-shape, --audio or --pseudo-input")
+    if arguments.audio and arguments.pseudo_input:
+        raise UserError("give --audio or --pseudo-input, not both")
+    counted = _counted(arguments, executor or Local())
+    document, spoken = flops.merged([one["document"] for one in counted]), _buckets(counted, arguments)
+    depth = arguments.depth
+    if depth is None and arguments.format not in ("csv", "json"):
+        depth = DEPTH
+    found = flops.breakdown(document, arguments.by, depth)
+    print(tables.render(found, arguments.by, arguments.format, spoken), end="")
+    if arguments.format in ("csv", "json"):
+        for name, reason in found.not_counted:
+            print(f"warning: not counted: {name} ({reason})", file=sys.stderr)
+    _keep(arguments, document, spoken)
+    return EXIT_OK
+
+
+def _keep(arguments: argparse.Namespace, document: flops.Document, spoken: List[tables.Bucket]) -> None:
+    """Write the count, its tables and a page to a folder of --log-dir.
+
+    What cannot be written is a warning: the table is on the screen.
+    """
+    record = {
+        "model": arguments.model,
+        "identity": {key: value for key, value in _flags(arguments).items() if key not in PRESENTATION},
+        "by": arguments.by,
+        "depth": arguments.depth,
+        "document": document,
+        "buckets": [vars(bucket) for bucket in spoken],
+    }
+    try:
+        claim = records.start(arguments.log_dir, arguments.model)
+        try:
+            path = records.write(claim.path.parent, record)
+        finally:
+            claim.release()
+    except UserError as error:
+        print(f"warning: the count is not kept: {plain(error)}", file=sys.stderr)
+        return
+    count = flops.read(path)
+    files = {
+        f"flops.{ending}": tables.render(count.breakdown, arguments.by, format, spoken)
+        for ending, format in (("md", "markdown"), ("csv", "csv"))
+    }
+    model_run.write(path, files, report.TITLE, [report.section(count, 0)], (), arguments)
+    if not arguments.quiet:
+        print(f"count: {path.with_suffix('.html')}", file=sys.stderr)
+
+
+def _flags(arguments: argparse.Namespace) -> Dict[str, Any]:
+    """Return the flags as JSON can hold them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+
+
+def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str, Any]]:
+    """The ``count`` records of a process that may end as the model likes.  Raises UserError."""
+    python, here = interpreters.with_torch(), Path.cwd()
+    task = Task("count", "flops", {"flags": _flags(arguments), "current": str(here)})
+    resolved = settings.resolve({}, "cpu")
+    *counts, end = executor.execute(task, python, here, resolved, arguments.timeout, lambda _: None)
+    if end["status"] != "ok":
+        raise UserError(f"{arguments.model}: {end['reason']}")
+    return counts
+
+
+def _buckets(counted: List[Dict[str, Any]], arguments: argparse.Namespace) -> List[tables.Bucket]:
+    """Of --audio or --pseudo-input; none without these."""
+    rate = arguments.sample_rate
+    spoken = [
+        tables.Bucket(one["bucket"], one["samples"], one["macs"], flops.total(one["document"]).flops, rate)
+        for one in counted
+        if one["bucket"]
+    ]
+    return [*spoken, _all(spoken)] if len(spoken) > 1 else spoken
+
+
+def _all(spoken: List[tables.Bucket]) -> tables.Bucket:
+    return tables.Bucket(
+        "all",
+        [samples for bucket in spoken for samples in bucket.samples],
+        [macs for bucket in spoken for macs in bucket.macs],
+        sum(bucket.flops for bucket in spoken),
+        spoken[0].sample_rate,
+    )
+
+
+def _rules() -> List[Dict[str, str]]:
+    interpreters.with_torch()
+
+    from common.flops import counter, rules  # noqa: F401  (the counter fills the table)
+
+    return [
+        {
+            "operators": " ".join(name.replace("aten::", "", 1) for name in rule.operators) or "views",
+            "macs": rule.macs,
+            "flops": rule.flops,
+            "reason": rule.reason,
+        }
+        for rule in [*rules.RULES, rules.MOVES]
+    ]

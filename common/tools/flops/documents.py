@@ -1,0 +1,80 @@
+"""What flops.json holds: a count of operations.  What a newer version adds is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Dict, List, Literal, Optional
+
+# isort: split
+import msgspec
+from msgspec import Meta, Struct
+
+from common.records.schema import Count, Duration, Machine, Positive, of
+
+
+class CountedModule(Struct, kw_only=True):
+    """A module of a counted model."""
+
+    path: Annotated[str, of('dotted names, "" of the model')]
+    kind: Annotated[str, of("of its class")] = msgspec.field(name="class")
+    calls: Annotated[Count, of("in all runs")]
+    trainable: Annotated[Count, of("parameters of its own")]
+    frozen: Annotated[Count, of("parameters of its own")]
+
+
+class CountedOperator(Struct, kw_only=True):
+    """Operations of one operator within one module."""
+
+    path: Annotated[str, of("of the module")]
+    operator: Annotated[str, of("as torch names it")]
+    phase: Annotated[str, of('"forward" or "backward"')]
+    calls: Annotated[Count, of("in all runs")]
+    macs: Annotated[Count, of("multiply-accumulates")]
+    flops: Annotated[Count, of("floating-point operations")]
+    ns: Annotated[Optional[Duration], of("in the operator; null on the meta device")] = None
+
+
+class NotCounted(Struct, kw_only=True):
+    """An operator without a rule."""
+
+    operator: Annotated[str, of("as torch names it")]
+    path: Annotated[str, of("of the module")]
+    reason: Annotated[str, of("why it was not counted")]
+
+
+class CountedDocument(Struct, kw_only=True):
+    """What the counter saw."""
+
+    convention: Annotated[str, of('"exact" or "superb"')]
+    device: Annotated[str, of("as it was named; empty in older counts")] = ""
+    modules: Annotated[List[CountedModule], of("of the model")]
+    counts: Annotated[List[CountedOperator], of("of all runs")]
+    not_counted: Annotated[List[NotCounted], of("operators without a rule")]
+
+
+class CountedBucket(Struct, kw_only=True):
+    """Utterances of similar length."""
+
+    name: Annotated[str, of("of the bucket")]
+    samples: Annotated[List[Positive], Meta(min_length=1), of("of each utterance")]
+    macs: Annotated[List[Count], of("of each utterance")]
+    flops: Annotated[Count, of("of all of them")]
+    sample_rate: Annotated[Positive, of("of the audio")]
+
+
+class Counted(Struct, kw_only=True):
+    """flops.json."""
+
+    started: Annotated[str, of("ISO 8601, UTC")]
+    command: Annotated[List[str], of("the command line")]
+    git_revision: Annotated[Optional[str], of("of this suite")]
+    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")]
+    machine: Annotated[Machine, of("where the command ran")]
+    model: Annotated[str, of("as it was named")]
+    identity: Annotated[Dict[str, Any], of("what makes two counts the same: the flags of the model and its input")]
+    by: Annotated[Literal["module", "class", "operator"], of("what a row of the table is")]
+    depth: Annotated[Optional[Count], of("names below the model that a row has at most; null: any")]
+    document: Annotated[CountedDocument, of("what was counted")]
+    buckets: Annotated[List[CountedBucket], of("of audio; empty for other inputs")] = []
+
+
+PARTS = (Counted, CountedDocument, CountedModule, CountedOperator, NotCounted, CountedBucket)

@@ -1,0 +1,1 @@
+"""Measure inference of speech models, and of pipelines of stages."""

@@ -1,0 +1,268 @@
+"""The command profile_inference.py: from a configuration and flags to the grid, its tables and a section of the report.
+
+No torch here: every cell is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from common.cli import devices, ending, flag_types
+from common.cli.ending import Shown
+from common.cli.parser import Parser
+from common.core import paths, settings
+from common.core.errors import UserError
+from common.core.settings import Settings
+from common.core.text import count, shown
+from common.jobs import carried
+from common.jobs.executor import Executor
+from common.jobs.spec import Task
+from common.present.text import markdown
+from common.records.run import Run
+from common.setup import interpreters
+from common.setup.interpreters import Choice
+from common.tools import commands as model_run
+from common.tools import configuration
+from common.tools.inference import grid
+from common.tools.inference import section as report
+from common.tools.inference import table as tables
+from common.tools.inference.plot import figures
+from common.tools.inference.records import open_run
+from common.tools.inference.rows import Inference, read
+
+DESCRIPTION = """Is a speech model faster than real time here, for which length of audio and batch size, in what memory?
+
+The configuration names a model and a grid; every cell is measured in a process of its own. docs/inference.md explains
+every number, and how to profile a model of SpeechBrain, torchaudio, Hugging Face or your own."""
+EXAMPLES = """examples:
+  profile_inference.py profile.yaml
+  profile_inference.py profile.yaml --profiling_dimensions.batch_sizes=[1,2] --profiling_dimensions.example_audio=a.flac
+  profile_inference.py profile.yaml --threads 1,2 --dtype float32,bfloat16
+  profile_inference.py examples/silero_vad.yaml
+
+Exit code: 0; 1 where a cell failed; 2 for bad usage, or where the model is missing."""
+DEFAULT = paths.ROOT / "profile.yaml"
+#: Of a cell, where the flags of these names do not say.
+SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
+#: Of the configuration: each part with its keys and their defaults.
+KNOWN: Dict[str, Dict[str, Any]] = {
+    "pretrained_model": {
+        "source": "",
+        "type": "factory",
+        "arguments": None,
+        "sample_rate": None,
+        "environment": None,
+    },
+    "profiling_dimensions": {
+        grid.SECONDS: [1, 2, 5, 8, 32],
+        grid.BATCH: [1, 4, 8],
+        "example_audio": None,
+        "triangle_only": True,
+        "export_logs": False,
+    },
+}
+#: As common.tools.inference.recognisers.TYPES, which needs torch.
+TYPES = (
+    *("factory", "torchaudio", "transformers", "EncoderASR", "EncoderDecoderASR", "WhisperASR", "EndToEndSLU"),
+    *("EncoderClassifier", "SpeakerRecognition", "VAD", "SepformerSeparation", "SpectralMaskEnhancement"),
+    *("WaveformEnhancement", "SNREstimator"),
+)
+DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
+#: See common.cli.flags.add_table.
+HELP = f"""
+further axes: the grid is repeated for each value
+  --threads A,B: of torch on a CPU: 1,2,4
+  --dtype A,B: {", ".join(DTYPES)}: autocast
+  --quantize A,B: none, dynamic: weights of Linear and LSTM in int8, on a CPU
+  --compile BOOL,BOOL: torch.compile the parts of the model that take tensors alone; false,true has both. Each of these
+    is checked against the float32 outputs before it is timed
+the run
+  --device: auto, cpu, cuda or cuda:N. Default: auto
+  --seed: of random weights and noise
+  --max-seconds S: at most so many seconds of timed calls of a cell, after at least one. Default: 1
+  --max-samples K: at most so many calls. Default: 200
+"""
+
+
+def parsed(words: Sequence[str]) -> Tuple[argparse.Namespace, List[str]]:
+    """(the flags, the overrides).  argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG."""
+    own = parser()
+    spaced = [
+        word
+        for word in words
+        if word.startswith("--") and " " in word and word.partition("=")[0] not in own._option_string_actions
+    ]
+    arguments, others = own.parse_known_args([word for word in words if word not in spaced])
+    return arguments, [*others, *spaced]
+
+
+def parser() -> Parser:
+    result = Parser(
+        usage="%(prog)s [CONFIG] [--key=value ...] [flags]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+    )
+    result.add_argument_group("the model and its grid").add_argument(
+        "config",
+        nargs="?",
+        type=flag_types.path,
+        default=DEFAULT,
+        metavar="CONFIG",
+        help="YAML with pretrained_model (source, type, arguments, sample_rate, environment) and profiling_dimensions "
+        "(audio_mockup_secs, batch_sizes, example_audio, triangle_only, export_logs); --key=value sets one of them. "
+        "Default: the suite's profile.yaml",
+    )
+    takes = {
+        "--threads": _listed(flag_types.threads),
+        "--dtype": _listed(_one_of(DTYPES)),
+        "--quantize": _listed(_one_of(QUANTIZE)),
+        "--compile": {"nargs": "?", "const": (True,), "type": _listed(flag_types.str2bool)},
+    }
+    axes = {"threads": (None,), "dtype": ("float32",), "quantize": ("none",), "compile": (False,)}
+    quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
+    model_run.add_flags(result, HELP, takes, folder="inference-<config>", quick=quick)
+    result.set_defaults(**axes)
+    return result
+
+
+def _listed(check: Any) -> Any:
+    """A comma-separated list of what `check` takes, without repetition."""
+
+    def parse(text: str) -> Tuple[Any, ...]:
+        return tuple(dict.fromkeys(check(word) for word in flag_types.words(text)))
+
+    return parse
+
+
+def _one_of(choices: Sequence[str]) -> Any:
+    def check(word: str) -> str:
+        if word not in choices:
+            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(choices)}")
+        return word
+
+    return check
+
+
+def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
+    """overrides: the words "--key=value" that are no flags."""
+    interpreters.with_torch("torchaudio", "yaml")
+    model_run.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
+    config = configured(arguments.config, overrides)
+    if arguments.preset:
+        _make_quick(config["profiling_dimensions"], overrides)
+    files = carried.files(config) if arguments.executor == "ray" else ()
+    environment = config["pretrained_model"]["environment"]
+    return devices.on_each_kind(arguments, partial(measured, config, files), (), False, environment, executor)
+
+
+def measured(
+    config: Mapping[str, Any], files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor
+) -> int:
+    """On the devices of one executor.  files: that every cell reads."""
+    python = executor.python(config["pretrained_model"]["environment"])
+    device = executor.resolve_device(arguments.device, {"": Choice(python)})
+    dimensions = config["profiling_dimensions"]
+    axes: Dict[str, List[Any]] = {name: list(getattr(arguments, name)) for name in grid.VARIANTS}
+    axes.update({key: list(dimensions[key]) for key in (grid.SECONDS, grid.BATCH)})
+    given = {"seed": arguments.seed, **SAMPLES}
+    given.update((key, getattr(arguments, key)) for key in SAMPLES if getattr(arguments, key) is not None)
+    resolved = settings.resolve({**given, "allocator": "system"}, device)
+    tasks = planned(config, axes, files)
+    header = {
+        "record": "inference",
+        "name": arguments.config.stem,
+        "config": config,
+        "grid": axes,
+        "settings": {key: getattr(resolved, key) for key in ("device", *given)},
+    }
+    with open_run(header, arguments.log_dir, arguments.resume, executor.machine) as run:
+        if not arguments.quiet:
+            _announce(tasks, axes, config, resolved)
+        return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
+
+
+def _make_quick(dimensions: Dict[str, Any], overrides: Sequence[str]) -> None:
+    """Keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
+    for key, count_kept in ((grid.SECONDS, 2), (grid.BATCH, 1)):
+        if not any(word.partition("=")[0].endswith(key) for word in overrides):
+            dimensions[key] = sorted(dimensions[key])[:count_kept]
+
+
+def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]]:
+    """Every key of KNOWN, checked.  Raises UserError."""
+    found = configuration.read(path)
+    configuration.check_keys(found, list(KNOWN), str(path))
+    configuration.override(found, overrides, KNOWN)
+    parts = {name: configuration.mapping(found.get(name), f"{path}: {name}") for name in KNOWN}
+    for name, values in parts.items():
+        configuration.check_keys(values, list(KNOWN[name]), f"{path}: {name}")
+    config = {name: {**KNOWN[name], **values} for name, values in parts.items()}
+    model, dimensions = config["pretrained_model"], config["profiling_dimensions"]
+    if model["type"] not in TYPES:
+        near = configuration.nearest(str(model["type"]), TYPES)
+        words = f"unknown type {shown(model['type'])}{near}; there are {', '.join(TYPES)}"
+        raise UserError(f"{path}: pretrained_model.type: {words}")
+    source = configuration.text(model["source"], f"{path}: pretrained_model.source")
+    model["source"] = _located(source, model["type"], path)
+    model["arguments"] = configuration.mapping(model["arguments"], f"{path}: pretrained_model.arguments")
+    configuration.environment(model["environment"], f"{path}: pretrained_model.environment")
+    if model["sample_rate"] is not None:
+        configuration.whole(model["sample_rate"], f"{path}: pretrained_model.sample_rate")
+    where = f"{path}: profiling_dimensions"
+    for key, check in ((grid.SECONDS, configuration.positive), (grid.BATCH, configuration.whole)):
+        dimensions[key] = configuration.several(dimensions[key], f"{where}.{key}", check)
+    for key in ("triangle_only", "export_logs"):
+        configuration.truth(dimensions[key], f"{where}.{key}")
+    if dimensions["example_audio"] is not None:
+        audio = configuration.located(configuration.text(dimensions["example_audio"], f"{where}.example_audio"), path)
+        if not audio.is_file():
+            raise UserError(f"{where}.example_audio: {audio}: no such file; null means random data")
+        dimensions["example_audio"] = str(audio)
+    return config
+
+
+def _located(source: str, kind: str, path: Path) -> str:
+    """A factory with the place of its file; a folder with its own; any other name as it is."""
+    if kind == "factory":
+        return configuration.python_name(source, path)
+    here = configuration.located(source, path)
+    return str(here) if here.exists() else source
+
+
+def planned(config: Mapping[str, Any], axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:
+    """A task for each cell that is not skipped.  files: that they read."""
+    triangle = config["profiling_dimensions"]["triangle_only"]
+    return [
+        Task(grid.job(cell), "inference", {"config": config, "cell": cell}, (("threads", cell["threads"]),), files)
+        for cell in grid.cells(axes)
+        if not (triangle and grid.is_skipped(cell, axes))
+    ]
+
+
+def _announce(tasks: Sequence[Task], axes: grid.Grid, config: Mapping[str, Any], resolved: Settings) -> None:
+    model = config["pretrained_model"]
+    seconds, sizes = (", ".join(f"{value:g}" for value in axes[key]) for key in (grid.SECONDS, grid.BATCH))
+    print(f"profiling {model['source']} on {resolved.device}: {count(len(tasks), 'cell')}", file=sys.stderr)
+    print(f"audio of {seconds} s x batches of {sizes}, each in a process of its own", file=sys.stderr)
+
+
+def show(run: Run, arguments: argparse.Namespace) -> Shown:
+    """Print the tables, and write them beside the records."""
+    found = read(run.path)
+    files: Dict[str, Any] = {
+        f"{name}.md": "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in _of(found, name)) + "\n"
+        for name in tables.GRIDS
+    }
+    files.update({"cells.csv": tables.render(found, "csv"), "cells.json": tables.render(found, "json")})
+    model_run.write(run.path, files, report.TITLE, [report.section(found, 0)], figures(found), arguments)
+    text = tables.render(found, arguments.format)
+    return ending.printed(text, text, found.statuses, arguments)
+
+
+def _of(found: Inference, name: str) -> List[Any]:
+    return [table for table in tables.grids(found) if table.name == name]

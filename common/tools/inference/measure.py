@@ -1,0 +1,237 @@
+"""One cell of an inference profile: a model, a length of audio, a batch size, and how the model runs.
+
+Time comes first, then the peaks of the process or the device, then six batches under torch.profiler, of which the last
+two are recorded.  A model that is compiled, quantized or in another dtype is first checked against the plain one.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import torch
+from torch import nn
+
+from common.core.errors import NotRunnable, WrongResult
+from common.core.files import scratch_folder
+from common.core.settings import Settings
+from common.core.text import finite
+from common.losses.compiler import check
+from common.measure import memory, profiler, sampling
+from common.measure.clock import Clock, time_step
+from common.measure.device import facts, host_threads, set_up_torch
+from common.system import machine
+from common.system.memory import process_peak_bytes
+from common.tools import audio
+from common.tools.inference import grid, recognisers
+from common.tools.inference.recognisers import Recogniser
+from common.tools.outputs import difference
+from common.traces import files, spans
+from common.traces.reader import CPU, CUDA
+
+#: Of the profiler: the last two of six batches are recorded.
+SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
+#: What the outputs of a variant may be off by, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
+TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
+
+Record = Dict[str, Any]
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Record]:
+    """The records of a cell: ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable, WrongResult,
+    and whatever the model raises."""
+    settings, given = Settings.from_json(job["settings"]), job["given"]
+    config, cell = given["config"], given["cell"]
+    device = set_up_torch(settings)
+    torch.manual_seed(settings.seed)
+    model = recognisers.load(config["pretrained_model"], device)
+    dimensions = config["profiling_dimensions"]
+    seconds, size, rate = cell[grid.SECONDS], cell[grid.BATCH], config["pretrained_model"].get("sample_rate")
+    waves = audio.batch(dimensions["example_audio"], seconds, size, rate or model.sample_rate, settings.seed).to(device)
+    calls = Calls(model, waves, device, cell["dtype"])
+    yield environment(settings, device)
+    with torch.no_grad():
+        if not grid.is_plain(cell):
+            yield from _checked(calls, cell)
+        yield from _timed(calls, settings)
+        yield _peaks(calls)
+        name = job["job"]
+        with scratch_folder() as scratch:
+            folder = Path(job["folder"]) / "traces" / name if dimensions["export_logs"] else Path(scratch)
+            folder.mkdir(parents=True, exist_ok=True)
+            yield _profiled(calls, settings, folder, name)
+
+
+def environment(settings: Settings, device: torch.device) -> Record:
+    """The ``environment`` record of a job that is about no loss."""
+    place, about = machine.placement(), facts(device)
+    spoiled = machine.spoiled_by(place, about["threads"]) if device.type == "cpu" else []
+    return {
+        "record": "environment",
+        "python": platform.python_version(),
+        **about,
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "denormals": settings.denormals,
+        "allocator": "system",
+        **machine.tuning(),
+        **place,
+        "warnings": spoiled,
+    }
+
+
+@dataclass
+class Calls:
+    """A model with its batch; `step` makes one call, ready to be timed."""
+
+    model: Recogniser
+    waves: torch.Tensor
+    device: torch.device
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        self.lengths = torch.full((len(self.waves),), self.waves.shape[1], device=self.device)
+
+    def cast(self) -> ContextManager[Any]:
+        return (
+            nullcontext() if self.dtype == "float32" else torch.autocast(self.device.type, getattr(torch, self.dtype))
+        )
+
+    def outputs(self) -> Any:
+        with self.cast():
+            return self.model(self.waves, self.lengths)
+
+    def step(self) -> Call:
+        return Call(self)
+
+
+@dataclass
+class Call:
+    """streamed: did the model give a first token before its end?"""
+
+    calls: Calls
+    streamed: bool = False
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        """`after_forward` is called when the first token is there; of a model that does not stream, at the end."""
+        of = self.calls
+        if of.model.stream is None:
+            of.outputs()
+        else:
+            with of.cast():
+                for piece in of.model.stream(of.waves, of.lengths):
+                    if not self.streamed and _says_something(piece):
+                        self.streamed = True
+                        after_forward()
+        if not self.streamed:
+            after_forward()
+
+
+def _says_something(piece: Any) -> bool:
+    return piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
+
+
+# -- variants --------------------------------------------------------------------------------------------------------
+
+
+def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
+    """Change the model as the cell says, and the record of how much its outputs changed.  Raises NotRunnable, and
+    WrongResult after the record of outputs that are too far off."""
+    calls.dtype = "float32"
+    plain = calls.outputs()
+    wanted = [TOLERANCES[word] for word in (cell["dtype"], cell["quantize"]) if word in TOLERANCES]
+    calls.dtype = cell["dtype"]
+    if cell["quantize"] == "dynamic":
+        if cell["dtype"] != "float32":
+            raise NotRunnable("unsupported", f"--quantize dynamic: takes float32, not {cell['dtype']}")
+        calls.model = quantized(calls.model, calls.device)
+    if cell["compile"]:
+        check()
+        wanted.append(TOLERANCES["compile"])
+        for part in calls.model.parts():
+            part.forward = torch.compile(part.forward)
+    error, tolerance = difference(plain, calls.outputs()), max(wanted)
+    yield {"record": "output_check", "error": finite(error), "tolerance": tolerance, "ok": error <= tolerance}
+    if not error <= tolerance:
+        raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
+
+
+def quantized(model: Recogniser, device: torch.device) -> Recogniser:
+    """Weights of Linear and LSTM in int8, inputs quantized as they come.  Raises NotRunnable."""
+    if device.type != "cpu":
+        raise NotRunnable("unsupported", "--quantize dynamic: is of CPUs; give --device cpu")
+    from torch.ao.quantization import quantize_dynamic
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces that torchao will have it
+        found = quantize_dynamic(model, {nn.Linear, nn.LSTM}, dtype=torch.qint8, inplace=True)
+    if not any("quantized" in type(one).__module__ for one in found.modules()):
+        raise NotRunnable("unsupported", "--quantize dynamic: the model has no Linear and no LSTM that it changes")
+    return found
+
+
+# -- measurements ----------------------------------------------------------------------------------------------------
+
+
+def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> Record:
+    """The ``call`` record of one call.  step: makes a Step; its `streamed`, if it has one, as of Call."""
+    call = step()
+    taken = time_step(call, clock)
+    streamed = getattr(call, "streamed", False)
+    first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"] if streamed else None
+    kept = {key: taken[key] for key in ("total_wall_ns", "total_event_ns", "minor_faults")}
+    return {"record": "call", "repeat": repeat, "warmup": warmup, "first_ns": first, **kept}
+
+
+def _timed(calls: Calls, settings: Settings) -> Iterator[Record]:
+    clock = Clock(calls.device)
+
+    def sample(_: int, repeat: int, warmup: bool) -> Record:
+        return timed(calls.step, clock, repeat, warmup)
+
+    threads = host_threads(calls.device)
+    yield from sampling.warm_up(sample, [0], settings.max_seconds, threads)
+    yield from sampling.sweep(
+        sample,
+        [0],
+        spread=settings.spread,
+        max_samples=settings.max_samples,
+        max_seconds=settings.max_seconds,
+        threads=threads,
+    )
+
+
+def _peaks(calls: Calls) -> Record:
+    return peaks(calls.step, calls.device)
+
+
+def peaks(step: Callable[[], Any], device: torch.device) -> Record:
+    """The ``call_memory`` record of one call."""
+    found = memory.peaks(step, device, profiler=False)
+    del found["torch_allocated_bytes"]
+    return {"record": "call_memory", **found, "process_peak_bytes": process_peak_bytes()}
+
+
+def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Record:
+    """The ``profiled_calls`` record of six batches; their traces go to `folder`."""
+    about: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
+    profiling = replace(settings, **about)
+    times: List[Tuple[float, float]] = []
+    profiler.profile(
+        (calls.step() for _ in range(profiling.trace_steps)),
+        profiling,
+        calls.device,
+        folder,
+        name,
+        on_cycle=lambda profiled: times.append(profiler.self_times(profiled)),
+    )
+    cpu, cuda = map(sum, zip(*times))
+    highest: Dict[int, Optional[int]] = {}
+    for kind in (CPU, CUDA):
+        steps = [one.highest for path in files.trace_files(folder) for one in spans.read(path, kind) if not one.name]
+        highest[kind] = max(steps, default=None)
+    peaks = {"cpu_peak_bytes": highest[CPU], "cuda_peak_bytes": highest[CUDA]}
+    return {"record": "profiled_calls", "batches": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **peaks}

@@ -1,0 +1,62 @@
+"""Runs about a model and no loss, profiles of inference and pipelines: each a folder with a growing file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Tuple, Type, TypeVar
+
+from common.core.errors import UserError
+from common.records import run, schema, store
+from common.records.run import Run
+from common.records.schema import FirstLine, InferenceHeader, Line, PipelineHeader, Record
+from common.tools.files import IDENTITY
+
+FILE_NAMES = {"inference": schema.INFERENCE_FILE_NAME, "pipeline": schema.PIPELINE_FILE_NAME}
+HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
+
+
+@contextmanager
+def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Record] = None) -> Iterator[Run]:
+    """The run whose first line has the keys of `header`: ``record``, "inference" or "pipeline", and those of IDENTITY.
+    resume: the newest run with the same; machine: that measures, where it is not this one.  Raises UserError when there
+    is none, or another process is measuring it."""
+    file_name = FILE_NAMES[header["record"]]
+    if resume:
+        found = run.earlier(log_dir, file_name, FirstLine, machine)
+        same = [path for head, path in found if _identity(schema.as_written(head)) == _identity(header)]
+        if not same:
+            words = f"no run of {header['name']} as it is given here under {log_dir}; leave the flag out"
+            raise run.NothingToResume(f"--resume: {words}")
+        with run.claim_again(same[-1]) as claim:
+            opened = Run(same[-1], store.read(same[-1]), claim)
+    else:
+        claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
+        opened = Run(claim.path.with_name(file_name), claim=claim)
+        about = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about(machine)}
+        try:
+            opened.add({**header, "schema": schema.SCHEMA, **about})
+        except store.NotWritten:
+            opened.discard_if_empty()
+            raise
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def _identity(head: Record) -> Any:
+    """As JSON has it: lists and tuples are one."""
+    return json.loads(json.dumps({key: head.get(key) for key in IDENTITY}))
+
+
+def read(path: Path, kind: Type[HeaderKind]) -> Tuple[HeaderKind, List[Line]]:
+    """The header and all records of a file.  Raises UserError."""
+    records = store.read(path)
+    if not records or not isinstance(records[0], kind):
+        word = kind.__struct_config__.tag
+        raise UserError(f"{path}: does not begin with a record {word!r}; {store.ANEW}")
+    return records[0], records

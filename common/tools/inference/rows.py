@@ -1,0 +1,217 @@
+"""Profiles of inference on disk -> cells with their numbers.
+
+``read`` never raises for what is in a file: one that cannot be read says so in its `reason`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+
+from common.analysis import metrics
+from common.analysis.metrics import metric
+from common.core.errors import UserError
+from common.core.statistics import median, quantile
+from common.core.text import error
+from common.core.units import MB
+from common.records import schema, store
+from common.records.schema import (
+    Call,
+    CallMemory,
+    InferenceHeader,
+    JobLine,
+    OutputCheck,
+    ProfiledCalls,
+)
+from common.tools.files import files, newest
+from common.tools.inference import grid
+from common.tools.inference import records as model_run
+from common.tools.inference.rows_of_both import ModelRun, environment_of
+
+SKIPPED, NOT_RUN = "skipped", "not run"
+
+
+@dataclass
+class GridCell:
+    """values: of the axes of the grid; status: as of a job, "skipped", or "not run".
+
+    rtf: seconds of a call over the seconds of audio in its batch, the median; p50_s, p90_s, p99_s: of a call; n: calls;
+    profiled_*_rtf: self time instead, with the profiler's cost in it; first_token_s: from the call's begin, all audio
+    at hand; streams: see `streams`; *_peak_bytes of the profiler: highest running sum of allocations in a batch;
+    process_bytes: above the level before a call; process_peak_bytes: of the whole process.
+    """
+
+    values: grid.Values
+    status: str = NOT_RUN
+    reason: str = ""
+    n: int = 0
+    rtf: Optional[float] = None
+    rtf_p20: Optional[float] = None
+    rtf_p80: Optional[float] = None
+    profiled_cpu_rtf: Optional[float] = None
+    profiled_cuda_rtf: Optional[float] = None
+    p50_s: Optional[float] = None
+    p90_s: Optional[float] = None
+    p99_s: Optional[float] = None
+    first_token_s: Optional[float] = None
+    utterances_per_second: Optional[float] = None
+    streams: Optional[int] = None
+    cpu_peak_bytes: Optional[int] = None
+    cuda_peak_bytes: Optional[int] = None
+    process_bytes: Optional[int] = None
+    process_peak_bytes: Optional[int] = None
+    device_allocated_bytes: Optional[int] = None
+    device_reserved_bytes: Optional[int] = None
+    device_used_bytes: Optional[int] = None
+    output_error: Optional[float] = None
+    busy: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return float(self.values[grid.SECONDS])
+
+    @property
+    def size(self) -> int:
+        return int(self.values[grid.BATCH])
+
+    def row(self) -> Dict[str, Any]:
+        """As CSV and JSON have it."""
+        return {**self.values, "status": self.status, "reason": self.reason, **metrics.values(NUMBERS, self)}
+
+
+def factor(value: Optional[float]) -> str:
+    """ "4.31E-03" """
+    return "-" if value is None else f"{value:.2E}"
+
+
+def _spread(cell: GridCell) -> str:
+    return f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
+
+
+_MS: Dict[str, Any] = {"scale": 1e3, "unit": "s", "better": "lower"}
+_MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
+#: Of a cell: its keys in CSV and JSON, and the columns of its table, those with a title, in this order.
+NUMBERS = (
+    metric("n"),
+    metric("rtf", "RTF", factor, better="lower"),
+    metric("rtf_p20", "p20 to p80")._replace(words=_spread, numeric=False),
+    metric("rtf_p80"),
+    metric("profiled_cpu_rtf", better="lower", profiled=True),
+    metric("profiled_cuda_rtf", better="lower", profiled=True),
+    *(metric(f"p{part}_s", f"p{part} ms", **_MS) for part in (50, 90, 99)),
+    metric("first_token_s", "first token ms", **_MS),
+    metric("utterances_per_second", "utterances /s", better="higher"),
+    metric("streams", "streams", better="higher"),
+    metric("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
+    metric("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
+    metric("process_bytes", "process MB", **_MB),
+    metric("process_peak_bytes", "whole process MB", **_MB),
+    metric("device_allocated_bytes", "device MB", **_MB),
+    metric("device_reserved_bytes", unit="bytes", better="lower"),
+    metric("device_used_bytes", "device used MB", **_MB),
+    metric("output_error", "output error", error, better="lower"),
+    metric("busy"),
+)
+
+
+@dataclass
+class Inference(ModelRun[InferenceHeader]):
+    """cells: all of the grid."""
+
+    cells: List[GridCell] = field(default_factory=list)
+
+    @property
+    def axes(self) -> Dict[str, List[Any]]:
+        return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
+
+    def variants(self) -> List[Tuple[grid.Values, List[GridCell]]]:
+        """The cells of each way to run the model, in the order of the grid."""
+        found: List[Tuple[grid.Values, List[GridCell]]] = []
+        for cell in self.cells:
+            of = grid.variant(cell.values)
+            if not found or found[-1][0] != of:
+                found.append((of, []))
+            found[-1][1].append(cell)
+        return found
+
+    @property
+    def statuses(self) -> List[str]:
+        return [cell.status for cell in self.cells if cell.status != SKIPPED]
+
+
+def self_time_rtf(us: float, batches: int, size: int, seconds: float) -> float:
+    """Of `batches` batches' self time in microseconds."""
+    return us / 1e6 / batches / (size * seconds)
+
+
+def streams(p90_s: float, size: int, seconds: float) -> int:
+    """How many speakers the device keeps up with: while `seconds` of audio come in, as many batches of `size` end one
+    after the other as 90% of calls are fast enough for."""
+    return size * math.floor(seconds / p90_s)
+
+
+def find(paths: Sequence[Any]) -> List[Inference]:
+    """In, at or under `paths`, by their files; of several runs of the same on one machine the newest."""
+    return newest(map(read, files(paths, schema.INFERENCE_FILE_NAME)))
+
+
+def read(path: Path) -> Inference:
+    try:
+        header, records = model_run.read(path, InferenceHeader)
+        jobs = store.latest_jobs(records)
+        every = [_cell(values, header, jobs) for values in grid.cells(header.grid)]
+    except UserError as mistake:
+        return Inference(path, reason=str(mistake))
+    return Inference(path, header, environment_of(records), cells=every)
+
+
+def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
+    found = GridCell(values)
+    if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(values, header.grid):
+        found.status = SKIPPED
+        return found
+    lines = jobs.get(grid.job(values), [])
+    end = store.status_of(lines) if lines else None
+    if end is not None:
+        found.status, found.reason = end.status, end.reason or ""
+    for line in lines:
+        if isinstance(line, OutputCheck):
+            found.output_error = line.error
+        elif isinstance(line, CallMemory):
+            _take(found, line, "process_bytes", "process_peak_bytes")
+            _take(found, line, "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
+        elif isinstance(line, ProfiledCalls):
+            _take(found, line, "cpu_peak_bytes", "cuda_peak_bytes")
+            about = line.batches, found.size, found.seconds
+            found.profiled_cpu_rtf = self_time_rtf(line.cpu_us, *about)
+            found.profiled_cuda_rtf = self_time_rtf(line.cuda_us, *about) if line.cuda_us else None
+    calls = [line for line in lines if isinstance(line, Call) and not line.warmup]
+    if calls and found.status == "ok":
+        _times(found, calls)
+    return found
+
+
+def _take(found: GridCell, line: Any, *names: str) -> None:
+    for name in names:
+        setattr(found, name, getattr(line, name))
+
+
+def _times(found: GridCell, calls: Iterable[Call]) -> None:
+    calls = list(calls)
+    seconds = [call.total_wall_ns / 1e9 for call in calls]
+    audio = found.size * found.seconds
+    found.n, found.busy = len(seconds), sum(bool(call.flags) for call in calls)
+    found.p50_s, found.p90_s, found.p99_s = (quantile(seconds, part) for part in (0.5, 0.9, 0.99))
+    found.rtf, found.rtf_p20, found.rtf_p80 = (quantile(seconds, part) / audio for part in (0.5, 0.2, 0.8))
+    found.utterances_per_second = found.size / found.p50_s
+    found.streams = streams(found.p90_s, found.size, found.seconds)
+    first = [call.first_ns / 1e9 for call in calls if call.first_ns is not None]
+    found.first_token_s = median(first) if first else None
+
+
+def most_streams(cells: Sequence[GridCell]) -> Optional[GridCell]:
+    """The cell with the largest number of real-time streams."""
+    known = [cell for cell in cells if cell.streams is not None]
+    return max(known, key=lambda cell: cell.streams or 0, default=None)

@@ -1,0 +1,116 @@
+"""What profile.json and its run.json hold.  What a newer version adds is ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Dict, List, Literal, Optional
+
+from common.records import schema  # first: it goes on in another Python where this one lacks msgspec
+
+# isort: split
+from msgspec import Meta, Struct
+
+from common.records.schema import Count, Duration, Nanoseconds, Positive, Share, of
+
+Times = Annotated[List[Nanoseconds], Meta(min_length=1)]
+
+
+class ProfiledBatch(Struct, kw_only=True):
+    """A batch of a profile."""
+
+    N: Annotated[Positive, of("utterances")]
+    frames: Annotated[Positive, of("of features, all utterances together")]
+    frames_max: Annotated[Positive, of("of the longest utterance")]
+    tokens: Annotated[Count, of("all utterances together")]
+
+
+class Steps(Struct, kw_only=True):
+    """Times of steps, those with labels and those without in turn."""
+
+    bare_ns: Annotated[Times, of("without labels, of the host")]
+    host_ns: Annotated[Times, of("with labels, of the host")]
+    device_ns: Annotated[List[Optional[Nanoseconds]], Meta(min_length=1), of("with labels; null on a CPU")]
+    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    flags: Annotated[List[str], of('"busy" and "loaded": other processes ran beside the steps')] = []
+
+
+class Place(Struct, kw_only=True):
+    """A label within a step."""
+
+    chain: Annotated[List[str], Meta(min_length=1), of("labels, the outermost first")]
+    phase: Annotated[Literal["forward", "backward", "update"], of("of the step")]
+    calls: Annotated[Count, of("in all steps")]
+    host_ns: Annotated[List[Duration], Meta(min_length=1), of("of each step")]
+    device_ns: Annotated[List[Optional[Duration]], Meta(min_length=1), of("of each step; null on a CPU")]
+
+
+class PlaceMemory(Struct, kw_only=True):
+    """Memory of a label, profiled."""
+
+    name: Annotated[str, of('of the label, "label.backward"; "" of the step')]
+    peak_bytes: Annotated[int, of("highest, above the level at the begin of the step")]
+    rise_bytes: Annotated[int, of("highest, above the level at its own begin")]
+    left_bytes: Annotated[int, of("that its calls in a step leave allocated")]
+
+
+class PlaceFlops(Struct, kw_only=True):
+    """Operations of a step in one label, without what lies in it."""
+
+    chain: Annotated[List[str], of("labels, the outermost first")]
+    phase: Annotated[str, of("of the step")]
+    macs: Annotated[float, of("multiply-accumulates, the mean of all batches")]
+    flops: Annotated[float, of("floating-point operations, the mean of all batches")]
+
+
+class Compiled(Struct, kw_only=True):
+    """What --compile did before the steps."""
+
+    ns: Annotated[Nanoseconds, of("until a round of steps compiled nothing")]
+    modules: Annotated[Count, of("that were compiled")]
+    graphs: Annotated[Count, of("that were compiled")]
+    graphs_later: Annotated[Count, of("that were compiled within the timed steps")]
+
+
+class ProfileHead(Struct, kw_only=True):
+    """run.json beside profile.json."""
+
+    started: Annotated[str, of("ISO 8601, UTC")]
+    identity: Annotated[Dict[str, Any], of("what makes two profiles the same: choice, settings, limits, machine")]
+
+
+class Profile(Struct, kw_only=True):
+    """A size in profile.json; one that failed has its size and its reason alone."""
+
+    size: Annotated[str, of('in words: "batch-size 4"')]
+    reason: Annotated[str, of('why it failed, else ""')]
+    implementation: Annotated[str, of("the loss")] = ""
+    model: Annotated[str, of('import path, "" for the Conformer transducer')] = ""
+    config: Annotated[str, of('of the Conformer transducer: "icefall", or "" for torchaudio\'s Conformer')] = ""
+    parameters: Annotated[Dict[str, int], of("how many the model has, by part")] = {}
+    device: Annotated[str, of('"cpu" or "cuda"')] = ""
+    device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
+    node: Annotated[str, of("with --executor ray")] = ""
+    threads: Annotated[Optional[int], of("of torch on the CPU")] = None
+    torch: Annotated[str, of("version")] = ""
+    options: Annotated[Dict[str, Any], of("dropout, amp, compile, optimizer, checkpoint")] = {}
+    batches: Annotated[List[ProfiledBatch], of("that were taken in turn")] = []
+    steps: Annotated[Optional[Steps], of("times")] = None
+    spans: Annotated[List[Place], of("times of labels")] = []
+    memory: Annotated[List[PlaceMemory], of("of labels and the step")] = []
+    flops: Annotated[List[PlaceFlops], of("of labels and the rest of the step")] = []
+    not_counted: Annotated[List[str], of("operators without a rule")] = []
+    compiled: Annotated[Optional[Compiled], of("with --compile")] = None
+    limits: Annotated[Optional[Dict[str, Any]], of("a record ``limits``")] = None
+
+    def __post_init__(self) -> None:
+        if not self.spans:
+            return
+        if self.steps is None or not self.batches or "model" not in self.parameters:
+            raise ValueError("steps, batches or parameters are missing")
+        on_device = [*self.steps.device_ns, *(ns for one in self.spans for ns in one.device_ns)]
+        if self.device == "cuda" and None in on_device:
+            raise ValueError("times of the device are missing")
+        if self.limits:
+            schema.typed(self.limits)
+
+
+PARTS = (ProfileHead, Profile, ProfiledBatch, Steps, Place, PlaceMemory, PlaceFlops, Compiled)

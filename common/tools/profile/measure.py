@@ -1,0 +1,466 @@
+"""Where a training step goes: time, memory and operations of each label, as one document that JSON takes.
+
+Timed steps with labels alternate with bare ones, so that the hooks' own cost is known.  Memory is from a trace of a few
+more steps, FLOPs from one counted step of each batch: no pass is part of another.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import warnings
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Collection, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+from torch.utils.checkpoint import checkpoint
+
+from common.core import scripts
+from common.core.errors import NotRunnable, OutOfMemory, UserError
+from common.core.implementations import Implementation, find
+from common.core.settings import Settings
+from common.core.text import first_line
+from common.data import measured_batches, provenance, shapes
+from common.data.streams import ENCODER, TARGETS, symbols, uniform
+from common.flops.counter import FlopCounter
+from common.losses.compiler import check
+from common.losses.inputs import Batch, padded_sizes
+from common.measure import peaks, profiler
+from common.measure.clock import Clock
+from common.measure.device import facts, set_up_torch
+from common.system import memory
+from common.system.load import ForeignLoad, busy_flags
+from common.tools import loading
+from common.tools.profile import icefall, transducer
+from common.tools.profile import labels as labelling
+from common.tools.profile.labels import Labels, Operations, Place, Spans
+from common.tools.profile.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
+from common.traces import files, spans
+
+FORMAT = 1
+#: Makes the whole model of sizes and a criterion, by configuration; "" is of torchaudio's Conformer.
+MODELS: Dict[str, Callable[[Sizes, Criterion], Transducer]] = {"": Transducer, "icefall": icefall.transducer}
+#: Paths of a layer and of its parts, by configuration.
+LAYERS = {
+    "": ("encoder.conformer.conformer_layers.*", "ffn1", "self_attn", "conv_module", "ffn2"),
+    "icefall": ("encoder.layers.*", "feed_forward_macaron", "self_attn", "conv_module", "feed_forward"),
+}
+#: Parts of common.tools.profile.transducer.Criterion, which are always labelled.
+PARTS = ("joiner", "rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned")
+OPTIMIZER = "optimizer"
+
+
+def classic_labels(config: str) -> Dict[str, Tuple[str, ...]]:
+    """Return patterns of modules by label, of a model of this configuration: those that icefall's profile began with;
+    the losses have their own."""
+    layer, *parts = LAYERS[config]
+    names = ("feed_forward_macaron", "self_attn", "conv", "feed_forward")
+    return {
+        "rnnt_encoder": ("encoder",),
+        "rnnt_encoder_embed": ("encoder.embed",),
+        "rnnt_encoder_layer": (layer,),
+        **{f"rnnt_encoder_layer_{name}": (f"{layer}.{part}",) for name, part in zip(names, parts)},
+        "rnnt_decoder": ("decoder",),
+    }
+
+
+#: Of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
+COMPILING_ROUNDS = 4
+Given = Tuple[Any, ...]
+
+
+def unseen(place: Place, again: bool) -> ContextManager[None]:
+    """A span that records nothing."""
+    return nullcontext()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is profiled.  model: import path, "" for the Conformer transducer of these sizes; arguments: of that path;
+    config: one of MODELS, where there is no import path;
+    labels: patterns by label, empty for those by default; depth: instead, of modules; checkpoint: patterns of modules
+    whose forward is computed again in the backward."""
+
+    sizes: Sizes
+    implementation: Implementation
+    model: str = ""
+    config: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    labels: Mapping[str, Tuple[str, ...]] = field(default_factory=dict)
+    depth: Optional[int] = None
+    steps: int = 20
+    warmup: int = 2
+    trace_steps: int = 2
+    dropout: bool = False
+    amp: bool = False
+    compile: bool = False
+    optimizer: bool = False
+    checkpoint: Tuple[str, ...] = ()
+
+    def to_json(self) -> Dict[str, Any]:
+        return {**vars(self), "sizes": vars(self.sizes), "implementation": self.implementation.name}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+        values = {**data, "sizes": transducer.sizes(data["sizes"], "sizes")}
+        values["implementation"] = find(data["implementation"])
+        values["labels"] = {label: tuple(patterns) for label, patterns in data["labels"].items()}
+        return cls(**{**values, "checkpoint": tuple(data["checkpoint"])})
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+    """The ``profile`` record: ``given`` has the `choice`, and `limits`: true to measure the device's, those that are
+    known, or false.  Raises UserError, OutOfMemory."""
+    settings, given = Settings.from_json(job["settings"]), job["given"]
+    choice, known = Choice.from_json(given["choice"]), given["limits"]
+    folder = Path(job["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    profiling = Profiling(choice, settings)
+    try:
+        document = profiling.document(
+            folder, lambda: measured_limits(settings, choice.amp) if known is True else known or {}
+        )
+    except UserError as error:
+        if profiling.failed_in is None:  # a mistake, which another size has too
+            raise
+        raise OutOfMemory(str(error)) from error
+    yield {"record": "profile", "document": document}
+
+
+class Inputs:
+    """Of one batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and the loss's."""
+
+    def __init__(self, rows: Any, sizes: Sizes, adapter: Any, device: torch.device, key: Sequence[int]):
+        N, frames, U = padded_sizes(rows)
+        drawn = 2 * uniform(N * frames * sizes.features, ENCODER, *key) - 1
+        self.features = torch.from_numpy(drawn).view(N, frames, sizes.features).to(device)
+        self.lengths = torch.tensor(rows[:, 0].tolist(), device=device)
+        targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
+        self.symbols = nn.functional.pad(targets.long(), (1, 0))
+        pairs = [(int(shapes.subsampled(one, SUBSAMPLING)), int(tokens)) for one, tokens in rows]
+        T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
+        none = torch.empty(0, device=device)  # the model makes them
+        self.batch = Batch(none, none, targets, T, U_lengths, pairs)
+        self.adapter = adapter
+        self.described = {
+            "N": N,
+            "frames": int(rows[:, 0].sum()),
+            "frames_max": frames,
+            "T_max": max(T for T, _ in pairs),
+            "U_max": U,
+            "tokens": int(rows[:, 1].sum()),
+        }
+
+    def given(self) -> Given:
+        """For one step: the arguments of the model's forward."""
+        return self.features, self.lengths, self.symbols, self.batch, self.adapter.prepare(self.batch)
+
+
+class Profiling:
+    """A model that is ready to step, and its measurements.  Raises UserError for what cannot be made or run."""
+
+    def __init__(self, choice: Choice, settings: Settings):
+        self.choice, self.settings = choice, settings
+        try:
+            self.device = set_up_torch(settings)
+            if self.device.type == "cpu" and settings.allocator == "reuse":
+                memory.keep_freed_memory()  # large tensors would be mapped anew in each step
+            adapter = scripts.load(choice.implementation.script)(settings, choice.implementation.variant)
+            adapter.load(self.device.type)
+        except NotRunnable as error:
+            raise UserError(f"--loss {choice.implementation.name}: {error}") from error
+        torch.manual_seed(settings.seed)
+        self.clock = Clock(self.device)
+        self.inputs = self._inputs(adapter)
+        self.model = self._model(adapter).to(self.device).train()
+        self.labels = self._labels()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5) if choice.optimizer else None
+        self.failed_in: Optional[str] = None
+
+    def _inputs(self, adapter: Any) -> List[Inputs]:
+        rows = feature_rows(Path(self.settings.shape_file), adapter.fewest_targets)
+        batches = measured_batches.in_batches(rows, self.settings)
+        chosen = measured_batches.select(batches, self.settings)
+        for index in chosen if self.settings.sort_utterance else ():
+            frames, most = int(batches[index][:, 0].sum()), self.settings.max_frames
+            if frames > most:
+                raise UserError(
+                    f"--max-frames {most}: a measured batch is one utterance of {frames}; give at least that"
+                )
+        key = self.settings.seed
+        return [Inputs(batches[index], self.choice.sizes, adapter, self.device, (key, index)) for index in chosen]
+
+    def _model(self, adapter: Any) -> nn.Module:
+        choice = self.choice
+        criterion = Criterion(adapter, self.device)
+        if choice.model:
+            loaded = loading.load(choice.model, choice.arguments, str(self.device))
+            if criterion.layout.approximate or criterion.layout.tensors != ("logits",):
+                raise UserError(
+                    f"--loss {adapter.name}: takes no logits, which a model by import path gives; "
+                    "give an exact one of logits, such as --loss torchaudio"
+                )
+            made: nn.Module = Imported(loaded.model, criterion)
+        else:
+            made = MODELS[choice.config](choice.sizes, criterion)
+        for module in made.modules():
+            if not choice.dropout and isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+            elif not choice.dropout and isinstance(module, nn.MultiheadAttention):
+                module.dropout = 0.0
+        for path in labelling.by_patterns(made, {"": choice.checkpoint}, "--checkpoint "):
+            again = made.get_submodule(path)
+            again.forward = partial(checkpoint, again.forward, use_reentrant=False)
+        return made
+
+    def _labels(self) -> Dict[str, str]:
+        choice = self.choice
+        if choice.labels:
+            found = labelling.by_patterns(self.model, choice.labels)
+        elif choice.depth is not None or choice.model:
+            owner, prefix = (self.model.get_submodule("model"), "model.") if choice.model else (self.model, "")
+            by_depth = labelling.by_depth(owner, 1 if choice.depth is None else choice.depth)
+            found = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
+        else:
+            found = labelling.by_patterns(self.model, classic_labels(choice.config))
+        parts = {f"criterion.{name}": name for name in PARTS}
+        there = {path for path, _ in self.model.named_modules()}
+        return {**found, **{path: name for path, name in parts.items() if path in there}}
+
+    # -- a step --------------------------------------------------------------------------------------------------------
+
+    def step(self, given: Given, part: Callable[[str], ContextManager], ended: Callable[[], None]) -> None:
+        """Forward, backward, and the optimizer's step.  The gradients stay."""
+        amp = torch.autocast(self.device.type, torch.bfloat16) if self.choice.amp else nullcontext()
+        with amp:
+            loss = self.model(*given)
+        loss.backward()
+        ended()
+        if self.optimizer:
+            with part(OPTIMIZER):
+                self.optimizer.step()
+
+    def bare(self, given: Given) -> None:
+        with self._failures(None):
+            self.step(given, lambda _: nullcontext(), lambda: None)
+
+    def labelled(self, given: Given, span: labelling.Span) -> None:
+        labels = Labels(self.model, self.labels, span)
+        with self._failures(labels), labels:
+            self.step(given, labels.part, labels.end_backward)
+
+    @contextmanager
+    def _failures(self, labels: Optional[Labels]) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # whatever a model or a loss raises
+            where = labels.where if labels else "the step"
+            line = first_line(error)
+            if memory.is_out_of_memory(error):
+                self.failed_in = where
+                raise UserError(f"out of memory in {where}: take a smaller batch ({line})") from error
+            raise UserError(f"the step fails in {where}: {type(error).__name__}: {line}") from error
+
+    def forget(self) -> None:
+        self.model.zero_grad(set_to_none=True)
+
+    def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
+        """Nanoseconds of the host, and on CUDA of the device."""
+        self.clock.synchronize()
+        host, device = time.perf_counter_ns(), self.clock.mark()
+        run()
+        end = self.clock.mark()
+        self.clock.synchronize()
+        host = time.perf_counter_ns() - host
+        self.forget()
+        return host, self.clock.between(device, end) if self.clock.cuda else None
+
+    # -- passes --------------------------------------------------------------------------------------------------------
+
+    def document(self, folder: Path, limits: Callable[[], Mapping[str, Any]]) -> Dict[str, Any]:
+        """Everything; traces go to `folder`.  limits: a ``limits`` record."""
+        for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
+            self.labelled(inputs.given(), unseen)
+            self.forget()
+        counted = self.flops()
+        compiling = self.compile() if self.choice.compile else None
+        for number in range(self.choice.warmup):
+            self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given(), unseen))
+        return {
+            "format": FORMAT,
+            **facts(self.device),
+            "implementation": self.choice.implementation.name,
+            "model": self.choice.model,
+            "config": self.choice.config,
+            "sizes": vars(self.choice.sizes),
+            "parameters": transducer.parameters(self.model),
+            "batches": [inputs.described for inputs in self.inputs],
+            "options": {
+                name: getattr(self.choice, name) for name in ("dropout", "amp", "compile", "optimizer", "checkpoint")
+            },
+            **self.times(),
+            "compiled": compiling and {**compiling, "graphs_later": graphs() - compiling["graphs"]},
+            "memory": self.memory(folder),
+            **counted,
+            "limits": limits(),
+        }
+
+    def times(self) -> Dict[str, Any]:
+        """`steps`: bare and labelled ones in turn; `spans`: of the labelled ones, by place, each step's."""
+        bare: List[Any] = []
+        labelled: List[Any] = []
+        of_place: Dict[Place, List[Any]] = {}
+        load = ForeignLoad()
+        for number in range(self.choice.steps):
+            inputs, taken = self.inputs[number % len(self.inputs)], Spans(self.clock)
+            with_labels = partial(self.labelled, inputs.given(), taken)
+            runs = [(bare, partial(self.bare, inputs.given())), (labelled, with_labels)]
+            for kept, run in runs if number % 2 else reversed(runs):
+                kept.append(self.timed(run))
+            for place, values in taken.taken().items():
+                of_place.setdefault(place, []).append(values)
+        foreign = load.share() if load.ready() else None
+        listed = [
+            {
+                "chain": list(chain),
+                "phase": phase,
+                "calls": sum(calls for calls, _, _ in values),
+                "host_ns": [host for _, host, _ in values],
+                "device_ns": [device for _, _, device in values],
+            }
+            for (chain, phase), values in of_place.items()
+        ]
+        return {
+            "steps": {
+                "bare_ns": [host for host, _ in bare],
+                "host_ns": [host for host, _ in labelled],
+                "device_ns": [device for _, device in labelled],
+                "foreign_cpu": foreign,
+                "flags": busy_flags(foreign, torch.get_num_threads()),
+            },
+            "spans": listed,
+        }
+
+    def memory(self, folder: Path) -> List[Dict[str, Any]]:
+        """By the name of the span: bytes above the level at the step's beginning, the rise above that at its own, and
+        what all its calls in a step leave; from a trace in `folder`."""
+        files.remove(folder)
+        active = self.choice.trace_steps
+        schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
+        settings = replace(self.settings, schedule=schedule, record_shapes=False, with_stack=False)
+        steps = [_Recorded(self, self.inputs[number % len(self.inputs)].given()) for number in range(1 + active)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
+            profiler.profile(iter(steps), settings, self.device, folder, "profile")
+        found: Dict[str, List[spans.SpanMemory]] = {}
+        for path in files.trace_files(folder):
+            for one in spans.read(path):
+                found.setdefault(one.name, []).append(one)
+        return [
+            {
+                "name": name,
+                "peak_bytes": max(one.highest for one in several),
+                "rise_bytes": max(one.highest - one.begin for one in several),
+                "left_bytes": round(sum(one.end - one.begin for one in several) / active),
+            }
+            for name, several in found.items()
+        ]
+
+    def flops(self) -> Dict[str, Any]:
+        """Return `flops`: the operations of a step by place, without what lies in it, the mean of all batches; and
+        `not_counted`: operators without a rule.
+
+        Operations belong to the label that runs, as its time does: a module may be called from outside its parent.
+        """
+        counter = FlopCounter(self.model)
+        operations = Operations(counter.total)
+        for inputs in self.inputs:
+            with counter:
+                self.labelled(inputs.given(), operations)
+            self.forget()
+        count = len(self.inputs)
+        return {
+            "flops": [
+                {"chain": list(chain), "phase": phase, "macs": macs / count, "flops": flops / count}
+                for (chain, phase), (macs, flops) in operations.counts().items()
+            ],
+            "not_counted": sorted({one["operator"] for one in counter.document()["not_counted"]}),
+        }
+
+    def compile(self) -> Dict[str, Any]:
+        """The forward of each labelled module that holds no other; of joiner and losses the modules alone.  Then steps
+        with labels and without, until one round of them compiles nothing: what that took, before any step is timed."""
+        check()
+        torch._dynamo.reset()  # else what another size compiled would decide what this one compiles
+        torch._dynamo.utils.counters.clear()
+        begin, modules, compiled = time.perf_counter_ns(), 0, set()
+        for path, label in self.labels.items():
+            module = self.model.get_submodule(path)
+            if not any(other.startswith(f"{path}.") for other in self.labels):
+                for one in module.children() if isinstance(module, transducer.Part) else [module]:
+                    one.forward = torch.compile(one.forward)
+                    modules += 1
+                    compiled.add(label)
+        print(f"compiling {modules} modules; on a CPU this takes minutes ...", file=sys.stderr)
+        for _ in range(COMPILING_ROUNDS):
+            before = graphs()
+            for inputs in self.inputs:
+                self.timed(partial(self.labelled, inputs.given(), partial(_told, compiled)))
+                self.timed(partial(self.bare, inputs.given()))
+            if graphs() == before:
+                break
+        return {"ns": time.perf_counter_ns() - begin, "modules": modules, "graphs": graphs()}
+
+
+def graphs() -> int:
+    """That torch.compile made so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+@contextmanager
+def _told(labels: Collection[str], place: Place, again: bool) -> Iterator[None]:
+    """A span of a module that is compiled in it, reported on stderr where that took long."""
+    begin = time.monotonic()
+    yield
+    seconds = time.monotonic() - begin
+    if place[0][-1] in labels and seconds > 1:
+        print(f"  {labelling.named(place)}: {seconds:.0f} s", file=sys.stderr)
+
+
+@dataclass
+class _Recorded:
+    """A step with its labels in the trace."""
+
+    profiling: Profiling
+    given: Given
+
+    def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
+        self.profiling.labelled(self.given, lambda place, _: record_function(labelling.named(place)))
+        self.profiling.forget()
+
+
+def feature_rows(path: Path, fewest_targets: int) -> Any:
+    """(utterances, 2), feature frames and U, of a shape file; without utterances that are too short.  One of encoder
+    frames T at a subsampling gives the fewest frames that have so many.  Raises UserError."""
+    rows, factor = shapes.load(path), provenance.known_factor(path) or SUBSAMPLING
+    rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
+    fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)
+    if not fit.any():
+        raise UserError(f"{path}: no utterance is long enough for a frame after subsampling, with a target")
+    return rows[fit]
+
+
+def measured_limits(settings: Settings, amp: bool) -> Mapping[str, Any]:
+    """The ``limits`` record, in the dtype of the matrix products."""
+    gc.collect()
+    if amp:
+        settings = replace(settings, dtype="bfloat16")
+    return peaks.measure(settings, set_up_torch(settings))

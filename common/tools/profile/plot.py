@@ -1,0 +1,110 @@
+"""The step as icicles, of time and of memory: each label is below the one that it is part of, as wide as its share."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Iterator, List, NamedTuple
+
+from common.core.text import number
+from common.present.style import PALETTE, Figure, Trace, axis, bars, color, layout, pattern, shown
+from common.present.table import Cell, measured, tabulated
+from common.tools.profile.rows import FORWARD, Node, Profile
+
+ROW = 44  # pixels of a level
+LETTER = 0.0095  # of the width
+GREY = "#bbbbbb"  # of forward and backward
+
+
+class Box(NamedTuple):
+    """level: 0 is on top; begin, width: in ms or MB; above: the label that it lies in."""
+
+    label: str
+    phase: str
+    level: int
+    begin: float
+    width: float
+    above: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label if self.label == self.phase else f"{self.label}, {self.phase}"
+
+    @property
+    def short(self) -> str:
+        """The label without the one that it lies in, which it may begin with."""
+        return self.label.removeprefix(f"{self.above}_").removeprefix("rnnt_")
+
+
+def figures(found: Profile) -> List[Figure]:
+    time = (
+        "Each box is a label, as wide as its milliseconds in a mean step; what lies in it is below it, all calls of a "
+    )
+    time += "label together. White has no label."
+    result = [
+        _figure(
+            "profile-time", "Time of the step", time, _boxes(found.roots, lambda node: node.ms), "ms", found.step_ms
+        )
+    ]
+    left = {one["name"]: one["left_bytes"] / 2**20 for one in found.document["memory"]}
+    forward = [node for node in found.roots if node.phase == FORWARD]
+    kept = _boxes(forward, lambda node: max(left.get(node.chain[-1], 0.0), 0.0))
+    held = kept[0].width if kept else 0.0
+    if held:
+        memory = "What the forward of each label leaves allocated for the backward, in MB of a step, profiled."
+        result.append(_figure("profile-memory", "Memory that the forward leaves", memory, kept, "MB", held))
+    return result
+
+
+def _boxes(roots: List[Node], size: Callable[[Node], float]) -> List[Box]:
+    found: List[Box] = []
+    at = 0.0
+    for phase in dict.fromkeys(node.phase for node in roots):
+        of_phase = [node for node in roots if node.phase == phase]
+        width = sum(map(size, of_phase))
+        found += [Box(phase, phase, 0, at, width), *_placed(of_phase, size, at, 1, 1.0)]
+        at += width
+    return found
+
+
+def _placed(nodes: List[Node], size: Callable[[Node], float], at: float, level: int, scale: float) -> Iterator[Box]:
+    """scale: where what lies in a label was larger than what the label leaves in the end."""
+    for node in nodes:
+        width, inside = scale * size(node), sum(map(size, node.children))
+        yield Box(node.chain[-1], node.phase, level, at, width, *node.chain[-2:-1])
+        yield from _placed(node.children, size, at, level + 1, min(scale, width / inside) if inside else 1.0)
+        at += width
+
+
+def _figure(key: str, title: str, caption: str, boxes: List[Box], unit: str, end: float) -> Figure:
+    """end: of the axis."""
+    levels = max(box.level for box in boxes) + 1
+    phases: Dict[str, List[Box]] = {"": [box for box in boxes if not box.level]}
+    labels = {box.label: [one for one in boxes if one.level and one.label == box.label] for box in boxes if box.level}
+    data = [_trace(label, place - 1, of, end, unit) for place, (label, of) in enumerate({**phases, **labels}.items())]
+    vertical = {"range": [0.6 - levels, 0.6], "showgrid": False, "showticklabels": False}
+    across = axis(unit, range=[0, end])
+    frame = layout(ROW * levels + 70, 150, xaxis=across, yaxis=vertical, barmode="overlay")
+    largest = sorted((box for box in boxes if box.level), key=lambda box: -box.width)[:5]
+    summary = f"{title}: " + ", ".join(f"{box.name} {number(box.width)} {unit}" for box in largest)
+    rows = [{"label": Cell("· " * box.level + box.name, box.name), unit: measured(box.width)} for box in boxes]
+    return Figure(key, title, caption, summary, data, frame, tabulated(key, title, rows))
+
+
+def _trace(label: str, place: int, boxes: List[Box], end: float, unit: str) -> Trace:
+    look = {"color": color(place) if label else GREY, "opacity": 0.7}
+    return bars(
+        label,
+        [box.width for box in boxes],
+        [-box.level for box in boxes],
+        {**look, "pattern": pattern(place // len(PALETTE) if label else 0)},
+        f"%{{customdata}}: %{{x:.4g}} {unit}",
+        orientation="h",
+        base=[box.begin for box in boxes],
+        width=0.92,
+        text=[shown(box.short) if box.width > LETTER * (len(box.short) + 1) * end else "" for box in boxes],
+        textposition="inside",
+        insidetextanchor="middle",
+        textangle=0,
+        constraintext="none",
+        customdata=[shown(box.name) for box in boxes],
+        showlegend=bool(label),
+    )

@@ -1,0 +1,271 @@
+"""Where a step went, from the document of a profile: each label with what lies in it and without, forward and backward.
+
+Times are means over the labelled steps, so that they add up: the children of a label to no more than the label, all
+labels and `other` to the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from common.analysis import metrics, roofline
+from common.analysis.metrics import metric
+from common.core.errors import UserError
+from common.core.statistics import mean, median
+from common.core.text import percent
+from common.core.units import quantity
+from common.records import documents, schema
+from common.tools import files
+from common.tools.profile import documents as types
+from common.tools.profile import records
+
+Document = Mapping[str, Any]
+Chain = Tuple[str, ...]
+FORWARD, BACKWARD = "forward", "backward"
+PHASES = (FORWARD, BACKWARD, "update")
+STEP, OTHER = "step", "other"
+#: What a transducer adds to its encoder: the part in words, and its labels.
+OWN_PARTS = {
+    "decoder": ("rnnt_decoder",),
+    "joiner": ("joiner",),
+    "loss": ("rnnt_loss", "rnnt_loss_simple", "rnnt_loss_pruned"),
+}
+
+
+@dataclass
+class Node:
+    """A place in the step.  chain: labels, outermost first; calls: in all steps; ms: of a step, with all that lies in
+    it: `device_ms` on CUDA, else `host_ms`; own_ms: without what lies in it."""
+
+    chain: Chain
+    phase: str
+    calls: int
+    ms: float
+    own_ms: float
+    host_ms: float
+    device_ms: Optional[float]
+    children: List[Node] = field(default_factory=list)
+
+
+@dataclass
+class Part:
+    """A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.
+
+    depth: how many labels it lies in; calls: in all steps; ms, host_ms, device_ms, own_ms: of a step, as in Node;
+    share: of the step; peak_mb: the most that was allocated while inside, above the level at the beginning of the step;
+    rise_mb: above the level at its own beginning; left_mb: what its calls in a step leave allocated; macs, flops: with
+    all that lies in it; flops_per_second; of_limit: of the device's measured rate.
+    """
+
+    label: str
+    phase: str
+    depth: int
+    calls: int
+    ms: float
+    ms_per_call: Optional[float]
+    own_ms: float
+    share: float
+    host_ms: float
+    device_ms: Optional[float]
+    peak_mb: Optional[float] = None
+    rise_mb: Optional[float] = None
+    left_mb: Optional[float] = None
+    macs: Optional[float] = None
+    flops: Optional[float] = None
+    flops_per_second: Optional[float] = None
+    of_limit: Optional[float] = None
+
+    @property
+    def name(self) -> str:
+        """ "self_attn", "self_attn.backward"."""
+        return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
+
+
+def share_of_limit(share: Optional[float]) -> str:
+    """Return the share in words; one above 1 shows that the limit or the time is wrong, so its number is not told."""
+    return ">100%" if share is not None and share > 1 else percent(share)
+
+
+_MS: Dict[str, Any] = {"unit": "ms", "better": "lower"}
+_MB: Dict[str, Any] = {"unit": "MB", "better": "lower", "profiled": True}
+#: Of a row: its keys in CSV and JSON, in this order.
+NUMBERS = (
+    metric("calls", "calls"),
+    metric("ms", "ms", **_MS),
+    metric("ms_per_call", "ms /call", **_MS),
+    metric("own_ms", "own ms", **_MS),
+    metric("share", "share", percent),
+    metric("host_ms", "host ms", **_MS),
+    metric("device_ms", **_MS),
+    metric("peak_mb", "peak MB", **_MB),
+    metric("rise_mb", "rise MB", **_MB),
+    metric("left_mb", "leaves MB", **_MB),
+    metric("macs", "MACs", quantity),
+    metric("flops", "FLOPs", quantity),
+    metric("flops_per_second", "FLOPs /s", quantity, better="higher"),
+    metric("of_limit", "of limit", share_of_limit, better="higher"),
+)
+
+
+@dataclass
+class Profile:
+    """One document.  roots: of the tree of places, those of the forward first; hooks_ms: what the labels cost a step,
+    the median over pairs of steps."""
+
+    document: Document
+    parts: List[Part]
+    roots: List[Node]
+    step_ms: float
+    bare_ms: float
+    hooks_ms: float
+
+    @property
+    def busy(self) -> bool:
+        """Whether other processes ran beside the timed steps."""
+        return bool(self.document["steps"].get("flags"))
+
+    @property
+    def limit_was_busy(self) -> bool:
+        """Whether other processes ran beside the measurement of the limit."""
+        return bool((self.document["limits"] or {}).get("flags"))
+
+    def outermost(self) -> Dict[str, float]:
+        """Return the share of the step of each label that lies in no other, forward and backward together."""
+        shares: Dict[str, float] = {}
+        for part in self.parts:
+            if part.depth == 0 and part.phase:
+                shares[part.label] = shares.get(part.label, 0.0) + part.share
+        return shares
+
+    def rows(self) -> List[Dict[str, Any]]:
+        """As CSV and JSON have them."""
+        about = ("name", "label", "phase", "depth")
+        return [{**{key: getattr(part, key) for key in about}, **metrics.values(NUMBERS, part)} for part in self.parts]
+
+
+def profile(document: Document) -> Profile:
+    """Return what a document of a size says; what it leaves out has its default."""
+    document = {**schema.as_written(types.Profile(size="", reason="")), **document}
+    steps, cuda = document["steps"], document["device"] == "cuda"
+    taken = steps["device_ns"] if cuda else steps["host_ns"]
+    step_ms, host_ms = mean(taken) / 1e6, mean(steps["host_ns"]) / 1e6
+    roots = _tree(document["spans"], cuda)
+    count = len(taken)
+    parts = _parts(roots, step_ms, count)
+    labelled = {"ms": sum(node.ms for node in roots), "host": sum(node.host_ms for node in roots)}
+    for label, ms, host in ((OTHER, step_ms - labelled["ms"], host_ms - labelled["host"]), (STEP, step_ms, host_ms)):
+        parts.append(
+            Part(label, "", 0, count, ms, ms, ms if label == OTHER else 0.0, ms / step_ms, host, ms if cuda else None)
+        )
+    _add_memory(parts, {one["name"]: one for one in document["memory"]})
+    _add_flops(parts, document)
+    pairs = zip(steps["host_ns"], steps["bare_ns"])
+    hooks_ms = median([(labelled - bare) / 1e6 for labelled, bare in pairs])
+    return Profile(document, parts, roots, step_ms, median(steps["bare_ns"]) / 1e6, hooks_ms)
+
+
+def _tree(listed: List[Mapping[str, Any]], cuda: bool) -> List[Node]:
+    nodes: Dict[Tuple[Chain, str], Node] = {}
+    for span in listed:
+        host = mean(span["host_ns"]) / 1e6
+        device = mean(span["device_ns"]) / 1e6 if cuda else None
+        ms = host if device is None else device
+        chain = tuple(span["chain"])
+        nodes[chain, span["phase"]] = Node(chain, span["phase"], span["calls"], ms, ms, host, device)
+    roots = []
+    for (chain, phase), node in nodes.items():
+        above = nodes.get((chain[:-1], phase))
+        if above is None:
+            roots.append(node)
+        else:
+            above.children.append(node)
+            above.own_ms -= node.ms
+    return sorted(roots, key=lambda node: PHASES.index(node.phase))
+
+
+def _parts(roots: List[Node], step_ms: float, steps: int) -> List[Part]:
+    """In the order of the tree, each label's backward after its forward."""
+    found: Dict[str, Dict[str, Part]] = {}
+
+    def add(node: Node) -> None:
+        label = node.chain[-1]
+        part = found.setdefault(label, {}).setdefault(
+            node.phase,
+            Part(label, node.phase, len(node.chain) - 1, 0, 0.0, None, 0.0, 0.0, 0.0, None),
+        )
+        part.own_ms += node.own_ms
+        part.calls += node.calls
+        if label not in node.chain[:-1]:  # else it is counted with the outer one
+            part.ms += node.ms
+            part.host_ms += node.host_ms
+            if node.device_ms is not None:
+                part.device_ms = (part.device_ms or 0.0) + node.device_ms
+        for child in node.children:
+            add(child)
+
+    for node in roots:
+        add(node)
+    parts = [part for of_label in found.values() for part in of_label.values()]
+    for part in parts:
+        part.share = part.ms / step_ms
+        part.ms_per_call = part.ms * steps / part.calls if part.calls else None
+    return parts
+
+
+def _add_memory(parts: List[Part], known: Mapping[str, Mapping[str, int]]) -> None:
+    for part in parts:
+        of_part = known.get("" if part.label == STEP and not part.phase else part.name)
+        if of_part is not None:
+            part.peak_mb, part.rise_mb, part.left_mb = (
+                of_part[f"{key}_bytes"] / 2**20 for key in ("peak", "rise", "left")
+            )
+
+
+def _add_flops(parts: List[Part], document: Document) -> None:
+    limit = limit_of(document)
+    for part in parts:
+        counted = [
+            one
+            for one in document["flops"]
+            if (part.label == STEP and not part.phase)
+            or (part.label == OTHER and not one["chain"])
+            or (part.label in one["chain"] and part.phase == one["phase"])
+        ]
+        part.macs, part.flops = (sum(one[key] for one in counted) for key in ("macs", "flops"))
+        if part.ms > 0:
+            part.flops_per_second = part.flops / part.ms * 1e3
+            part.of_limit = part.flops_per_second / limit if limit else None
+
+
+def limit_of(document: Document) -> Optional[float]:
+    """FLOPs per second of the device's best measured matrix product."""
+    limits = schema.typed(dict(document["limits"])) if document["limits"] else None
+    return roofline.peaks([limits]).flops_per_second if isinstance(limits, schema.Limits) else None
+
+
+#: A size in words ("batch-size 4"), and its profile or why there is none.
+Size = Tuple[str, Optional[Profile], str]
+
+
+class Kept(NamedTuple):
+    """Holds the profiles of a file; reason says why it could not be read, else ""."""
+
+    path: Path
+    sizes: List[Size]
+    reason: str = ""
+
+
+def find(paths: Sequence[Any]) -> List[Kept]:
+    """Return the profiles in, at or under `paths`, by their files."""
+    return [read(path) for path in sorted(files.files(paths, records.FILE_NAME))]
+
+
+def read(path: Path) -> Kept:
+    """Return what is in a file; never raises for what is in it."""
+    try:
+        sizes = documents.read(path, List[types.Profile])
+    except (FileNotFoundError, UserError) as error:
+        return Kept(path, [], str(error))
+    return Kept(path, [(size["size"], profile(size) if size.get("spans") else None, size["reason"]) for size in sizes])

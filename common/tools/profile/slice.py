@@ -1,0 +1,34 @@
+"""Profiles of training steps, as the page and the summary see them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence
+
+from common.present.slices import Slice
+from common.tools.files import files
+from common.tools.profile.records import FILE_NAME
+from common.tools.profile.rows import Kept, find
+from common.tools.profile.section import sections
+from common.tools.profile.table import render
+
+
+def _rows(paths: Sequence[Any]) -> List[Dict[str, Any]]:
+    return [
+        {"profile": kept.path.parent.name, "size": words, **row}
+        for kept in find(paths)
+        for words, profile, _ in kept.sizes
+        if profile
+        for row in profile.rows()
+    ]
+
+
+def _text(kept: Kept, format: str) -> str:
+    return f"{kept.path}: {kept.reason}\n" if kept.reason else render(kept.sizes, format)
+
+
+PROFILE = Slice(
+    lambda base, paths: sections(paths),
+    holds=lambda path: bool(files([path], FILE_NAME)),
+    rows=_rows,
+    text=lambda paths, format: [_text(kept, format) for kept in find(paths)],
+)
