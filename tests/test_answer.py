@@ -14,7 +14,18 @@ import termios
 
 import pytest
 from commands import ROOT
-from fixtures_runs import COMMAND, correctness, records_of, status, summarize, timed, timing, write_records, write_run
+from fixtures_runs import (
+    COMMAND,
+    correctness,
+    memory,
+    records_of,
+    status,
+    summarize,
+    timed,
+    timing,
+    write_records,
+    write_run,
+)
 
 from common.analysis import logs, metrics, verdict
 from common.analysis.groups import collect, groups
@@ -58,6 +69,15 @@ def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
     text = " ".join(screen(log).split())
     assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text
     assert "k2: error: timing-1: killed by SIGKILL" in text
+
+
+def test_a_measured_peak_has_a_line_on_the_screen_though_the_trace_failed(tmp_path):
+    failed = [status("trace", "error", "no space left on device")]
+    jobs = [correctness(), memory(8), failed]
+    write_run(tmp_path / "k2", name="k2", jobs=jobs, passes=["correctness", "memory", "trace"])
+    lines = screen(tmp_path).splitlines()
+    assert any(line.startswith("k2 ") and {"error", "8.000"} <= set(line.split()) for line in lines)
+    assert any("no space left on device" in line for line in lines)
 
 
 def test_the_verdict_is_of_the_rows(log):

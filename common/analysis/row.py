@@ -273,9 +273,10 @@ class Row(Exported):
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has a line in tables: those that did not get so far are named below them."""
-        known = (self.step_ms, self.loss_ms, self.peak_mb, self.average_step_time_us, self.largest.get("size"))
-        return self.status == "ok" or any(known)
+        """Return whether the row has a number that tables show, so a line in them; the others are named below."""
+        times = (self.step_ms, self.loss_ms, self.average_step_time_us)
+        sizes = (self.peak_mb, self.peak_memory_mb, self.largest.get("size"))
+        return self.status == "ok" or any(times) or any(sizes)
 
     def of_scope(self, scope: str) -> List[Sample]:
         return [sample for sample in self.timed if sample.scope == scope]

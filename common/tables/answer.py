@@ -70,17 +70,11 @@ def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
     of = "answer search" if rows[0].largest else "answer"
     return [
         wrapped(heading(rows), width),
-        by_kind(of, [row for row in rows if _has_numbers(row)], width, colors),
+        by_kind(of, [row for row in rows if row.is_measured], width, colors),
         [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
         load(rows, width, colors),
         (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
     ]
-
-
-def _has_numbers(row: Row) -> bool:
-    """Whether it has a line of the table: rows that did not get so far are named below it."""
-    times = row.step_ms or row.loss_ms or row.average_step_time_us or row.peak_memory_mb or row.largest.get("size")
-    return row.status == "ok" or bool(times)
 
 
 # The table.
