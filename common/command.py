@@ -1,4 +1,4 @@
-"""What the scripts of the top level start: the one place that knows every tool of the suite.
+"""Starts the scripts of the top level: the one module that knows every tool of the suite.
 
 A tool of its own is one line of `_slices`.  Workers import this too, so nothing heavy is imported above.
 """

@@ -1,1 +1,1 @@
-"""Records read back as rows, and what follows from them.  No torch, no numpy."""
+"""Records read back as typed rows; ratios, intervals, verdicts. No torch, no numpy."""

@@ -1,1 +1,1 @@
-"""Flags in, exit code out; decides what follows a run."""
+"""Flags in, exit code out: the commands of the loss run, and what all commands share."""

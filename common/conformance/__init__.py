@@ -1,1 +1,1 @@
-"""What each implementation does in every corner: the questions, the judge, the processes and the matrix."""
+"""Corner cases of every loss: the questions, the judge, the worker processes and the matrix."""

@@ -1,2 +1,1 @@
-"""The words that every folder speaks: settings, implementations, errors, text, units, tables; files that are written
-whole.  Standard library."""
+"""Settings, implementations, errors, text and units, which every folder uses. Standard library alone."""

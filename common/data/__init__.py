@@ -1,1 +1,1 @@
-"""From the shape file to the batches of a run."""
+"""Shape files, and the batches drawn from them."""

@@ -1,1 +1,1 @@
-"""The count of a model's operations: `counter.FlopCounter` counts, `rules.register` adds a rule."""
+"""Counts the operations of a model. Can be taken out of the suite and used alone."""

@@ -1,1 +1,1 @@
-"""From settings to processes to records.  Knows no loss and no torch."""
+"""From settings to processes to records. Knows no loss and no torch."""

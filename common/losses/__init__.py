@@ -1,1 +1,1 @@
-"""What is measured: a loss, its inputs, its joiner, and the float64 oracle that judges it."""
+"""A loss, its inputs, its joiner, the float64 oracle that judges it, and the passes."""

@@ -1,1 +1,1 @@
-"""Rows as figures, which are data; the page draws them, or png does."""
+"""Rows of loss runs as figures; the page or PNG files draw them."""

@@ -1,1 +1,1 @@
-"""Tables, figures and sections: what shows things and knows no record."""
+"""Tables, figures and sections of a page. Knows no record."""

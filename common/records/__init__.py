@@ -1,1 +1,1 @@
-"""What lies on disk: its schema, the store, the folder of a run with its lock.  No torch here."""
+"""The files of a run: their schema, reading and writing, the lock of a folder. No torch."""

@@ -1,1 +1,1 @@
-"""What is looked at in a browser: the page, TensorBoard's summaries, one trace in Perfetto.  No torch."""
+"""The HTML page, the summaries for TensorBoard, a trace in Perfetto. No torch."""

@@ -1,1 +1,1 @@
-"""Which Python has which package, and how it gets there: environments, what is compiled, how users install it."""
+"""Environments: which Python has which package, what is compiled, how users install the rest."""

@@ -1,1 +1,1 @@
-"""This computer and its processes: memory, load, children, locks.  Knows nothing of this suite; no torch."""
+"""This computer and its processes: memory, load, children, locks. Knows nothing of the suite. No torch."""

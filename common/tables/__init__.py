@@ -1,1 +1,1 @@
-"""Rows in words: terminal, Markdown, CSV, JSON."""
+"""Rows of loss runs as text: terminal, Markdown, CSV, JSON."""

@@ -1,1 +1,1 @@
-"""What torch.profiler wrote, read in bounded memory.  No torch here."""
+"""Reads the traces of torch.profiler in bounded memory. No torch."""
