@@ -17,10 +17,9 @@ import torch
 from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_conformance import made
 
-import conformance
 from benchmark_reference import Reference
+from common.conformance import command, large, matrix
 from common.conformance import findings as judging
-from common.conformance import large, matrix
 from common.conformance.cases import BY_NAME, CASES
 from common.conformance.findings import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
 from common.conformance.isolated import examine
@@ -678,7 +677,7 @@ def test_a_killed_matrix_resumes(tmp_path):
 def test_bad_flags_and_the_list():
     assert_user_error(run("conformance.py", "--cases", "everything"), "--cases", "everything")
     assert_user_error(run("conformance.py", "--large", "everyone"), "--large", "everyone")
-    flags = conformance.parser()
+    flags = command.parser()
     assert flags.parse_args([]).large == () and "k2" in flags.parse_args(["--large"]).large
     assert flags.parse_args(["--large", "k2"]).large == ("k2",)
     listed = run("conformance.py", "--list")

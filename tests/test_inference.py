@@ -25,9 +25,10 @@ from common.jobs.local import Local
 from common.jobs.spec import Task
 from common.measure import profiler
 from common.setup import environments
-from common.tools import audio, configuration, grid, recognisers
+from common.tools import audio, configuration
 from common.tools import outputs as outputs_of
 from common.tools.inference import command as cli
+from common.tools.inference import grid, recognisers
 from common.tools.inference import measure as inference
 from common.tools.inference import rows as analysis
 from common.tools.inference import table as tables

@@ -20,7 +20,6 @@ from common.tools.inference import pipeline_rows as pipeline
 from common.tools.inference import pipeline_table as pipeline_tables
 from common.tools.inference import rows as inference
 from common.tools.inference import table as inference_tables
-from common.tools.inference import tables as models
 from common.tools.profile import command as profile_command
 from common.tools.profile import rows as profile
 from common.tools.profile import table as profile_tables
@@ -169,9 +168,8 @@ def test_a_count_that_cannot_be_read_says_so(content, tmp_path):
     (tmp_path / "flops-x" / "flops.json").write_text(content)
     (count,) = counts.find([tmp_path])
     assert "cannot be read" in count.reason
-    assert "cannot be read" in page.page([], tmp_path, paths=[tmp_path]) and "cannot be read" in models.render(
-        [tmp_path], "table"
-    )
+    assert "cannot be read" in page.page([], tmp_path, paths=[tmp_path])
+    assert "cannot be read" in run("summarize.py", tmp_path).stdout
 
 
 def test_a_log_of_profiles_alone_has_a_report(tmp_path):
@@ -179,5 +177,5 @@ def test_a_log_of_profiles_alone_has_a_report(tmp_path):
         found([tmp_path])
     write_profile(tmp_path)
     assert not found([tmp_path]).groups
-    assert "encoder" in models.render([tmp_path], "table")
+    assert "encoder" in run("summarize.py", tmp_path).stdout
     assert run("report.py", tmp_path, "--output", tmp_path / "r.html").returncode == 0
