@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.cli.flag_types import path, positive, seed, whole
 from common.cli.parser import Parser
-from common.command import run
 from common.core.errors import EXIT_OK, UserError
+from common.core.guard import guarded
 
 PROG = "generate_shape_info.py"
 EXAMPLES = """examples:
@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     flags = parser().parse_args(arguments)
-    return run(PROG, lambda: generate(flags), interrupted="interrupted, no shape file was written")
+    return guarded(PROG, lambda: generate(flags), interrupted="interrupted, no shape file was written")
 
 
 def generate(flags: argparse.Namespace) -> int:
