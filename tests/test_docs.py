@@ -9,7 +9,6 @@ import re
 import runpy
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Tools beside the comparison of losses: FLOPs, profile of a step, inference, pipelines. Each is whole in its folder."""
+"""Tools beside the comparison of losses: FLOPs, profile of a step, inference, pipelines. Each has its own folder."""
