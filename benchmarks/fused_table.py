@@ -253,7 +253,7 @@ def parts_line(one: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
     flops, first = sum(way["flops"] for way in ways), ways[0]["flops"]
     needed = first * (1 + 2 * row.needed_share) if row.needed_share else None
     rate = 1e9 * flops * parts["threads"] / of["products"] / row.flops_per_second if row.flops_per_second else None
-    forward, total = (row.step_forward_ms or {}).get("median"), (row.step_ms or {}).get("median")
+    forward, total = (times.median if times else None for times in (row.step_forward_ms, row.step_ms))
 
     def percent(share: Optional[float]) -> Cell:
         return Cell("-" if share is None else f"{100 * share:.0f}", 0)

@@ -59,7 +59,7 @@ def table(folder: str) -> str:
     heads = ["loss", "step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for row in rows:
-        times = [number(row.ms(scope) and row.ms(scope)["median"], 3) for scope in ("step", "loss")]
+        times = [number(row.median_ms(scope), 3) for scope in ("step", "loss")]
         over = METRICS["over_fastest"].shown(row)
         interval = METRICS["interval"].shown(row)
         error = METRICS["measured_error"].shown(row)

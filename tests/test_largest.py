@@ -374,7 +374,7 @@ def test_a_finished_search(tmp_path):
     assert found["utterances_per_second"] == pytest.approx(975) and found["frames_per_second"] == pytest.approx(9750)
     low, high = found["frames_per_second_interval"]  # over two rounds
     assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == found["frames_per_second"]
-    assert row.step_ms["median"] == 15 and row.rounds == 2
+    assert row.step_ms.median == 15 and row.rounds == 2
     text = render([row], "table")
     assert "13" in text and "memory" in text and "1.000 GiB" in text and "975.0" in text and "13 x 10 x 10" in text
 
@@ -383,7 +383,7 @@ def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
     assert row.status == "ok" and row.largest["size"] == 4 and row.largest["limited_by"] == "memory"
-    assert row.step_ms["median"] == 20 and row.largest["utterances_per_second"] == pytest.approx(200)
+    assert row.step_ms.median == 20 and row.largest["utterances_per_second"] == pytest.approx(200)
 
 
 def test_times_over_utterances_that_were_given_up_do_not_count(tmp_path):
@@ -392,7 +392,7 @@ def test_times_over_utterances_that_were_given_up_do_not_count(tmp_path):
     row = row_of(tmp_path / "begun", *jobs, throughput(4, 1, 20, pool=12))
     assert row.status == "interrupted" and row.largest["utterances_per_second"] == pytest.approx(200)
     row = row_of(tmp_path / "ended", *jobs, throughput(4, 1, 20, pool=12), throughput(4, 2, 20, pool=12))
-    assert row.status == "ok" and row.step_ms["n"] == 4 and row.rounds == 2
+    assert row.status == "ok" and row.step_ms.n == 4 and row.rounds == 2
 
 
 def test_what_stopped_early_is_at_least(tmp_path):

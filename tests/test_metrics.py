@@ -31,7 +31,7 @@ from common.tools.profile import rows as profile
 @pytest.fixture
 def made(monkeypatch):
     """Seconds of compute for a second of speech, made up: ten times the step's seconds."""
-    metric = Metric("rtf", "RTF", lambda row: row.step_ms and row.step_ms["median"] / 100, better="lower")
+    metric = Metric("rtf", "RTF", lambda row: row.step_ms and row.step_ms.median / 100, better="lower")
     monkeypatch.setitem(metrics.METRICS, "rtf", metric)
 
 

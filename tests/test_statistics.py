@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import astuple
 
 import pytest
 
 from common.analysis.ratios import independent_ratio, paired_ratio
 from common.core.statistics import (
+    Summary,
     describe,
     geometric_mean,
     interval,
@@ -34,9 +36,9 @@ def test_quantile_refuses_what_has_no_answer(values, fraction):
 def test_describe():
     """A batch ten times as long is no spread, and one with a single sample tells of none."""
     samples = {0: [1, 2, 3, 4, 5, 6], 1: [10, 20, 30, 40, 50, 60]}
-    assert describe(samples) == pytest.approx({"median": 19.25, "p20": 11, "p80": 27.5, "n": 12})
-    assert describe({0: [1, 2, 3], 1: [16]}) == pytest.approx({"median": 9, "p20": 6.3, "p80": 11.7, "n": 4})
-    assert describe({0: [2], 1: [4]}) == {"median": 3, "p20": None, "p80": None, "n": 2}
+    assert astuple(describe(samples)) == pytest.approx((19.25, 11, 27.5, 12))
+    assert astuple(describe({0: [1, 2, 3], 1: [16]})) == pytest.approx((9, 6.3, 11.7, 4))
+    assert describe({0: [2], 1: [4]}) == Summary(3, None, None, 2)
     assert describe({}) is None
 
 

@@ -170,7 +170,7 @@ def test_a_killed_writer_costs_only_its_job(tmp_path, cut):
     again = resume(axes, shared, tmp_path)
     assert sweep.path.read_bytes() == whole
     again.runs[0, "torchaudio"].add(timing("timing-1", [5, 5], [5, 5]))
-    assert read(sweep.path).rows[0].step_ms["median"] == 5
+    assert read(sweep.path).rows[0].step_ms.median == 5
 
 
 def test_a_full_disk_is_a_users_error():
@@ -253,7 +253,7 @@ def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, exec
         ("k2", 64, "bfloat16"): "unsupported",
         ("k2", 64, "float32"): "oom",
     }
-    assert found["torchaudio", 64, "float32"].step_ms["median"] == 64
+    assert found["torchaudio", 64, "float32"].step_ms.median == 64
     table = capsys.readouterr().out
     assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
     assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table

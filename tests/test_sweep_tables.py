@@ -44,7 +44,7 @@ def sweep(tmp_path):
 
 def test_rows_are_by_cell_then_by_time(sweep):
     assert not sweep.reason and sweep.absent == 0
-    shown = [(run.cell, run.row.name, run.row.status, (run.row.step_ms or {}).get("median")) for run in sweep.runs]
+    shown = [(run.cell, run.row.name, run.row.status, run.row.step_ms and run.row.step_ms.median) for run in sweep.runs]
     assert shown[:4] == [
         (0, "linear", "ok", 5),
         (0, "square", "ok", 25),

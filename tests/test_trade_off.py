@@ -24,7 +24,7 @@ def of_every_kind(folder):
 
 
 def test_losses_of_other_models_are_on_no_front(tmp_path):
-    both, points = trade_off.known(of_every_kind(tmp_path))
+    both, _, points = trade_off.known(of_every_kind(tmp_path))
     exact, together = trade_off.fronts(both, points)
     assert [both[place].label for place in exact.places] == ["quick", "small"]
     assert [both[place].label for place in together.places] == ["pruned"]
@@ -64,7 +64,7 @@ def test_without_pruned_losses_there_is_one_front_and_without_a_common_model_non
 def test_each_point_has_its_name_and_the_fronts_are_lines_to_keep_off(tmp_path):
     rows = of_every_kind(tmp_path)
     names = trade_off.time_and_memory(rows).names
-    both, points = trade_off.known(rows)
+    both, _, points = trade_off.known(rows)
     assert names.at == [(*point, row.label) for row, point in zip(both, points)]
     fronts = [line for line in names.lines if len(line) > 2]
     top, right = scales.span([peak for _, peak in points]).high, scales.span([ms for ms, _ in points]).high

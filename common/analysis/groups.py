@@ -139,7 +139,7 @@ def rank(row: Row) -> Tuple[Any, ...]:
     if row.largest:
         speed = row.utterances_per_second
         return kind_rank(row), math.inf if speed is None else -speed, row.name
-    medians = [times["median"] if times else math.inf for times in (row.step_ms, row.loss_ms)]
+    medians = [times.median if times else math.inf for times in (row.step_ms, row.loss_ms)]
     profiled = row.average_step_time_us
     profiled = math.inf if profiled is None else profiled
     ratio = math.inf if row.over_fastest is None else row.over_fastest

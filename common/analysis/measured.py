@@ -203,7 +203,7 @@ def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
     times_of = ((sample.round, sample.batch, sample.ranked_ns / 1e6) for sample in mine)
     interval = statistics.interval_of_rounds(gathered_twice(times_of))
 
-    def described(key: str) -> Optional[Dict[str, Any]]:
+    def described(key: str) -> Optional[statistics.Summary]:
         times = ((sample.batch, getattr(sample, key)) for sample in mine)
         return statistics.describe(gathered((batch, time / 1e6) for batch, time in times if time is not None))
 
@@ -226,7 +226,7 @@ def _stages(samples: Sequence[schema.Sample], scope: str) -> Dict[str, float]:
         if sample.scope == scope
         for stage, duration in (sample.stages or {}).items()
     )
-    return {stage: of["median"] for stage, batches in stages.items() if (of := statistics.describe(batches))}
+    return {stage: summary.median for stage, batches in stages.items() if (summary := statistics.describe(batches))}
 
 
 def _rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Dict[str, Any]:

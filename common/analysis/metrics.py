@@ -71,8 +71,8 @@ def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
 
 
 def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
-    """Of a field that is {median, p20, p80, n}."""
-    return lambda row: (getattr(row, key) or {}).get(part)
+    """Return a function that gives a part of a row's field that is a summary of times."""
+    return lambda row: getattr(getattr(row, key), part, None)
 
 
 #: Errors of gradients above this are marked: small batches must be within it in float32.
@@ -146,10 +146,10 @@ def of_batches(row: Row, scope: str) -> Optional[float]:
 
 def of_repeats(row: Row, scope: str) -> Optional[float]:
     """Return the same of samples over the median of their own batch: noise; None where no batch was measured twice."""
-    described = row.ms(scope)
-    if not described or described["p20"] is None:
+    times = row.ms(scope)
+    if times is None or times.p20 is None or times.p80 is None:
         return None
-    return _half(described["p20"], described["p80"], described["median"])
+    return _half(times.p20, times.p80, times.median)
 
 
 def _half_said(row: Row, scope: str) -> str:
@@ -159,8 +159,8 @@ def _half_said(row: Row, scope: str) -> str:
 
 def _spread(row: Row, scope: str) -> str:
     """ "574.1 +-1.2% 40"."""
-    described = row.ms(scope)
-    return f"{number(described['median'])} {_half_said(row, scope)} {described['n']}" if described else "-"
+    times = row.ms(scope)
+    return f"{number(times.median)} {_half_said(row, scope)} {times.n}" if times else "-"
 
 
 def _over_fastest(row: Row) -> str:
@@ -321,7 +321,7 @@ ALL = (
     Metric(
         "searched_spread",
         "ms +- n",
-        lambda row: (row.ms(row.largest["scope"]) or {}).get("median"),
+        lambda row: row.median_ms(row.largest["scope"]),
         lambda row: _spread(row, row.largest["scope"]),
     ),
 )

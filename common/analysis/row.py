@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tup
 from common.analysis import ratios
 from common.analysis.ratios import Padding
 from common.core import settings
+from common.core.statistics import Summary
 from common.core.text import plain
 from common.records import schema
 from common.records.schema import FILE_NAME, Batch, Correctness, Distribution, Environment, Header, JobLine
@@ -64,20 +65,19 @@ class Exported:
     peak_memory_mb: Optional[float] = None
     profiled_stages_us: Dict[str, float] = field(default_factory=dict)
     profiler_inflation: Optional[float] = None
-    # timing pass; times are {median, p20, p80, n}: the mean over batches of their medians, samples over their own
-    # batch's median times it, number of samples
-    step_ms: Optional[Dict[str, Any]] = None
-    loss_ms: Optional[Dict[str, Any]] = None
+    # timing pass
+    step_ms: Optional[Summary] = None
+    loss_ms: Optional[Summary] = None
     step_ms_interval: Optional[List[float]] = None
     loss_ms_interval: Optional[List[float]] = None
-    step_event_ms: Optional[Dict[str, Any]] = None
-    loss_event_ms: Optional[Dict[str, Any]] = None
-    step_wall_ms: Optional[Dict[str, Any]] = None  # on CUDA, beside the events
-    loss_wall_ms: Optional[Dict[str, Any]] = None
+    step_event_ms: Optional[Summary] = None
+    loss_event_ms: Optional[Summary] = None
+    step_wall_ms: Optional[Summary] = None  # on CUDA, beside the events
+    loss_wall_ms: Optional[Summary] = None
     against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
     loss_against_fastest: Dict[str, Any] = field(default_factory=dict)  # likewise, of the loss alone
-    step_forward_ms: Optional[Dict[str, Any]] = None
-    loss_forward_ms: Optional[Dict[str, Any]] = None
+    step_forward_ms: Optional[Summary] = None
+    loss_forward_ms: Optional[Summary] = None
     stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> ms, as above
     round_medians_ms: Dict[str, Dict[str, Dict[str, float]]] = field(default_factory=dict)  # scope -> round -> batch
     utterances_per_second: Optional[float] = None  # of the step
@@ -122,7 +122,8 @@ class Exported:
     notes: List[str] = field(default_factory=list)
 
     def as_json(self) -> Dict[str, Any]:
-        return {key: getattr(self, key) for key in Exported.__dataclass_fields__}
+        """Return the fields as JSON has them."""
+        return {key: schema.as_written(getattr(self, key)) for key in Exported.__dataclass_fields__}
 
 
 @dataclass(eq=False)
@@ -210,14 +211,24 @@ class Row(Exported):
         forms = [self.against_fastest.get(key) or {} for key in ("through_control", "surplus_kept")]
         return sorted(form["ratio"] for form in forms if form)
 
-    def ms(self, scope: str) -> Optional[Dict[str, Any]]:
-        """The times of a scope: {median, p20, p80, n}."""
+    def ms(self, scope: str) -> Optional[Summary]:
+        """Return the times of a scope in milliseconds; None where it was not timed."""
         return self.step_ms if scope == "step" else self.loss_ms
+
+    def median_ms(self, scope: str) -> Optional[float]:
+        """Return the median of the times of a scope; None where it was not timed."""
+        times = self.ms(scope)
+        return times.median if times else None
 
     @property
     def scope(self) -> str:
         """The scope whose time is shown: the step where it was measured."""
         return "step" if self.step_ms or not self.loss_ms else "loss"
+
+    @property
+    def times(self) -> Optional[Summary]:
+        """Return the times of that scope; None where none was timed."""
+        return self.ms(self.scope)
 
     @property
     def peaks(self) -> Dict[str, float]:

@@ -16,7 +16,7 @@ from common.analysis.groups import give_looks, rank, short_label
 from common.analysis.row import SCOPES, Row
 from common.core import grid
 from common.core.errors import UserError
-from common.core.statistics import mean, median
+from common.core.statistics import Summary, mean, median
 from common.core.text import gathered, number, plain
 from common.records import schema, store
 from common.records.schema import Sample, SweepHeader
@@ -139,8 +139,8 @@ def along(sweep: Sweep, key: str) -> List[SweptRun]:
     return [run for run in sweep.runs if all(run.values[other] == value for other, value in others.items())]
 
 
-def median_ms(row: Row) -> Optional[Tuple[str, Dict[str, float]]]:
-    """(scope, times) of a run that ended well: the step's where it was measured."""
+def median_ms(row: Row) -> Optional[Tuple[str, Summary]]:
+    """Return (scope, times) of a run that ended well, those of the step where it was measured; else None."""
     if row.status != "ok":
         return None
     return next(((scope, times) for scope in SCOPES if (times := row.ms(scope))), None)
@@ -173,10 +173,10 @@ def _points(sweep: Sweep, key: str) -> Dict[Tuple[str, str], List[_Point]]:
     found: Dict[Tuple[str, str], List[_Point]] = {}
     for scope in SCOPES:
         for run in sorted(along(sweep, key), key=lambda run: float(run.values[key])):
-            ms = (run.row.ms(scope) or {}).get("median", 0)
-            if run.row.status == "ok" and ms > 0:
-                faults = _faults(run.row, scope)
-                found.setdefault((run.row.name, scope), []).append(_Point(run.values[key], ms, faults))
+            times = run.row.ms(scope)
+            if run.row.status == "ok" and times and times.median > 0:
+                point = _Point(run.values[key], times.median, _faults(run.row, scope))
+                found.setdefault((run.row.name, scope), []).append(point)
     return found
 
 

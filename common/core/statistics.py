@@ -8,8 +8,9 @@ both are averaged and bounded on the logarithm.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
@@ -35,20 +36,32 @@ def mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def describe(batches: Mapping[Any, Sequence[float]]) -> Optional[Dict[str, Any]]:
-    """{median, p20, p80, n} of samples by batch; None without any.
+@dataclass(frozen=True)
+class Summary:
+    """Describe samples of several batches.
 
-    median: the mean over batches of each one's median.  p20, p80: the median times the 20th and 80th percentile of
-    samples over the median of their own batch, so that batches of different size are no spread; None where no batch has
-    two samples.  n: of samples.
+    Attributes:
+        median: the mean over batches of each one's median.
+        p20, p80: the median times the 20th and 80th percentile of samples over the median of their own batch, so that
+            batches of different size are no spread; None where no batch has two samples.
+        n: number of samples.
     """
+
+    median: float
+    p20: Optional[float] = None
+    p80: Optional[float] = None
+    n: int = 0
+
+
+def describe(batches: Mapping[Any, Sequence[float]]) -> Optional[Summary]:
+    """Return the summary of samples by batch; None without any."""
     medians = {batch: median(values) for batch, values in batches.items() if values}
     if not medians:
         return None
     middle, repeated = mean(list(medians.values())), [batch for batch in medians if len(batches[batch]) > 1]
     shares = [value / medians[batch] for batch in repeated for value in batches[batch] if medians[batch]]
     low, high = (middle * quantile(shares, part) if shares else None for part in (0.2, 0.8))
-    return {"median": middle, "p20": low, "p80": high, "n": sum(map(len, batches.values()))}
+    return Summary(middle, low, high, sum(map(len, batches.values())))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

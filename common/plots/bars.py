@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis.groups import apart
 from common.analysis.row import Row, is_positive
+from common.core.statistics import Summary
 from common.core.text import number
 from common.present import scales
 from common.present.style import (
@@ -50,45 +50,42 @@ def _medians(row: Row) -> Dict[str, float]:
     return row.stage_medians(row.scope)
 
 
-def times(row: Row) -> Optional[Dict[str, float]]:
-    return row.ms(row.scope)
-
-
-def _median(row: Row) -> float:
-    described = times(row)
-    return described["median"] if described else math.inf
+def _times(row: Row) -> Summary:
+    """Return the times of a row that was timed."""
+    assert row.times
+    return row.times
 
 
 def step_times(rows: Sequence[Row]) -> List[Figure]:
-    timed = sorted((row for row in rows if times(row)), key=_median)
+    timed = sorted((row for row in rows if row.times), key=lambda row: _times(row).median)
     stages = stages_of(timed)
     return [step_time(some, stages, key, whose) for key, whose, some in apart(timed)] or profiled_times(rows)
 
 
 def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
     """Bars of the stages, and the whole with 20th and 80th percentile."""
-    described = [times(row) or {} for row in timed]
-    shares = [_medians(row) or {"not split": each["median"]} for row, each in zip(timed, described)]
+    summaries = [_times(row) for row in timed]
+    shares = [_medians(row) or {"not split": each.median} for row, each in zip(timed, summaries)]
     data = []
     for stage, place in {**stages, "not split": len(stages)}.items():
         lengths = [(at, one[stage]) for at, one in enumerate(shares) if stage in one]
         data += _bars(stage, timed, lengths, place, "ms") if lengths else []
     diamond = {"symbol": "diamond", "size": 10, "color": INK}
-    medians = [(each["median"], -at) for at, each in enumerate(described)]
-    data.append(points("mean of the batches' medians", medians, diamond, "%{x:.4g} ms", error_x=whiskers(described)))
-    end = scales.cut([each["p80"] or each["median"] for each in described])
+    medians = [(each.median, -at) for at, each in enumerate(summaries)]
+    data.append(points("mean of the batches' medians", medians, diamond, "%{x:.4g} ms", error_x=whiskers(summaries)))
+    end = scales.cut([each.p80 or each.median for each in summaries])
     beyond = [height for median, height in medians if end and median > end]
     data += [arrows(end, beyond)] if beyond else []
     names, said = [], []
-    for row, each in zip(timed, described):
-        span = [number(each[part], 3) for part in ("p20", "p80")] if each["p20"] else []
-        names.append(f"{_lane(row, each['median'], 'ms')}  " + "\u2013".join(span))
-        said.append(f"{row.label} {number(each['median'])} milliseconds{', from ' * bool(span)}{' to '.join(span)}")
+    for row, each in zip(timed, summaries):
+        span = [number(each.p20, 3), number(each.p80, 3)] if each.p20 else []
+        names.append(f"{_lane(row, each.median, 'ms')}  " + "\u2013".join(span))
+        said.append(f"{row.label} {number(each.median)} milliseconds{', from ' if span else ''}{' to '.join(span)}")
     return Figure(
         f"step-time{key}",
         f"Step time{whose}",
         "Diamond: the mean of the batches' medians; patterns: likewise of each stage. Medians do not add up, so a bar "
-        f"may end a little before or after its diamond.{about_whiskers(described)}" + (f" {GOES_ON}" if beyond else ""),
+        f"may end a little before or after its diamond.{about_whiskers(summaries)}" + (f" {GOES_ON}" if beyond else ""),
         f"Step time{whose}: {'; '.join(said)}",
         data,
         _layout(names, until(end), barmode="stack"),
@@ -125,8 +122,8 @@ def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], 
 def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
     cells = []
     for row in rows:
-        described, medians = times(row) or {}, _medians(row)
-        values = {**{f"{key} ms": described.get(key) for key in ("median", "p20", "p80")}, "n": described.get("n")}
+        times, medians = _times(row), _medians(row)
+        values = {"median ms": times.median, "p20 ms": times.p20, "p80 ms": times.p80, "n": times.n}
         values.update({f"{stage} ms": medians.get(stage) for stage in stages})
         numbers = {title: measured(value, row.results) for title, value in values.items()}
         cells.append({"implementation": Cell(row.label), "scope": Cell(row.scope), **numbers})

@@ -5,13 +5,14 @@ Several settings: one plot for each, the others at the first of their values; th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis.groups import grouped
 from common.analysis.metrics import METRICS, Metric, others
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms
 from common.core import grid
+from common.core.statistics import Summary
 from common.core.text import gathered, number
 from common.present import scales
 from common.present.style import (
@@ -36,10 +37,10 @@ SAME = 0.03  # values that differ by less are within the width of a line
 
 
 class Point(NamedTuple):
-    """One implementation at one value of the setting.  measured: its median, and p20 and p80 of a time."""
+    """One implementation at one value of the setting.  measured: the median alone where it is no time."""
 
     value: Any
-    measured: Dict[str, float]
+    measured: Summary
     row: Row
 
 
@@ -47,26 +48,26 @@ Curve = Sequence[Point]  # of one implementation
 
 
 class Quantity(NamedTuple):
-    """What is drawn: its name, unit and the words for it; of: what a Point has of a row, {} where it is not known."""
+    """What is drawn: its name, unit and the words for it; of: gives a row's summary, None where it is not known."""
 
     key: str
     title: str
     unit: str
     caption: str
-    of: Callable[[Row], Dict[str, float]]
+    of: Callable[[Row], Optional[Summary]]
 
 
-def _time(row: Row) -> Dict[str, float]:
+def _time(row: Row) -> Optional[Summary]:
     timed = median_ms(row)
-    return {key: timed[1][key] for key in ("median", "p20", "p80")} if timed else {}
+    return timed[1] if timed else None
 
 
-def _number(metric: Metric) -> Callable[[Row], Dict[str, float]]:
-    """Of a run that ended well."""
+def _number(metric: Metric) -> Callable[[Row], Optional[Summary]]:
+    """Return a function that gives the metric of a run that ended well."""
 
-    def of(row: Row) -> Dict[str, float]:
+    def of(row: Row) -> Optional[Summary]:
         value = metric.value(row) if row.status == "ok" else None
-        return {} if value is None else {"median": value}
+        return None if value is None else Summary(value)
 
     return of
 
@@ -87,8 +88,9 @@ def figures(sweep: Sweep) -> List[Figure]:
     found = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         for quantity in quantities():
-            every = [Point(run.values[key], quantity.of(run.row), run.row) for run in along(sweep, key)]
-            of_name = gathered((point.row.name, point) for point in every if point.measured)
+            measured = ((run, quantity.of(run.row)) for run in along(sweep, key))
+            every = [Point(run.values[key], summary, run.row) for run, summary in measured if summary]
+            of_name = gathered((point.row.name, point) for point in every)
             if of_name:
                 found.append(_figure(sweep, key, quantity, [of_name[name] for name in sorted(of_name)]))
     return found
@@ -114,7 +116,7 @@ def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Sequence[Curve])
         f"{title}: {summary}",
         data,
         layout(HEIGHT, 200, **frame),
-        _table(f"{sweep.name}-{quantity.key}", flag, title, unit, curves),
+        _table(sweep.name, flag, title, quantity, curves),
     )
 
 
@@ -143,21 +145,22 @@ def coinciding(curves: Sequence[Curve]) -> List[List[Curve]]:
 
 
 def _is_same(one: Curve, other: Curve) -> bool:
-    median_at = {point.value: point.measured["median"] for point in one}
-    pairs = [(median_at[point.value], point.measured["median"]) for point in other if point.value in median_at]
+    median_at = {point.value: point.measured.median for point in one}
+    pairs = [(median_at[point.value], point.measured.median) for point in other if point.value in median_at]
     close = sum(abs(mine - yours) <= SAME * max(mine, yours) for mine, yours in pairs)
     return bool(pairs) and 2 * close >= len(pairs)
 
 
 def _in_words(curve: Curve, unit: str) -> str:
-    return ", ".join(f"{number(point.measured['median'])} {unit} at {grid.said(point.value)}" for point in curve)
+    return ", ".join(f"{number(point.measured.median)} {unit} at {grid.said(point.value)}" for point in curve)
 
 
 def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence[Curve]) -> Dict[str, Any]:
     ticks = {"tickvals": sorted(values), "ticktext": [grid.said(value) for value in sorted(values)]}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
-    ends = [end for curve in curves for point in curve for end in point.measured.values() if end]
+    summaries = [point.measured for curve in curves for point in curve]
+    ends = [end for each in summaries for end in (each.p20, each.median, each.p80) if end]
     return {"xaxis": axis(flag, type="log", **ticks), "yaxis": axis_of(unit, scales.logarithmic(ends))}
 
 
@@ -167,7 +170,7 @@ def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Dict[str, Any]:
 
 
 def _spread(curve: Curve) -> Dict[str, Any]:
-    known = all(point.measured.get("p20") and point.measured.get("p80") for point in curve)
+    known = all(point.measured.p20 and point.measured.p80 for point in curve)
     return {"error_y": whiskers([point.measured for point in curve])} if known else {}
 
 
@@ -177,21 +180,23 @@ def _curve(curve: Curve, unit: str, widened: int) -> Trace:
     line_color = color(look) + ("80" if widened else "")  # half transparent
     line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(look)}
     symbol, hover = marker(look, 11 + 8 * widened), f"%{{x}}: %{{y:.4g}} {unit}"
-    medians = [(point.value, point.measured["median"]) for point in curve]
+    medians = [(point.value, point.measured.median) for point in curve]
     return points(curve[0].row.marked, medians, symbol, hover, mode="lines+markers", line=line, **_spread(curve))
 
 
 def _bars(curve: Curve, unit: str) -> Trace:
-    x, y = [grid.said(point.value) for point in curve], [point.measured["median"] for point in curve]
+    x, y = [grid.said(point.value) for point in curve], [point.measured.median for point in curve]
     return bars(curve[0].row.marked, x, y, bar_of(curve[0].row.look), f"%{{x}}: %{{y:.4g}} {unit}", **_spread(curve))
 
 
-def _table(name: str, flag: str, title: str, unit: str, curves: Sequence[Curve]) -> Table:
+def _table(name: str, flag: str, title: str, quantity: Quantity, curves: Sequence[Curve]) -> Table:
     rows = []
     for point in (point for curve in curves for point in curve):
         row = {"implementation": Cell(point.row.label)}
         row[flag] = Cell(grid.said(point.value), point.value if is_number(point.value) else None)
-        for part, value in point.measured.items():
-            row[f"{part} {unit}" if len(point.measured) > 1 else unit] = measured(value, point.row.results)
+        numbers = {quantity.unit: point.measured.median}
+        if quantity.key == "time":
+            numbers = {f"{part} ms": getattr(point.measured, part) for part in ("median", "p20", "p80")}
+        row.update({head: measured(value, point.row.results) for head, value in numbers.items()})
         rows.append(row)
-    return tabulated(name, title, rows)
+    return tabulated(f"{name}-{quantity.key}", title, rows)

@@ -11,7 +11,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.groups import pareto
 from common.analysis.row import Row
-from common.plots.bars import times
+from common.core.statistics import Summary
 from common.present import scales
 from common.present.style import (
     INK,
@@ -46,10 +46,10 @@ class Front(NamedTuple):
         return [(on[0][0], up.high), *on, (across.high, on[-1][1])]
 
 
-def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Point]]:
-    """Those whose time and memory are known, and their points."""
-    both = [row for row in rows if times(row) and row.peak_mb is not None]
-    return both, [((times(row) or {})["median"], row.peak_mb or 0.0) for row in both]
+def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Summary], List[Point]]:
+    """Return the rows whose time and memory are known, their times, and their points."""
+    both = [(row, row.times, row.peak_mb) for row in rows if row.times and row.peak_mb is not None]
+    return [row for row, *_ in both], [times for _, times, _ in both], [(times.median, mb) for _, times, mb in both]
 
 
 def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
@@ -67,28 +67,28 @@ def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     """Time against peak memory; a line joins its losses for which no other is both faster and smaller."""
-    both, found = known(rows)
+    both, summaries, found = known(rows)
     if len(both) < 2:
         return None
-    ends = [(times(row) or {}).get(key) for row in both for key in ("p20", "median", "p80")]
+    ends = [end for times in summaries for end in (times.p20, times.median, times.p80)]
     across = scales.span([end for end in ends if end is not None])
     up = scales.span([y for _, y in found])
     of = fronts(both, found)
     data: List[Trace] = []
-    lines: List[Sequence[Point]] = [_whiskers(row, point) for row, point in zip(both, found)]
+    lines: List[Sequence[Point]] = [_whiskers(*each) for each in zip(summaries, found)]
     for front in of:
         line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
         corners = front.corners(found, across, up)
         data.append(points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
         lines.append(_steps(corners))
-    data += [_point(row, point) for row, point in zip(both, found)]
+    data += [_point(*each) for each in zip(both, summaries, found)]
     if not all(row.of_one_model for row in both):
         data.append(points("another model: not ranked", [(None, None)], _hollow(0, INK)))
     said = _in_words(of, both)
     return Figure(
         "time-memory",
         "Time against memory",
-        f"Lower left is better.{about_whiskers([times(row) or {} for row in both])} {said}",
+        f"Lower left is better.{about_whiskers(summaries)} {said}",
         f"Time against memory. {said}",
         data,
         layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
@@ -101,17 +101,16 @@ def _hollow(look: int, ink: str) -> Dict[str, Any]:
     return {"symbol": f"{symbol(look)}-open", "size": 13, "color": ink, "line": {"width": 2}}
 
 
-def _point(row: Row, point: Point) -> Trace:
+def _point(row: Row, times: Summary, point: Point) -> Trace:
     look = marker(row.look, 13) if row.of_one_model else _hollow(row.look, color(row.look))
-    spread = {**whiskers([times(row) or {}]), "thickness": 1, "width": 4}
+    spread = {**whiskers([times]), "thickness": 1, "width": 4}
     hover = "%{x:.4g} ms, %{y:.4g} MB"
     return points(row.label, [point], look, hover, showlegend=False, cliponaxis=False, error_x=spread)
 
 
-def _whiskers(row: Row, point: Point) -> List[Point]:
-    """The ends of a line."""
-    described = times(row) or {}
-    return [(described.get(end) or point[0], point[1]) for end in ("p20", "p80")]
+def _whiskers(times: Summary, point: Point) -> List[Point]:
+    """Return the ends of the line from p20 to p80 through a point."""
+    return [(end or times.median, point[1]) for end in (times.p20, times.p80)]
 
 
 def _steps(corners: Sequence[Point]) -> List[Point]:

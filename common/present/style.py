@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
+from common.core.statistics import Summary
 from common.present import scales
 from common.present.table import Table
 
@@ -161,20 +162,20 @@ def mark(place: int, size: int) -> Dict[str, Any]:
     return {"symbol": MARKS[place % len(MARKS)], "size": size, "color": INK}
 
 
-def whiskers(described: Sequence[Dict[str, Any]]) -> Dict[str, List[float]]:
-    """From p20 to p80 about the median; none where they are not known."""
+def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
+    """Return plotly's error bars from p20 to p80 about the median; of no length where they are not known."""
     return {
-        "array": [(each["p80"] or each["median"]) - each["median"] for each in described],
-        "arrayminus": [each["median"] - (each["p20"] or each["median"]) for each in described],
+        "array": [(each.p80 or each.median) - each.median for each in summaries],
+        "arrayminus": [each.median - (each.p20 or each.median) for each in summaries],
     }
 
 
-def about_whiskers(described: Sequence[Dict[str, Any]]) -> str:
+def about_whiskers(summaries: Sequence[Summary]) -> str:
     """Return the sentence of a caption about `whiskers`; empty where there are none."""
-    drawn = sum(each["p20"] is not None for each in described)
+    drawn = sum(each.p20 is not None for each in summaries)
     if not drawn:
         return ""
-    whose = "" if drawn == len(described) else f", where a batch has several samples ({drawn} of {len(described)})"
+    whose = "" if drawn == len(summaries) else f", where a batch has several samples ({drawn} of {len(summaries)})"
     return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
 
 

@@ -708,10 +708,10 @@ def typed(record: Record) -> Line:
     return found
 
 
-def as_written(part: Struct) -> Record:
-    """A record, or a part of one, as it is written; a record without the fields that have their default."""
-    found: Record = msgspec.to_builtins(part)
-    return found
+def as_written(part: Any) -> Any:
+    """Return Structs and dataclasses, and what holds them, as JSON has them; records without the fields that have their
+    default."""
+    return msgspec.to_builtins(part)
 
 
 def version(line: bytes) -> int:

@@ -44,7 +44,7 @@ def _cells(machine: Machine, row: Optional[Row]) -> List[Cell]:
     """Of one machine; a loss that did not run there has its status in the first."""
     if row is None:
         return [Cell("-")] * 4
-    ms, percent = (row.step_ms or {}).get("median"), metrics.METRICS["step_limit"].value(row)
+    ms, percent = row.median_ms("step"), metrics.METRICS["step_limit"].value(row)
     over = machine.over_fastest(row)
     found = [
         (ms, number(ms) if ms or row.status == "ok" else plain(row.status)),

@@ -101,8 +101,7 @@ def _unclear(question: str, *reason: Union[str, Link]) -> Verdict:
 
 
 def time_of(row: Row, scope: str) -> Link:
-    described = row.ms(scope)
-    return Link(f"{number(described['median']) if described else '-'} ms", row.results)
+    return Link(f"{number(row.median_ms(scope))} ms", row.results)
 
 
 def spent(row: Row, scope: str) -> Words:

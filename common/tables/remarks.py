@@ -145,13 +145,10 @@ def _stopped(rows: Sequence[Row]) -> Lines:
 
 def _clocks(rows: Sequence[Row]) -> Lines:
     """The other clock of each scope, on CUDA: see schema.Sample.ranked_ns."""
-    both = ((row.name, row.step_event_ms, row.loss_wall_ms) for row in rows)
-    of = [
-        f"{name} {' / '.join(number(one['median'] if one else None) for one in (step, loss))}"
-        for name, step, loss in both
-        if step or loss
-    ]
-    return [f"step by CUDA events / loss by wall time, ms: {', '.join(of)}"] if of else []
+    both = [(row.name, row.step_event_ms, row.loss_wall_ms) for row in rows if row.step_event_ms or row.loss_wall_ms]
+    medians = [(name, [times.median if times else None for times in each]) for name, *each in both]
+    words = [f"{name} {' / '.join(map(number, each))}" for name, each in medians]
+    return [f"step by CUDA events / loss by wall time, ms: {', '.join(words)}"] if words else []
 
 
 def _at_size(rows: Sequence[Row]) -> Lines:
