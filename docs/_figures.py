@@ -5,13 +5,12 @@
 `session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
 FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
 `comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused` and `fused-parts of
-FOLDER`: the tables of benchmarks/fused_table.py; and the matrix of docs/conformance.json.
+FOLDER`: the tables of benchmarks/fused_table.py.
 tests/test_docs.py asks that pages have what the records say.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -29,7 +28,6 @@ from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
-from common.conformance import matrix as conformance  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
@@ -40,14 +38,13 @@ command.register()
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "reading", "corners", "comparing", "fused")),
+    *(f"docs/{name}.md" for name in ("results", "reading", "comparing", "fused")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
 BLOCK = re.compile(
     r"(<!-- ([a-z-]+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
-MATRIX = re.compile(f"{re.escape(conformance.BEGIN)}.*?{re.escape(conformance.END)}", flags=re.DOTALL)
 GIB = 2**30
 #: The rows of the README: one of each family that a package brings, without controls and variants.
 CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned")
@@ -177,9 +174,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
 
 def written(page: str) -> str:
     """The page with each block as the records have it."""
-    found = BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
-    document = json.loads((ROOT / "docs" / "conformance.json").read_text(encoding="utf-8"))
-    return MATRIX.sub(lambda _: conformance.block(document), found)
+    return BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
 
 
 def write() -> None:

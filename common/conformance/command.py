@@ -19,7 +19,7 @@ from common.cli.parser import Parser, implementations
 from common.cli.screen import how, in_color
 from common.conformance import findings as conformance
 from common.conformance.cases import CASES, Case
-from common.conformance.matrix import block, markdown, screen, table
+from common.conformance.matrix import markdown, screen, table
 from common.conformance.records import ERROR, Judged
 from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
@@ -64,9 +64,9 @@ def parser() -> Parser:
     )
     result.add_argument(
         "--format",
-        choices=("table", "markdown", "json", "readme"),
+        choices=("table", "markdown", "json"),
         default="table",
-        help="of what is printed; readme: the small folded matrix of docs/corners.md. Default: table",
+        help="format of what is printed. Default: table",
     )
     result.add_argument(
         "--output",
@@ -190,8 +190,6 @@ def show(found: Dict[str, Any], arguments: argparse.Namespace) -> None:
         print(json.dumps(found, indent=1))
     elif format == "markdown":
         print(markdown(found), end="")
-    elif format == "readme":
-        print(block(found))
     else:
         print(table(found, color=in_color()) if arguments.details else screen(found, **how()), end="")
 

@@ -26,7 +26,6 @@ HOW_TO_RUN = (
     f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
     "command above it there. The comment at its end says what it prints."
 )
-BEGIN, END = "<!-- conformance -->", "<!-- /conformance -->"
 
 
 def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
@@ -126,7 +125,7 @@ def _code(words: str) -> str:
 
 
 def markdown(document: Mapping[str, Any]) -> str:
-    """A page of its own: findings, matrix, versions, and the answers to each case."""
+    """Return a page: the matrix, the findings, versions, and the answers to each case."""
     columns, absent = judging.judged_of(document), judging.not_judged(document)
     lines = ["# Conformance of the transducer losses", "", f"On {escaped(judging.heading(document))}.", ""]
     lines += [
@@ -135,11 +134,9 @@ def markdown(document: Mapping[str, Any]) -> str:
         "U in its ranges. Inputs are float32 unless the case says otherwise.",
         "",
     ]
+    lines += ["## Matrix", "", *_compact(document), ""]
     lines += ["## Findings", "", *_findings(findings_by_kind(document))]
-    lines += ["## Matrix", ""]
-    lines += [*(f"- **{result}**: {words}" for result, words in judging.LEGEND.items()), "", judging.NUMBER]
-    lines += ["", markdown_table(matrix(document, [entry["name"] for entry in columns]))]
-    lines += ["", "## Versions", "", markdown_table(_versions(document))]
+    lines += ["## Versions", "", markdown_table(_versions(document))]
     if any(judging.judged_elsewhere(entry, document) for entry in columns):
         lines += ["", "Each row is judged as a whole. A row that an earlier run judged keeps its revision."]
     simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
@@ -207,13 +204,11 @@ def short(name: str) -> str:
     return SHORT.get(base, base) + (f":{variant[0]}" if variant else "")
 
 
-def block(document: Mapping[str, Any]) -> str:
-    """Markdown from BEGIN to END."""
+def _compact(document: Mapping[str, Any]) -> List[str]:
+    """Return Markdown lines: a row for each case, a symbol for each implementation, and what both mean."""
     columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
     results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
     results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")
     names = [f"{head} {name}" for head, name in columns if head != name]
-    matrix_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
-    title = f"<details><summary>All {len(document['cases'])} cases on {escaped(judging.heading(document))}</summary>"
-    legend_line, names_line = f"{'; '.join(results)}.", f"{escaped(', '.join(names))}."
-    return "\n".join([BEGIN, title, "", matrix_lines, "", legend_line, "", names_line, "", "</details>", END])
+    table_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
+    return [table_lines, "", f"{'; '.join(results)}.", "", f"{escaped(', '.join(names))}."]
