@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Optional, Sequence
 
@@ -41,7 +40,7 @@ GOES_WITH = {
 }
 OF_CORPORA = (
     *("bpe_model", "bpe_vocab_size", "bpe_model_type", "subsampling_factor", "speed_perturbation", "frame_shift"),
-    *("keep_empty", "limit", "min_duration", "max_duration", "perturb_again", "executor", "ray_address"),
+    *("keep_empty", "limit", "min_duration", "max_duration", "perturb_again"),
 )
 
 
@@ -111,15 +110,8 @@ def parser() -> argparse.ArgumentParser:
         "--jobs",
         type=whole(1, 1024),
         metavar="N",
-        help="processes that read and tokenise, on each node with --executor ray (default: 1; there one for each CPU); "
-        "the files are the same for any number",
+        help="processes that read and tokenise (default: 1); the files are the same for any number",
     )
-    out(
-        "--executor",
-        choices=("local", "ray"),
-        help="where they run: on this machine, or on all nodes of a Ray cluster (docs/clusters.md; default: local)",
-    )
-    out("--ray-address", metavar="auto|HOST:PORT", help="of its head; auto: that of this machine (default: auto)")
     out("--output", type=path, metavar="FILE", default=Path("shape_info.pt"), help="(default: shape_info.pt)")
     return top
 
@@ -135,14 +127,7 @@ def generate(flags: argparse.Namespace) -> int:
     from common.data.sources import generation
 
     given = {name: value for name, value in vars(flags).items() if value is not None}
-    executor, address = given.pop("executor", "local"), given.pop("ray_address", "auto")
-    elsewhere = None
-    if executor == "ray":
-        require("msgspec")
-        from common.cli import shapes
-
-        elsewhere = partial(shapes.on_cluster, address, flags.jobs)
-    for line in generation.generate(generation.Options(**given), elsewhere):
+    for line in generation.generate(generation.Options(**given)):
         print(line)
     return EXIT_OK
 

@@ -12,7 +12,6 @@ import signal
 import sys
 import traceback
 from dataclasses import fields, replace
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Callable, Dict, List, Mapping, Optional
@@ -34,19 +33,16 @@ from common.system.processes import die_with_parent
 
 #: Records that say where they are of.
 PLACED = ("environment", "limits", "judged", "profile")
-#: Whose Worker makes parts of shards.
-SHARDS = "common.data.sources.wire"
 
 
 class Node:
     """executing: is a job running, which SIGINT is to end at once; stopped: did SIGINT come, after which no job begins;
-    scratch: what the last job left; worker: of shards, of which a run has one kind."""
+    scratch: what the last job left."""
 
     def __init__(self) -> None:
         self.executor = Local()
         self.executing = self.stopped = False
         self.scratch: Optional[TemporaryDirectory[str]] = None
-        self.worker: Any = None
 
     def describe(self, request: Mapping[str, Any]) -> Dict[str, Any]:
         """What this device is, and which of the implementations `names` have a Python here; the reason alone where the
@@ -109,20 +105,6 @@ class Node:
         left = [[str(path.relative_to(folder)), path.stat().st_size] for path in files]
         return {"records": records, "interrupted": interrupted, "left": left, "at": str(folder)}
 
-    def shard(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """What `Worker` of SHARDS answers to a shard.  The file with its work comes with the first."""
-        try:
-            self.executing = True
-            if self.stopped:
-                raise KeyboardInterrupt
-            if self.worker is None:
-                self.worker = import_module(SHARDS).Worker(request["files"]["work"]["path"], request["jobs"])
-            return dict(self.worker.answer(request))
-        except KeyboardInterrupt:
-            return {"interrupted": True}
-        finally:
-            self.executing = False
-
     def _run(self, job: Runnable, folder: Path, settings: Settings, request: Mapping[str, Any]) -> List[Record]:
         if isinstance(job, Job):
             choice = interpreters.choose(find(job.implementation), in_place=False, prefer_here=False)
@@ -179,7 +161,7 @@ def main() -> int:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed is no answer
     asks: Mapping[str, Callable[[Mapping[str, Any]], Dict[str, Any]]]
-    asks = {"describe": node.describe, "execute": node.execute, "shard": node.shard}
+    asks = {"describe": node.describe, "execute": node.execute}
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -1,13 +1,11 @@
-"""Several pieces of work on several devices at once; on this machine alone, one after the other."""
+"""Spreads pieces of work over several devices at once; on this machine alone, one after the other."""
 
 from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import closing
-from itertools import takewhile
 from pathlib import Path
-from typing import Callable, Dict, Generator, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
+from typing import Callable, Deque, Dict, Hashable, Iterable, List, Sequence, Set, Tuple, TypeVar
 
 from common.core.errors import UserError
 from common.core.guard import say
@@ -19,7 +17,6 @@ from common.records.schema import Record
 
 Lane = TypeVar("Lane", bound=Executor)
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def spread(lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], None]) -> None:
@@ -30,68 +27,33 @@ def spread(lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, 
         for item in items:
             serve(lanes[0], item)
         return
-    with closing(_ended(lanes, items, serve, "go on with --resume")) as ended:
-        for _, future in ended:
-            future.result()
-
-
-def as_they_come(
-    lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], Result]
-) -> Generator[Tuple[int, Result], None, None]:
-    """As `spread`, with the number of each item, counted from 0, and what `serve` gave for it.  An item is taken when a
-    lane is free.  After the UserError of an item no other begins, and it is raised once all before it have been told.
-    A lane that is there twice serves two items at once."""
-    errors: Dict[int, UserError] = {}
-    done: Set[int] = set()
-    first = 0  # of those that are not done
-    going = takewhile(lambda _: not errors, items)
-    with closing(_ended(lanes, going, serve, "give the same command, which goes on")) as ended:
-        for number, future in ended:
-            problem = future.exception()
-            if isinstance(problem, UserError):
-                errors[number] = problem
-            else:
-                yield number, future.result()
-            done.add(number)
-            while first in done:
-                if first in errors:
-                    raise errors[first]
-                done.remove(first)
-                first += 1
-
-
-def _ended(
-    lanes: Sequence[Lane], items: Iterable[Item], serve: Callable[[Lane, Item], Result], advice: str
-) -> Generator[Tuple[int, Future[Result]], None, None]:
-    """The number of each item and its future, when that has ended and its lane is not Lost.  advice: after "start nodes
-    again, and"."""
-    numbered, again, free = enumerate(items), deque(), deque(lanes)  # type: ignore[var-annotated]
-    running: Dict[Future[Result], Tuple[Lane, Tuple[int, Item]]] = {}
-    lost: Dict[Lane, str] = {}
+    waiting = iter(items)
+    again: Deque[Item] = deque()
+    free: Deque[Lane] = deque(lanes)
+    running: Dict[Future[None], Tuple[Lane, Item]] = {}
+    reason = ""  # why the last device is gone
     with ThreadPoolExecutor(max_workers=max(1, len(lanes))) as pool:
         try:
             while True:
                 while free:
-                    item = again.popleft() if again else next(numbered, None)
-                    if item is None:
+                    upcoming = again.popleft() if again else next(waiting, None)
+                    if upcoming is None:
                         break
                     lane = free.popleft()
-                    running[pool.submit(serve, lane, item[1])] = lane, item
+                    running[pool.submit(serve, lane, upcoming)] = lane, upcoming
                 if not running:
                     if free:
                         return
-                    raise UserError(f"no device is left ({list(lost.values())[-1]}); start nodes again, and {advice}")
+                    raise UserError(f"no device is left ({reason}); start nodes again, and go on with --resume")
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     lane, item = running.pop(future)
-                    problem = future.exception()
-                    if not isinstance(problem, Lost):
+                    try:
+                        future.result()
                         free.append(lane)
-                        yield item[0], future
-                        continue
-                    again.append(item)
-                    if lane not in lost:
-                        lost[lane] = str(problem)
-                        say(f"warning: {plain(lost[lane])}: left out from here on")
+                    except Lost as error:
+                        again.append(item)
+                        reason = str(error)
+                        say(f"warning: {plain(reason)}: left out from here on")
         except BaseException:
             for lane, _ in running.values():
                 lane.stop()
@@ -100,7 +62,7 @@ def _ended(
 
 
 class OnceMore:
-    """A job whose device died runs once more, on another."""
+    """Runs a job whose device died once more, on another."""
 
     def __init__(self) -> None:
         self.lost: Set[Hashable] = set()

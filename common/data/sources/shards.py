@@ -1,37 +1,37 @@
-"""A list of any length in shards: cut at the same places on every machine, done by processes, given in order.
-
-Shards and results go through pipes, so that a gzipped file is read once, and what does the work needs no file.
-"""
+"""Cuts a list of any length into shards, has processes work on them, and gives the results in order."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
-import traceback
+from collections import deque
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Deque, Iterable, Iterator, List, Optional, Tuple, TypeVar
 
 from common.core.errors import UserError
 from common.system.processes import die_with_parent
 
 #: Of a shard: about a second of work, and never much memory.
 ENTRIES, CHARACTERS = 10_000, 2**25
-#: Results that wait for one before them, for each process.
+#: Shards given out and results that wait for one before them, for each process.
 AHEAD = 4
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+#: In a process of `in_order`: what it does with an item.
+_work: Callable[[Any], Any]
+
 
 @dataclass
 class Shard:
-    """(number, entry) pairs; in a loop, `error` is raised after them.  whole: the list may go on after it."""
+    """(number, entry) pairs; in a loop, `error` is raised after them."""
 
     entries: List[Tuple[int, Any]]
     error: Optional[UserError] = None
-    whole: bool = False
 
     def __iter__(self) -> Iterator[Tuple[int, Any]]:
         yield from self.entries
@@ -40,120 +40,59 @@ class Shard:
 
 
 def cut(entries: Iterable[Tuple[int, Any]]) -> Iterator[Shard]:
-    """Shards of (number, entry) pairs.  Where they end depends on the entries alone.  A UserError of `entries` goes
-    with the last shard: an error of an entry before it comes first."""
-    part: List[Tuple[int, Any]] = []
+    """Yield shards of (number, entry) pairs.  A UserError of `entries` goes with the last shard, so that an error of an
+    entry before it comes first."""
+    pairs: List[Tuple[int, Any]] = []
     size, error = 0, None
     try:
         for number, entry in entries:
-            part.append((number, entry))
+            pairs.append((number, entry))
             size += len(entry) if isinstance(entry, str) else 0
-            if len(part) >= ENTRIES or size >= CHARACTERS:
-                yield Shard(part, whole=True)
-                part, size = [], 0
+            if len(pairs) >= ENTRIES or size >= CHARACTERS:
+                yield Shard(pairs)
+                pairs, size = [], 0
     except UserError as problem:
         error = problem
-    if part or error:
-        yield Shard(part, error)
-
-
-class Ended(UserError):
-    """A process ended before its work."""
-
-
-class Processes:
-    """So many processes that do `work`, each begun when it is needed first; 1: this one does it.  They end with this
-    process, if not before."""
-
-    def __init__(self, work: Callable[[Any], Any], jobs: int):
-        self.work, self.jobs = work, jobs
-        self._processes: List[Any] = []
-        self._idle: List[Connection] = []
-
-    def in_order(self, items: Iterable[Any]) -> Iterator[Any]:
-        """``work(item)`` of each, in their order.  A UserError of `work` is raised where its result would be."""
-        if self.jobs == 1:
-            yield from map(self.work, items)
-            return
-        at_work: Dict[Connection, int] = {}
-        results: Dict[int, Tuple[str, Any]] = {}
-        given = 0
-        try:
-            for number, item in enumerate(items):
-                if not self._idle and len(self._processes) < self.jobs:
-                    self._begin()
-                while not self._idle or number - given >= AHEAD * self.jobs:
-                    self._idle += _collect(at_work, results)
-                    while given in results:
-                        yield _result(results.pop(given))
-                        given += 1
-                at_work[self._idle[-1]] = number
-                self._idle.pop().send(item)
-            while at_work or results:
-                self._idle += _collect(at_work, results)
-                while given in results:
-                    yield _result(results.pop(given))
-                    given += 1
-        except (EOFError, ConnectionError) as error:
-            why = "a process ended before its work, perhaps for lack of memory"
-            raise Ended(f"--jobs {self.jobs}: {why}; start again with fewer of them") from error
-        finally:
-            if at_work:  # their results are not wanted any more
-                self.end()
-
-    def end(self) -> None:
-        for process in self._processes:
-            if process.pid is not None:
-                process.kill()
-                process.join()
-        self._processes, self._idle = [], []
-
-    def _begin(self) -> None:
-        context = multiprocessing.get_context("fork")  # `work` may hold gigabytes, which the processes share
-        ours, theirs = context.Pipe()
-        self._processes.append(context.Process(target=_serve, args=(theirs, self.work, os.getpid()), daemon=True))
-        self._processes[-1].start()
-        theirs.close()
-        self._idle.append(ours)
+    if pairs or error:
+        yield Shard(pairs, error)
 
 
 def in_order(work: Callable[[Item], Result], items: Iterable[Item], jobs: int) -> Iterator[Result]:
-    """As Processes.in_order.  The processes end with the loop, however it ends."""
-    processes = Processes(work, jobs)
-    try:
-        yield from processes.in_order(items)
-    finally:
-        processes.end()
+    """Yield ``work(item)`` of each item, in their order, from `jobs` processes; 1: this process does it.
+
+    A UserError of `work` is raised where its result would be.  Raises UserError too when a process is killed.  The
+    processes end with the loop, or with this process.
+    """
+    if jobs == 1:
+        yield from map(work, items)
+        return
+    waiting: Deque[Future[Result]] = deque()
+    # forked, since `work` may hold gigabytes, which the processes then share
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(work, os.getpid())) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(_serve, item))
+                if len(waiting) >= AHEAD * jobs:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            reason = "a process ended before its work, perhaps for lack of memory"
+            raise UserError(f"--jobs {jobs}: {reason}; start again with fewer of them") from error
+        finally:
+            for future in waiting:
+                future.cancel()
 
 
-def _collect(at_work: Dict[Connection, int], results: Dict[int, Tuple[str, Any]]) -> List[Connection]:
-    """Wait for a result, and take all that are there; returns where they are from."""
-    done = [connection for connection in wait(list(at_work)) if isinstance(connection, Connection)]
-    for connection in done:
-        results[at_work.pop(connection)] = connection.recv()
-    return done
-
-
-def _result(given: Tuple[str, Any]) -> Any:
-    kind, value = given
-    if kind == "mistake":
-        raise UserError(value)
-    if kind == "failure":
-        raise RuntimeError(f"in a process:\n{value}")
-    return value
-
-
-def _serve(connection: Connection, work: Callable[[Any], Any], parent: int) -> None:
-    """In a process: work until the parent ends it.  Ctrl-C goes to both; the parent answers it."""
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    """Prepare a process: signals of the terminal go to the parent alone, which ends this one."""
+    global _work
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent)
-    while True:
-        item = connection.recv()
-        try:
-            answer = "result", work(item)
-        except UserError as error:
-            answer = "mistake", str(error)
-        except Exception:
-            answer = "failure", traceback.format_exc()
-        connection.send(answer)
+    _work = work
+
+
+def _serve(item: Any) -> Any:
+    return _work(item)

@@ -1,4 +1,4 @@
-"""Stretches of audio, and which of them an id names: millions of recordings or features in 56 bytes each."""
+"""Finds stretches of audio by id: millions of recordings or features in 56 bytes each, which processes share."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Named:
         self.digests, self.numbers = bytearray(), array("d")
 
     def add(self, name: Any, span: Span) -> None:
-        """Raises an error where a number of the span is none."""
-        of_features = (math.nan if one is None else one for one in (span.num_frames, span.frame_shift))
+        """Append a span.  Raises TypeError for a field that is no number."""
+        of_features = (math.nan if value is None else value for value in (span.num_frames, span.frame_shift))
         self.numbers.extend(array("d", (span.start, span.seconds, span.sampling_rate, *of_features)))
         self.digests += _digest(name)
 
@@ -51,17 +51,6 @@ class Spans:
         self._numbers = np.frombuffer(numbers, dtype=np.float64).reshape(-1, 5)[order]
 
     @property
-    def arrays(self) -> Tuple[np.ndarray, np.ndarray]:
-        """For `of`, elsewhere."""
-        return self._keys, self._numbers
-
-    @classmethod
-    def of(cls, keys: np.ndarray, numbers: np.ndarray) -> Spans:
-        found = cls()
-        found._keys, found._numbers = keys, numbers
-        return found
-
-    @property
     def rows(self) -> int:
         return len(self._keys)
 
@@ -69,7 +58,7 @@ class Spans:
         return int((self._keys[1:] != self._keys[:-1]).sum()) + bool(len(self._keys))
 
     def named(self, name: Any) -> Tuple[int, List[Span]]:
-        """The spans of the id `name`, in the order in which they came, and the row of the first."""
+        """Return the row of the first span of the id `name`, and its spans in the order in which they came."""
         key = np.array(_digest(name), dtype=f"S{DIGEST}")
         first, end = (int(self._keys.searchsorted(key, side)) for side in ("left", "right"))
         return first, [_span(*numbers) for numbers in self._numbers[first:end].tolist()]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 from collections import Counter
-from dataclasses import astuple, dataclass
-from typing import BinaryIO, Callable, List, Optional, Sequence
+from dataclasses import dataclass
+from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
@@ -21,15 +19,13 @@ from common.data.sources.shards import Shard
 ROUNDING = 1e-4
 
 
-def lines(shard: Shard) -> List[str]:
-    """Its entries: JSON as they came, or an array of the text, frames and seconds of an utterance."""
-    return [one if isinstance(one, str) else json.dumps(astuple(one)) for _, one in shard.entries]
-
-
 @dataclass(frozen=True)
 class Kept:
-    """Which rows stay.  factor: of the subsampling, after which an utterance must have a frame; empty: those without
-    text too; shortest, longest: seconds, of the audio at the speed of the row; None: any."""
+    """Says which rows stay.
+
+    factor: of the subsampling, after which an utterance must have a frame; empty: keep those without text too;
+    shortest, longest: seconds of audio at the speed of the row; None: any.
+    """
 
     factor: int
     empty: bool = False
@@ -39,7 +35,7 @@ class Kept:
 
 @dataclass
 class Read:
-    """Utterances of a shard.  used: int64, the rows of the reader's recordings that were met."""
+    """Utterances of a shard.  used: int64, the rows of the reader's recordings that they are of."""
 
     utterances: List[Utterance]
     counts: Counter
@@ -48,37 +44,15 @@ class Read:
 
 @dataclass
 class Part:
-    """What a shard gives: for each speed int32 (rows, 3), columns T, U and feature frames; the rest as in Read."""
+    """Rows of a shard: for each speed int32 (rows, 3), columns T, U and feature frames.  counts, used: see Read."""
 
     rows: List[np.ndarray]
     counts: Counter
     used: np.ndarray
 
-    def content(self) -> bytes:
-        """As an npz file."""
-        stream = io.BytesIO()
-        np.savez(stream, *self.rows, counts=np.array(json.dumps(self.counts)), used=self.used)
-        return stream.getvalue()
-
-    @staticmethod
-    def of(stream: BinaryIO) -> Part:
-        """Of what `content` gave.  A damaged one can raise anything."""
-        with np.load(stream, allow_pickle=False) as found:
-            rows = [found[f"arr_{at}"] for at in range(len(found.files) - 2)]
-            return Part(rows, Counter(json.loads(str(found["counts"]))), found["used"])
-
-
-def joined(parts: Sequence[Part]) -> Part:
-    """The part of a shard, of those of its pieces."""
-    counts: Counter = Counter()
-    for part in parts:
-        counts.update(part.counts)
-    rows = [np.concatenate(of_speed) for of_speed in zip(*(part.rows for part in parts))]
-    return Part(rows, counts, np.unique(np.concatenate([part.used for part in parts])))
-
 
 def read_shard(reader: Optional[Reader], shard: Shard) -> Read:
-    """Utterances of the entries of a shard.  reader: None where they are utterances."""
+    """Return the utterances of the entries of a shard.  reader: None where the entries are utterances."""
     counts: Counter = Counter()
     if reader is None:
         return Read([utterance for _, utterance in shard], counts, np.zeros(0, dtype=np.int64))
@@ -89,8 +63,7 @@ def read_shard(reader: Optional[Reader], shard: Shard) -> Read:
 
 @dataclass
 class Work:
-    """The work that makes rows of a shard, whatever process it is done in.  reader: as of `read_shard`; model: a
-    SentencePiece model."""
+    """Makes rows of a shard, in whatever process.  reader: see `read_shard`; model: a SentencePiece model."""
 
     reader: Optional[Reader]
     model: bytes
@@ -110,8 +83,8 @@ def table(
     counts: Counter,
     speeds: Sequence[float] = (1.0,),
 ) -> List[np.ndarray]:
-    """Rows of the utterances at each speed (see `Part`).  What is left out is counted; an utterance that is kept
-    without text has U = 0."""
+    """Return the rows of the utterances at each speed (see `Part`), and count in `counts` what is left out.  An
+    utterance that is kept without text has U = 0."""
     some = [utterance for utterance in utterances if utterance.text or kept.empty]
     empty = sum(not utterance.text for utterance in utterances)
     counts["kept_without_text" if kept.empty else "left_out_without_text"] = empty
@@ -122,7 +95,7 @@ def table(
 
 
 def _kept(tokens: np.ndarray, frames: np.ndarray, lasts: np.ndarray, kept: Kept, counts: Counter) -> np.ndarray:
-    """Rows of utterances that last so many seconds at one speed."""
+    """Return the rows that stay at one speed, at which the utterances last `lasts` seconds."""
     rows = np.stack([subsampled(frames, kept.factor), tokens, frames], axis=1)
     enough = rows[:, 0] >= 1
     counts["rows_left_out_as_too_short"] += int((~enough).sum())
@@ -141,7 +114,7 @@ def _kept(tokens: np.ndarray, frames: np.ndarray, lasts: np.ndarray, kept: Kept,
 
 
 def why_none(counts: Counter) -> str:
-    """The error where no row is left."""
+    """Return the error message where no row is left."""
     read, short = counts["utterances_read"], counts["rows_left_out_as_too_short"]
     empty = counts["without_supervision"] + counts["with_empty_text"]
     others = counts["rows_below_min_duration"] + counts["rows_above_max_duration"]
