@@ -11,6 +11,7 @@ from commands import assert_user_error, run, within
 from fixtures_runs import traced_run, write_run
 from fixtures_traces import kineto, steps
 
+from common.conformance.documents import Matrix
 from common.core import files
 from common.core.errors import UserError
 from common.core.guard import guarded
@@ -35,7 +36,7 @@ def strange(request, tmp_path):
 
 READERS = {
     "records": store.read,
-    "document": lambda path: documents.read(path, documents.Matrix),
+    "document": lambda path: documents.read(path, Matrix),
     "trace": reader.read,
     "text": files.read_text,
 }

@@ -418,7 +418,9 @@ def test_names_wrap_at_underscores_on_a_phone(browser, report):
 def test_the_titles_of_the_columns_are_on_every_sheet(browser, tmp_path):
     columns = [table.Column(f"column {at}") for at in range(12)]
     rows = [[table.measured(at)] * 12 for at in range(200)]
-    section = Section("profile", "long", "Long", table=table.Table("long", "Long", columns, rows))
+    section = Section(
+        "tools/profile/profile.html.jinja", "long", "Long", table=table.Table("long", "Long", columns, rows)
+    )
     (tmp_path / "page.html").write_text(page.assembled([section], tmp_path, "Long", "."))
     browser.open(tmp_path / "page.html")
     browser.js("document.styleSheets[0].insertRule('@media print { th { background: rgb(0, 255, 0) !important } }', 0)")
