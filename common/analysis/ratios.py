@@ -8,7 +8,7 @@ A round is a fresh process of each loss.  There are two designs:
   with x = -log(useful cells / padded cells).  So the estimate is a regression on x, read at the mean of x over all
   batches of the file, which is known exactly.  The interval is Student's t over rounds, with the cluster-robust
   variance of the regression, rounds being the clusters (Liang and Zeger 1986; Cameron and Miller 2015).
-  benchmarks/interval_coverage.py tests how often it holds the truth; docs/intervals.md has the table.
+  benchmarks/interval_coverage.py tests how often it holds the truth; docs/method.md has the table.
 - All rounds have the same batches (--batches first or longest, and results older than the first design).  Then the
   ratio is that of these batches in this run, and the interval is over rounds.
 """
