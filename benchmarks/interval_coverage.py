@@ -180,7 +180,7 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
 
 #: Of four losses, the first of them the fastest: level and slope of log(time), the latter times the world's.
 FOUR = {"fused": (1.0, 0.0), "ours": (2.17, 1.0), "ours@old": (4.5, 1.0), "other": (4.57, 1.0)}
-ASSUMPTIONS = ("divided", "surplus_kept")
+ASSUMPTIONS = ("through_control", "surplus_kept")
 
 
 def same_torch_coverage(

@@ -265,8 +265,8 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
     assert len(ratios) >= 3 and {name: f"{rows[name].over_fastest:.2f}" for name, _ in ratios} == dict(ratios)
     low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", pick)[0]
-    against = rows[ratios[0][0]].against_fastest
-    assert (low, high) == (f"{against['low']:.2f}", f"{against['high']:.2f}")
+    ratio = rows[ratios[0][0]].against_fastest.ratio
+    assert (low, high) == (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
     peaks = [f"{row.peak_mb:.0f}" for row in (found.fastest.row, found.approximate.row)]
     assert re.findall(r"(\d+) MB", pick) == peaks
     gap = 100 * abs(found.approximate.row.approximation_gap)

@@ -367,13 +367,13 @@ def test_a_finished_search(tmp_path):
     jobs = [probe(4), probe(8), probe(16, "oom", "no memory"), probe(12), probe(14, "oom", "no memory"), probe(13)]
     row = row_of(tmp_path, *jobs, throughput(13, 1, 10), throughput(13, 2, 20))
     found = row.largest
-    assert (row.status, found["size"], found["too_large"], found["limited_by"]) == ("ok", 13, 14, "memory")
-    assert not found["at_least"] and found["probes"] == 6 and found["peak_mb"] == 13 and found["padded_cells"] == 1300
-    assert found["limit_bytes"] == 2**30 and found["limit_kind"] == "address space"
-    assert found["utterances_per_second_rounds"] == pytest.approx({"1": 1300, "2": 650})
-    assert found["utterances_per_second"] == pytest.approx(975) and found["frames_per_second"] == pytest.approx(9750)
-    low, high = found["frames_per_second_interval"]  # over two rounds
-    assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == found["frames_per_second"]
+    assert (row.status, found.size, found.too_large, found.limited_by) == ("ok", 13, 14, "memory")
+    assert not found.at_least and found.probes == 6 and found.peak_mb == 13 and found.padded_cells == 1300
+    assert found.limit_bytes == 2**30 and found.limit_kind == "address space"
+    assert found.utterances_per_second_rounds == pytest.approx({"1": 1300, "2": 650})
+    assert found.utterances_per_second == pytest.approx(975) and found.frames_per_second == pytest.approx(9750)
+    low, high = found.frames_per_second_interval  # over two rounds
+    assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == found.frames_per_second
     assert row.step_ms.median == 15 and row.rounds == 2
     text = render([row], "table")
     assert "13" in text and "memory" in text and "1.000 GiB" in text and "975.0" in text and "13 x 10 x 10" in text
@@ -382,15 +382,15 @@ def test_a_finished_search(tmp_path):
 def test_a_size_that_is_given_up_while_it_is_timed_does_not_count(tmp_path):
     jobs = [probe(4), probe(5), probe(6, "oom"), throughput(5, 1, 10), throughput(5, 2, 99, "oom")]
     row = row_of(tmp_path, *jobs, throughput(4, 1, 20), throughput(4, 2, 20))
-    assert row.status == "ok" and row.largest["size"] == 4 and row.largest["limited_by"] == "memory"
-    assert row.step_ms.median == 20 and row.largest["utterances_per_second"] == pytest.approx(200)
+    assert row.status == "ok" and row.largest.size == 4 and row.largest.limited_by == "memory"
+    assert row.step_ms.median == 20 and row.largest.utterances_per_second == pytest.approx(200)
 
 
 def test_times_over_utterances_that_were_given_up_do_not_count(tmp_path):
     """The largest of all became another: everyone is timed over the utterances of its batches instead."""
     jobs = [probe(4), probe(5, "oom"), throughput(4, 1, 10, pool=16), throughput(4, 2, 10, "error", pool=16)]
     row = row_of(tmp_path / "begun", *jobs, throughput(4, 1, 20, pool=12))
-    assert row.status == "interrupted" and row.largest["utterances_per_second"] == pytest.approx(200)
+    assert row.status == "interrupted" and row.largest.utterances_per_second == pytest.approx(200)
     row = row_of(tmp_path / "ended", *jobs, throughput(4, 1, 20, pool=12), throughput(4, 2, 20, pool=12))
     assert row.status == "ok" and row.step_ms.n == 4 and row.rounds == 2
 
@@ -399,20 +399,20 @@ def test_what_stopped_early_is_at_least(tmp_path):
     row = row_of(tmp_path / "stopped", probe(4), probe(8), probe(16, "interrupted"))
     assert row.status == "interrupted" and largest(row) == ">=8"
     row = row_of(tmp_path / "untimed", probe(4), probe(5, "oom"), throughput(4, 1, 10))
-    assert row.status == "interrupted" and row.largest["limited_by"] == "memory"
+    assert row.status == "interrupted" and row.largest.limited_by == "memory"
     row = row_of(tmp_path / "crashed", probe(4), probe(8, "error", "killed by SIGSEGV"), throughput(4, 1, 10))
-    assert (row.status, row.largest["limited_by"]) == ("error", "error")
+    assert (row.status, row.largest.limited_by) == ("error", "error")
     assert "batch-size 8: killed by SIGSEGV" in row.reason and largest(row) == ">=4"
 
 
 def test_limits_that_are_no_lack_of_memory(tmp_path):
     timed = [throughput(4, 1, 10), throughput(4, 2, 10)]
     row = row_of(tmp_path / "time", probe(4), probe(5, "timeout", "took more than 60 s (--timeout)"), *timed)
-    assert row.status == "ok" and row.largest["limited_by"] == "time" and "60 s" in row.notes[-1]
+    assert row.status == "ok" and row.largest.limited_by == "time" and "60 s" in row.notes[-1]
     row = row_of(tmp_path / "cap", probe(4), *timed, largest_cap=4)
-    assert row.status == "ok" and row.largest["limited_by"] == "cap"
+    assert row.status == "ok" and row.largest.limited_by == "cap"
     every = [throughput(100, 1, 10), throughput(100, 2, 10)]
-    assert row_of(tmp_path / "all", probe(100), *every).largest["limited_by"] == "all"
+    assert row_of(tmp_path / "all", probe(100), *every).largest.limited_by == "all"
     row = row_of(tmp_path / "none", probe(1, "oom", "no memory"))
     assert row.status == "oom" and largest(row) == "none" and "not even batch-size 1" in row.reason
 

@@ -14,7 +14,7 @@ from commands import ROOT, run
 from fixtures_runs import correctness, memory, read_rows, status, summarize, timing, write_run
 
 from common.analysis import logs, ranking, verdict
-from common.analysis.row import Row
+from common.analysis.row import BESIDE_LOAD, Row
 from common.cli import benchmark, flags
 from common.cli.parser import Parser, add_choice
 from common.core.guard import guarded
@@ -231,7 +231,7 @@ def test_files_have_fields_for_it(crowded):
     for row in read_rows(crowded):
         assert row["status"] == "ok" and row["loaded_samples"] == 12 and row["others_cpu"] == pytest.approx(0.9)
         assert row["loaded_rounds"]["step"] == ["1", "2", "3"]
-        assert row["against_fastest"]["beside_load"] and row["against_fastest"]["verdict"] == ranking.BESIDE_LOAD
+        assert row["against_fastest"]["beside_load"] and row["against_fastest"]["verdict"] == BESIDE_LOAD
 
 
 def test_the_report_begins_with_it_and_withholds_the_winner(crowded):

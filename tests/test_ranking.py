@@ -19,14 +19,18 @@ from fixtures_runs import (
 
 from common.analysis import ranking, ratios
 from common.analysis.ratios import Padding
-from common.analysis.row import Row
+from common.analysis.row import Row, Standing
 from common.core import statistics
 from common.report.verdicts import fastest
 
 
 def test_who_may_be_as_fast_as_the_fastest():
-    assert ranking.may_be_as_fast("unclear", 1.2, None) and ranking.may_be_as_fast("unclear", 4.0, 0.9)
-    assert not ranking.may_be_as_fast("unclear", 47.0, None) and not ranking.may_be_as_fast("slower", 1.2, 1.1)
+    def is_rival(ratio, low, high):
+        measured = ratios.Ratio(ratio, low, high, 1, (), (), None, 1.0)
+        return Standing(Row("a"), Row("b"), "step", measured).may_be_as_fast
+
+    assert is_rival(1.2, None, None) and is_rival(4.0, 0.9, 20.0)
+    assert not is_rival(47.0, None, None) and not is_rival(1.2, 1.1, 1.3)
 
 
 def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
@@ -37,7 +41,7 @@ def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
 
 def filled(*rows):
     ranking.rank_times(rows)
-    return {one.name: one.against_fastest for one in rows}
+    return {one.name: one.against_fastest.as_json() if one.against_fastest else {} for one in rows}
 
 
 def test_ratios_are_paired_per_batch_and_round():
@@ -201,7 +205,7 @@ def test_a_row_of_another_torch_is_never_the_fastest():
     standings = ranking.standings([quick, THERE, OURS, FAST, torch_row("slow", "2.11.0", 9, 9, 9)], "step")
     assert standings[0].row is FAST and standings[1].row is quick
     assert standings[1].ratio.ratio == pytest.approx(0.1)
-    assert standings[1].divided.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
+    assert standings[1].through_control.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
     for one in (quick, OURS, FAST):
         one.label = one.name
     assert fastest("Which?", [quick, OURS, FAST], "step").answer == "fast"  # quick is not judged
@@ -286,5 +290,5 @@ def test_the_loss_alone_has_a_ratio_with_an_interval_too():
         for name, times in (("fast", {"step": 10, "loss": 1}), ("slow", {"step": 20, "loss": 3}))
     )
     found = filled(fast, slow)
-    assert found["slow"]["scope"] == "step" and slow.loss_against_fastest["ratio"] == pytest.approx(3)
-    assert slow.loss_against_fastest["low"] is not None and slow.loss_against_fastest["fastest"] == "fast"
+    assert found["slow"]["scope"] == "step" and slow.loss_against_fastest.times == pytest.approx(3)
+    assert slow.loss_against_fastest.ratio.low is not None and slow.loss_against_fastest.fastest is fast

@@ -143,7 +143,8 @@ def rank(row: Row) -> Tuple[Any, ...]:
     profiled = row.average_step_time_us
     profiled = math.inf if profiled is None else profiled
     ratio = math.inf if row.over_fastest is None else row.over_fastest
-    return kind_rank(row), row.against_fastest.get("scope") != "step", ratio, *medians, profiled, row.name
+    by_step = row.against_fastest is not None and row.against_fastest.scope == "step"
+    return kind_rank(row), not by_step, ratio, *medians, profiled, row.name
 
 
 def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:
@@ -203,16 +204,16 @@ def _surroundings(group: Sequence[Row], known: Dict[str, Any]) -> List[str]:
 
 def _search_heading(group: Sequence[Row]) -> str:
     """What the rows of a search have in common besides."""
-    if not group[0].largest:
+    searches = [row.largest for row in group if row.largest]
+    if not searches:
         return ""
-    found = {tuple(sorted(over.items())) for row in group if (over := row.largest["timed_over"])}
+    timed = [search.timed_over for search in searches if search.timed_over]
     same = ""
-    if len(found) == 1:
-        over = dict(*found)
-        same = f"; throughput over the same {over['utterances']} utterances ({over['frames']} frames)"
-    elif found:
+    if timed and all(counts == timed[0] for counts in timed):
+        same = f"; throughput over the same {timed[0]['utterances']} utterances ({timed[0]['frames']} frames)"
+    elif timed:
         same = "; throughput NOT over the same utterances: run these together"
-    return f"; scope {group[0].largest['scope']}{same}"
+    return f"; scope {searches[0].scope}{same}"
 
 
 def _known(text: str, known: Dict[str, Any]) -> str:

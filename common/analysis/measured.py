@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import roofline
-from common.analysis.row import COUNTERS, SCOPES, Row, Sample, batches_of, newest
+from common.analysis.parts import Sample
+from common.analysis.row import COUNTERS, SCOPES, Row, batches_of, newest
 from common.core import statistics, workloads
 from common.core.text import UNBOUNDED, count, gathered, gathered_twice
 from common.core.units import MB

@@ -11,7 +11,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis.row import COUNTERS, SCOPES, Row, marked
+from common.analysis.row import COUNTERS, SCOPES, Row, Standing, marked, search_of
 from common.core import statistics
 from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
@@ -91,14 +91,14 @@ def _measured_error_said(row: Row) -> str:
     return error(value) + mark
 
 
-def _of(key: str) -> Callable[[Row], Optional[float]]:
-    """Of the search."""
-    return lambda row: row.largest[key]
+def _searched(key: str) -> Callable[[Row], Optional[float]]:
+    """Return a function that gives a field of a search; None of other rows."""
+    return lambda row: getattr(row.largest, key, None)
 
 
-def _rate_said(row: Row, key: str) -> str:
-    """ "12.31", and of --find-largest "12.31 [11.9-12.8]", over rounds."""
-    interval = row.largest.get(f"{key}_interval")
+def _rate_words(row: Row, key: str) -> str:
+    """Return "12.31", and of --find-largest "12.31 [11.9-12.8]", the interval over rounds."""
+    interval = getattr(row.largest, f"{key}_interval", None)
     return number(getattr(row, key)) + (f" [{'-'.join(number(end, 3) for end in interval)}]" if interval else "")
 
 
@@ -165,10 +165,14 @@ def _spread(row: Row, scope: str) -> str:
 
 def _over_fastest(row: Row) -> str:
     """Return "1.98x slower" than the fastest of its kind, which itself has "1.00"."""
-    against = row.against_fastest
-    if not against or against["ratio"] is None:
+    standing = row.against_fastest
+    if standing is None or standing.times is None:
         return "-"
-    return "1.00" if against["is_fastest"] else f"{row.over_fastest:.2f}x {against['verdict']}"
+    return "1.00" if standing.is_fastest else f"{standing.times:.2f}x {standing.verdict}"
+
+
+def _verdict(row: Row) -> str:
+    return row.against_fastest.verdict if row.against_fastest else "-"
 
 
 def _same_torch(row: Row) -> str:
@@ -178,16 +182,18 @@ def _same_torch(row: Row) -> str:
 
 def _loss_ratio(row: Row) -> str:
     """Return "1.04 0.91-1.18": how many times the fastest's loss alone it takes, as measured, with its interval."""
-    against = row.loss_against_fastest
-    ratio, low, high = (against.get(key) for key in ("ratio", "low", "high"))
-    words = number(ratio, 3)
-    return words if low is None or high is None else f"{words} {number(low, 3)}-{number(high, 3)}"
+    words, interval = number(_loss_over_fastest(row), 3), _interval_words(row.loss_against_fastest)
+    return words if interval == "-" else f"{words} {interval}"
 
 
-def _interval(row: Row) -> str:
-    """Return "1.58-1.77", of the ratio as measured."""
-    low, high = (row.against_fastest.get(end) for end in ("low", "high"))
-    return "-" if low is None or high is None else f"{number(low, 3)}-{number(high, 3)}"
+def _loss_over_fastest(row: Row) -> Optional[float]:
+    return row.loss_against_fastest.times if row.loss_against_fastest else None
+
+
+def _interval_words(standing: Optional[Standing]) -> str:
+    """Return "1.58-1.77", the interval of the ratio as measured."""
+    ratio = standing.ratio if standing else None
+    return "-" if ratio is None or ratio.low is None else f"{number(ratio.low, 3)}-{number(ratio.high, 3)}"
 
 
 def _percents(row: Row) -> str:
@@ -221,20 +227,22 @@ def amount(size: Optional[float]) -> str:
 
 def largest(row: Row) -> str:
     """ "24"; ">=24" where the search did not end; "none" where not even the smallest fits."""
-    found = row.largest
-    if found["size"] is None:
-        return "none" if found["too_large"] is not None else "-"
-    return f"{'>=' if found['at_least'] else ''}{found['size']}"
+    search = row.largest
+    if search is None or search.size is None:
+        return "none" if search and search.too_large is not None else "-"
+    return f"{'>=' if search.at_least else ''}{search.size}"
 
 
 def _limited_by(row: Row) -> str:
-    found = row.largest["limited_by"]
-    return {"all": "all there are", "cap": "--largest-cap"}.get(found, found or "-")
+    limit = row.largest.limited_by if row.largest else None
+    return {"all": "all there are", "cap": "--largest-cap"}.get(limit or "", limit or "-")
 
 
 def _heaviest(row: Row) -> str:
-    found = row.largest
-    return "-" if found["N"] is None else f"{found['N']} x {found['T_max']} x {found['U_max'] + 1}"
+    search = row.largest
+    if search is None or search.N is None or search.U_max is None:
+        return "-"
+    return f"{search.N} x {search.T_max} x {search.U_max + 1}"
 
 
 def _useful(row: Row) -> Optional[float]:
@@ -267,7 +275,7 @@ ALL = (
     Metric("over_fastest", "over the fastest", lambda row: row.over_fastest, _over_fastest),
     Metric("same_torch", "same torch", lambda row: (row.same_torch or [None])[0], _same_torch),
     *(  # of the step; of --find-largest, of its scope at the largest size
-        Metric(key, title, attrgetter(key), partial(_rate_said, key=key), better="higher", tag=f"1_time/{key}")
+        Metric(key, title, attrgetter(key), partial(_rate_words, key=key), better="higher", tag=f"1_time/{key}")
         for key, title in (("utterances_per_second", "utterances /s"), ("frames_per_second", "frames /s"))
     ),
     Metric("limits", "% of limit step / loss", words=_percents),
@@ -308,21 +316,21 @@ ALL = (
     Metric("name", "implementation", words=lambda row: row.name, numeric=False),
     Metric("half", "batches +-", lambda row: of_batches(row, row.scope), lambda row: _half_said(row, row.scope), "%"),
     Metric("ratio", "over the fastest", lambda row: row.over_fastest, lambda row: number(row.over_fastest, 3)),
-    Metric("interval", "95% interval", words=_interval),
-    Metric("loss_ratio", "loss over the fastest", lambda row: row.loss_against_fastest.get("ratio"), _loss_ratio),
-    Metric("verdict", "verdict", words=lambda row: row.against_fastest.get("verdict", "-"), numeric=False),
+    Metric("interval", "95% interval", words=lambda row: _interval_words(row.against_fastest)),
+    Metric("loss_ratio", "loss over the fastest", _loss_over_fastest, _loss_ratio),
+    Metric("verdict", "verdict", words=_verdict, numeric=False),
     # of --find-largest
-    Metric("within", "within", _of("limit_bytes"), lambda row: amount(row.largest["limit_bytes"]), "bytes"),
-    Metric("largest", "largest that fits", _of("size"), largest, better="higher"),
+    Metric("within", "within", _searched("limit_bytes"), lambda row: amount(_searched("limit_bytes")(row)), "bytes"),
+    Metric("largest", "largest that fits", _searched("size"), largest, better="higher"),
     Metric("limited_by", "limited by", words=_limited_by, numeric=False),
-    Metric("heaviest", "heaviest batch N x T x U+1", _of("padded_cells"), _heaviest),
-    Metric("heaviest_cells", "padded cells", _of("padded_cells")),
-    Metric("largest_mb", "peak MB", _of("peak_mb"), unit="MB", better="lower"),
+    Metric("heaviest", "heaviest batch N x T x U+1", _searched("padded_cells"), _heaviest),
+    Metric("heaviest_cells", "padded cells", _searched("padded_cells")),
+    Metric("largest_mb", "peak MB", _searched("peak_mb"), unit="MB", better="lower"),
     Metric(
         "searched_spread",
         "ms +- n",
-        lambda row: row.median_ms(row.largest["scope"]),
-        lambda row: _spread(row, row.largest["scope"]),
+        lambda row: row.median_ms(search_of(row).scope),
+        lambda row: _spread(row, search_of(row).scope),
     ),
 )
 

@@ -13,60 +13,21 @@ assumptions say what the row would take under the fastest's torch.  Nothing that
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import replace
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import ratios
 from common.analysis.ratios import Ratio
-from common.analysis.row import Row
+from common.analysis.row import Row, Standing
 from common.core import statistics
 
 Times = Dict[str, Dict[str, float]]  # round -> batch -> median ms
-OTHER_TORCH = "other torch"
-BESIDE_LOAD = "beside load"
-#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
-FAR = 3.0
-#: A ratio that other load beside one of two rows is not taken to explain.
-BEYOND_LOAD = 10.0
-
-
-class Standing(NamedTuple):
-    """One row against the fastest.
-
-    ratio: how many times the fastest's time it takes, as measured; None where they have no batch or round in common,
-    and for the fastest itself.  paired: their rounds ran beside each other.  Where the row ran under another torch
-    (other_torch), control: the row of that torch that separates the torches, None where none was measured.  What the
-    row would take under the fastest's torch: divided, if that torch slows all of the row as it slows the control;
-    surplus_kept, if what the row takes more than the control stays what it is in milliseconds.
-    beside_load: too few rounds of both are without other load, so that the ratio is no verdict.
-    """
-
-    row: Row
-    ratio: Optional[Ratio]
-    paired: bool
-    other_torch: bool = False
-    control: Optional[Row] = None
-    divided: Optional[Ratio] = None
-    surplus_kept: Optional[Ratio] = None
-    beside_load: bool = False
-
-    @property
-    def verdict(self) -> str:
-        """ "faster", "slower", "same" (within 2%), "unclear", BESIDE_LOAD or OTHER_TORCH."""
-        if self.other_torch:
-            return OTHER_TORCH
-        if self.beside_load:
-            return BESIDE_LOAD
-        ratio = self.ratio
-        return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
-
-    @property
-    def may_be_as_fast(self) -> bool:
-        return may_be_as_fast(self.verdict, *(self.ratio[:2] if self.ratio else (None, None)))
 
 
 def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = None) -> List[Standing]:
     """Return the rows that can be compared and have times of the scope: the fastest first, then the others by their
-    ratio as measured.  confidence: of each interval; None: such that those of all pairs hold together."""
+    ratio as measured.  The first is `beside_load` where other load may have changed which of them is the fastest.
+    confidence: of each interval; None: such that those of all pairs hold together."""
     timed = [row for row in rows if row.is_comparable and row.round_medians_ms.get(scope)]
     if not timed:
         return []
@@ -79,8 +40,10 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
     counts = [len({batch for one in row.round_medians_ms[scope].values() for batch in one}) for row in home]
     whole = [row for row, count in zip(home, counts) if count == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(against(whole[0], row).ratio))
-    others = [against(fastest, row) for row in timed if row is not fastest]
-    return [Standing(fastest, None, True), *sorted(others, key=lambda standing: _size(standing.ratio))]
+    others = sorted((against(fastest, row) for row in timed if row is not fastest), key=lambda each: _size(each.ratio))
+    rivals = [each for each in others if not each.other_torch and each.may_be_as_fast]
+    withheld = fastest.is_beside_load(scope) or any(each.beside_load for each in rivals)
+    return [Standing(fastest, fastest, scope, beside_load=withheld), *others]
 
 
 def of_one_torch(rows: Sequence[Row]) -> List[Row]:
@@ -104,10 +67,10 @@ def over(baseline: Row, row: Row, scope: str) -> Optional[Ratio]:
 def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confidence: float) -> Standing:
     (before, after), beside_load = _comparable([baseline, row], scope)
     ratio, paired = _ratio(before, after, baseline, row, confidence)
-    found = Standing(row, ratio, paired, row.torch != baseline.torch, beside_load=beside_load)
-    pair = _control(baseline, row, rows, scope) if found.other_torch else None
+    standing = Standing(row, baseline, scope, ratio, paired, row.torch != baseline.torch, beside_load=beside_load)
+    pair = _control(baseline, row, rows, scope) if standing.other_torch else None
     if pair is None:
-        return found
+        return standing
     (before, after, here, there), beside_load = _comparable([baseline, row, *pair], scope)
 
     def combined(*powers: float) -> Optional[Ratio]:
@@ -116,9 +79,9 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
 
     divided = _ratio(_product((before, there), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]
     if divided is None:
-        return found
-    found = found._replace(control=pair[1], divided=divided, surplus_kept=_surplus_kept(combined))
-    return found._replace(beside_load=found.beside_load or beside_load)
+        return standing
+    kept, beside_load = _surplus_kept(combined), beside_load or standing.beside_load
+    return replace(standing, control=pair[1], through_control=divided, surplus_kept=kept, beside_load=beside_load)
 
 
 def _surplus_kept(combined: Callable[..., Optional[Ratio]]) -> Optional[Ratio]:
@@ -185,13 +148,6 @@ def _ratio(before: Times, after: Times, baseline: Row, row: Row, confidence: flo
     return ratios.ratio(one, other, baseline.run_id == row.run_id, confidence, row.padding)
 
 
-def may_be_as_fast(verdict: str, ratio: Optional[float], low: Optional[float]) -> bool:
-    """Whether a loss with this verdict against the fastest may be as fast as that."""
-    if verdict == BESIDE_LOAD:
-        return (ratio or 1.0) < BEYOND_LOAD
-    return verdict != "slower" and (low is not None or (ratio or 1.0) < FAR)
-
-
 def _size(ratio: Optional[Ratio]) -> float:
     return ratio.ratio if ratio else math.inf
 
@@ -199,70 +155,20 @@ def _size(ratio: Optional[Ratio]) -> float:
 def rank_times(group: Sequence[Row]) -> None:
     """Set "against_fastest" of the rows of one configuration: of the step, or of the loss where a row has no step."""
     for row in group:
-        row.against_fastest = row.loss_against_fastest = {}
+        row.against_fastest = row.loss_against_fastest = None
     for kind in dict.fromkeys(row.kind for row in group):
         of_kind = [row for row in group if row.kind == kind]
-        for scope in ("loss", "step"):  # where both are there the step stays
-            found = standings(of_kind, scope)
-            for standing in found:
-                standing.row.against_fastest = _described(standing, found[0].row, scope)
-                if scope == "loss":
-                    standing.row.loss_against_fastest = standing.row.against_fastest
-            if is_withheld(found, scope):
-                found[0].row.against_fastest.update(verdict=BESIDE_LOAD, beside_load=True)
+        for standing in standings(of_kind, "loss"):
+            standing.row.against_fastest = standing.row.loss_against_fastest = standing
+        for standing in standings(of_kind, "step"):
+            standing.row.against_fastest = standing
 
 
-def is_withheld(standings: Sequence[Standing], scope: str) -> bool:
-    """Return whether other load may have changed which of them is the fastest."""
-    if not standings:
-        return False
-    rivals = [one for one in standings[1:] if not one.other_torch and one.may_be_as_fast]
-    return standings[0].row.is_beside_load(scope) or any(one.beside_load for one in rivals)
-
-
-def _described(standing: Standing, fastest: Row, scope: str) -> Dict[str, Any]:
-    is_fastest = standing.row is fastest
-    return {
-        "scope": scope,
-        "fastest": fastest.name,
-        "is_fastest": is_fastest,
-        **_numbers(standing.ratio),
-        "by_round": _by_round(standing.ratio) if standing.ratio else [],
-        **({"ratio": 1.0} if is_fastest else {}),
-        "verdict": "fastest" if is_fastest else standing.verdict,
-        "paired": standing.paired,
-        "other_torch": standing.other_torch,
-        "beside_load": standing.beside_load,
-        "control": standing.control and standing.control.name,
-        "through_control": _numbers(standing.divided) if standing.divided else {},
-        "surplus_kept": _numbers(standing.surplus_kept) if standing.surplus_kept else {},
-    }
-
-
-def _by_round(ratio: Ratio) -> List[float]:
-    """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
-    if len(ratio.baseline) != len(ratio.new):
-        return []
-    return [after / before for before, after in zip(ratio.baseline, ratio.new)]
-
-
-def drifts(rows: Sequence[Row]) -> List[Tuple[Row, ratios.Drift]]:
-    """Return the rows whose ratio to the fastest surely changes along the rounds of the run, with its drift.  The
+def drifts(rows: Sequence[Row]) -> List[Tuple[Standing, ratios.Drift]]:
+    """Return the standings whose ratio surely changes along the rounds of the run, with the drift.  The
     intervals hold together for all rows that were compared."""
-    compared = [row for row in rows if row.against_fastest.get("paired") and row.against_fastest["by_round"]]
+    standings = [row.against_fastest for row in rows if row.against_fastest]
+    compared = [standing for standing in standings if standing.paired and standing.by_round]
     confidence = statistics.confidence_of_each(len(compared))
-    found = [(row, ratios.drift(row.against_fastest["by_round"], confidence)) for row in compared]
-    return [(row, drift) for row, drift in found if drift and drift.is_sure]
-
-
-def _numbers(ratio: Optional[Ratio]) -> Dict[str, Any]:
-    return {
-        "ratio": ratio and ratio.ratio,
-        "low": ratio and ratio.low,
-        "high": ratio and ratio.high,
-        "rounds": len(ratio.new) if ratio else None,
-        "batches": ratio.batches if ratio else None,
-        "of_file": bool(ratio and ratio.of_file),
-        "least": ratio and ratio.least,
-        "most": ratio and ratio.most,
-    }
+    drifts = [(standing, ratios.drift(standing.by_round, confidence)) for standing in compared]
+    return [(standing, drift) for standing, drift in drifts if drift and drift.is_sure]

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar
 
 from common.analysis import ratios
-from common.analysis.ratios import Padding
-from common.core import settings
+from common.analysis.parts import Largest, Sample
+from common.analysis.ratios import Padding, Ratio
+from common.core import settings, statistics
 from common.core.statistics import Summary
 from common.core.text import plain
 from common.records import schema
@@ -27,20 +28,6 @@ COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocat
 #: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
 T = TypeVar("T", bound=JobLine)
-
-
-class Sample(NamedTuple):
-    """A timed sample, warm-up left out.  at_s: seconds of timed work of this implementation at its end, warm-up
-    included."""
-
-    scope: str
-    round: str
-    batch: str
-    at_s: float
-    ms: float
-    flagged: bool
-    foreign_cpu: Optional[float]
-    beside_load: bool = False
 
 
 @dataclass(eq=False)
@@ -74,8 +61,8 @@ class Exported:
     loss_event_ms: Optional[Summary] = None
     step_wall_ms: Optional[Summary] = None  # on CUDA, beside the events
     loss_wall_ms: Optional[Summary] = None
-    against_fastest: Dict[str, Any] = field(default_factory=dict)  # of its kind, set by analysis/ranking
-    loss_against_fastest: Dict[str, Any] = field(default_factory=dict)  # likewise, of the loss alone
+    against_fastest: Optional[Standing] = None  # of its kind, set by analysis/ranking
+    loss_against_fastest: Optional[Standing] = None  # likewise, of the loss alone
     step_forward_ms: Optional[Summary] = None
     loss_forward_ms: Optional[Summary] = None
     stages: Dict[str, Dict[str, float]] = field(default_factory=dict)  # scope -> stage -> ms, as above
@@ -112,7 +99,7 @@ class Exported:
     limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
     # the run
     configuration: Dict[str, Any] = field(default_factory=dict)
-    largest: Dict[str, Any] = field(default_factory=dict)  # of --find-largest alone: see analysis/search
+    largest: Optional[Largest] = None  # of --find-largest alone: see analysis/search
     suffix: Optional[str] = None
     sweep: Dict[str, Any] = field(default_factory=dict)  # id, cell, and the values of the swept settings
     run_id: Optional[str] = None
@@ -123,7 +110,11 @@ class Exported:
 
     def as_json(self) -> Dict[str, Any]:
         """Return the fields as JSON has them."""
-        return {key: schema.as_written(getattr(self, key)) for key in Exported.__dataclass_fields__}
+        values = {key: getattr(self, key) for key in Exported.__dataclass_fields__}
+        for key in ("against_fastest", "loss_against_fastest"):
+            values[key] = values[key].as_json() if values[key] else {}
+        values["largest"] = self.largest or {}
+        return {key: schema.as_written(value) for key, value in values.items()}
 
 
 @dataclass(eq=False)
@@ -201,15 +192,22 @@ class Row(Exported):
 
     @property
     def over_fastest(self) -> Optional[float]:
-        """How many times the fastest's time it takes, as measured."""
-        ratio: Optional[float] = self.against_fastest.get("ratio")
-        return ratio
+        """Return how many times the fastest's time the row takes, as measured; None where that is not known."""
+        return self.against_fastest.times if self.against_fastest else None
+
+    @property
+    def is_fastest(self) -> bool:
+        """Return whether the row is the fastest of its kind, and no other load may have made it that."""
+        standing = self.against_fastest
+        return bool(standing and standing.is_fastest and not standing.beside_load)
 
     @property
     def same_torch(self) -> List[float]:
-        """The least and the most that it would be under the fastest's torch, as far as a control tells; else empty."""
-        forms = [self.against_fastest.get(key) or {} for key in ("through_control", "surplus_kept")]
-        return sorted(form["ratio"] for form in forms if form)
+        """Return the least and the most that `over_fastest` would be under the fastest's torch; empty where no control
+        tells."""
+        standing = self.against_fastest
+        ratios_known = [standing.through_control, standing.surplus_kept] if standing else []
+        return sorted(ratio.ratio for ratio in ratios_known if ratio)
 
     def ms(self, scope: str) -> Optional[Summary]:
         """Return the times of a scope in milliseconds; None where it was not timed."""
@@ -286,7 +284,7 @@ class Row(Exported):
     def is_measured(self) -> bool:
         """Return whether the row has a number that tables show, so a line in them; the others are named below."""
         times = (self.step_ms, self.loss_ms, self.average_step_time_us)
-        sizes = (self.peak_mb, self.peak_memory_mb, self.largest.get("size"))
+        sizes = (self.peak_mb, self.peak_memory_mb, self.largest and self.largest.size)
         return self.status == "ok" or any(times) or any(sizes)
 
     def of_scope(self, scope: str) -> List[Sample]:
@@ -302,6 +300,106 @@ class Row(Exported):
         return {plain(stage): value for stage, value in stages.items() if is_positive(value)}
 
 
+#: Verdicts of a row that cannot be judged.
+OTHER_TORCH = "other torch"
+BESIDE_LOAD = "beside load"
+#: A ratio that no noise explains, where too few rounds give no interval: a loop in Python on one batch.
+FAR = 3.0
+#: A ratio that other load beside one of two rows is not taken to explain.
+BEYOND_LOAD = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Standing:
+    """Hold how a row stands against the fastest of its kind.
+
+    Attributes:
+        scope: "step" or "loss", whose times are compared.
+        ratio: how many times the fastest's time the row takes, as measured; None where they have no batch or round in
+            common, and for the fastest itself.
+        paired: the rounds of both ran beside each other.
+        other_torch: the row ran under another torch than the fastest.
+        control: the row of that torch that separates the torches; None where none was measured.
+        through_control: what the ratio would be under the fastest's torch if that torch slows all of the row as it
+            slows the control; surplus_kept: if what the row takes more than the control stays the same in milliseconds.
+        beside_load: too few rounds of both are without other load, so that the ratio is no verdict; of the fastest:
+            other load may have made it the fastest.
+    """
+
+    row: Row
+    fastest: Row
+    scope: str
+    ratio: Optional[Ratio] = None
+    paired: bool = True
+    other_torch: bool = False
+    control: Optional[Row] = None
+    through_control: Optional[Ratio] = None
+    surplus_kept: Optional[Ratio] = None
+    beside_load: bool = False
+
+    @property
+    def is_fastest(self) -> bool:
+        return self.row is self.fastest
+
+    @property
+    def times(self) -> Optional[float]:
+        """Return the ratio as a number, 1 for the fastest; None where it is not known."""
+        return 1.0 if self.is_fastest else self.ratio.ratio if self.ratio else None
+
+    @property
+    def by_round(self) -> List[float]:
+        """Return the ratio of each round, in the order of time; empty where rounds were not paired."""
+        ratio = self.ratio
+        if ratio is None or len(ratio.baseline) != len(ratio.new):
+            return []
+        return [after / before for before, after in zip(ratio.baseline, ratio.new)]
+
+    @property
+    def verdict(self) -> str:
+        """Return "fastest", "faster", "slower", "same" (within 2%), "unclear", BESIDE_LOAD or OTHER_TORCH."""
+        if self.other_torch:
+            return OTHER_TORCH
+        if self.beside_load:
+            return BESIDE_LOAD
+        if self.is_fastest:
+            return "fastest"
+        ratio = self.ratio
+        return statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) if ratio else "unclear"
+
+    @property
+    def may_be_as_fast(self) -> bool:
+        """Return whether noise, or other load, may explain all of the difference to the fastest."""
+        times = self.times or 1.0
+        if self.verdict == BESIDE_LOAD:
+            return times < BEYOND_LOAD
+        return self.verdict != "slower" and (times < FAR or bool(self.ratio and self.ratio.low is not None))
+
+    def as_json(self) -> Dict[str, Any]:
+        """Return the standing as JSON has it, rows by their names."""
+        controlled = {"through_control": self.through_control, "surplus_kept": self.surplus_kept}
+        return {
+            "scope": self.scope,
+            "fastest": self.fastest.name,
+            "is_fastest": self.is_fastest,
+            **_ratio_as_json(self.ratio),
+            "ratio": self.times,
+            "by_round": self.by_round,
+            "verdict": self.verdict,
+            "paired": self.paired,
+            "other_torch": self.other_torch,
+            "beside_load": self.beside_load,
+            "control": self.control and self.control.name,
+            **{key: _ratio_as_json(ratio) if ratio else {} for key, ratio in controlled.items()},
+        }
+
+
+def _ratio_as_json(ratio: Optional[Ratio]) -> Dict[str, Any]:
+    """Return what JSON has of a ratio, None for each number where there is none."""
+    keys = ("ratio", "low", "high", "batches", "least", "most")
+    numbers = {key: getattr(ratio, key, None) for key in keys}
+    return {**numbers, "rounds": len(ratio.new) if ratio else None, "of_file": bool(ratio and ratio.of_file)}
+
+
 def batches_of(environments: Sequence[Environment]) -> List[Batch]:
     """Those of all jobs, each once: rounds may have batches of their own."""
     return list({batch.index: batch for one in environments for batch in one.batches or ()}.values())
@@ -311,6 +409,12 @@ def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
     """The last record of a kind."""
     found = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
     return found[-1] if found else None
+
+
+def search_of(row: Row) -> Largest:
+    """Return what --find-largest came to in its row."""
+    assert row.largest
+    return row.largest
 
 
 def is_positive(value: Any) -> bool:

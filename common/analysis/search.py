@@ -7,10 +7,11 @@ throughput pass how fast it is.  Nothing that could be worked out again is kept 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import measured
-from common.analysis.row import Row
+from common.analysis.parts import Largest
+from common.analysis.row import Row, batches_of
 from common.core import statistics
 from common.core.text import gathered
 from common.core.units import MB
@@ -19,10 +20,6 @@ from common.records.schema import Environment, Fit, Header, JobLine, Line, Memor
 from common.records.search import OUTCOMES, TOO_LARGE, Jobs, answers, bounds, ends
 
 LIMITS = {"oom": "memory", "timeout": "time"}
-#: What a rate counts -> the field of a batch.
-COUNTS = {"utterances": "N", "frames": "frames"}
-#: Of the batch with the most padded cells, in "largest".
-HEAVIEST = ("N", "T_max", "U_max", "frames", "padded_cells", "useful_cells")
 
 
 def is_search(header: Header) -> bool:
@@ -41,32 +38,42 @@ def relevant(records: Sequence[Line]) -> List[Line]:
 
 
 def row(records: Sequence[Line], folder: Path) -> Row:
-    """The row of a search, with "largest", whose keys are those below."""
+    """Return the row of a search."""
     found = measured.row(relevant(records), folder)
     settings, jobs = found.header.settings, store.latest_jobs(records)
     limit = found.header.memory_limit or MemoryLimit()
     size, too_large = bounds(answers(jobs))
-    own = _probe(jobs, size)
+    heaviest = _probe(jobs, size)
     totals = _totals(jobs)
     timed = _at(found.jobs, size, "throughput")
     found.status, found.reason = _status(jobs, timed, settings, size, too_large, totals)
-    found.largest = {
-        "of": settings["find_largest"],
-        "scope": settings["scopes"][0],
-        "size": size,
-        "too_large": too_large,
-        "at_least": size is not None and found.status in ("interrupted", "error"),
-        "limited_by": _limited_by(jobs, settings, size, too_large, totals),
-        "limit_bytes": own.limit_bytes or limit.bytes,
-        "limit_kind": own.limit_kind,
-        "limit_source": limit.source,
-        "probes": len(ends(jobs, "probe")),
-        "peak_mb": _peak_mb(jobs, size),
-        **{key: getattr(own, key) for key in HEAVIEST},
-        **_throughput(timed),
-    }
-    found.utterances_per_second = found.largest["utterances_per_second"]
-    found.frames_per_second = found.largest["frames_per_second"]
+    utterances, frames, timed_over = _throughput(timed)
+    found.utterances_per_second, found.frames_per_second = utterances.median, frames.median
+    found.largest = Largest(
+        of=settings["find_largest"],
+        scope=settings["scopes"][0],
+        size=size,
+        too_large=too_large,
+        at_least=size is not None and found.status in ("interrupted", "error"),
+        limited_by=_limited_by(jobs, settings, size, too_large, totals),
+        limit_bytes=heaviest.limit_bytes or limit.bytes,
+        limit_kind=heaviest.limit_kind,
+        limit_source=limit.source,
+        probes=len(ends(jobs, "probe")),
+        peak_mb=_peak_mb(jobs, size),
+        N=heaviest.N,
+        T_max=heaviest.T_max,
+        U_max=heaviest.U_max,
+        frames=heaviest.frames,
+        padded_cells=heaviest.padded_cells,
+        useful_cells=heaviest.useful_cells,
+        utterances_per_second=utterances.median,
+        frames_per_second=frames.median,
+        utterances_per_second_interval=utterances.interval,
+        frames_per_second_interval=frames.interval,
+        utterances_per_second_rounds=utterances.rounds,
+        timed_over=timed_over,
+    )
     found.configuration.update(
         batch_size=None,
         max_frames=None,
@@ -74,7 +81,7 @@ def row(records: Sequence[Line], folder: Path) -> Row:
         memory_limit=settings.get("memory_limit"),
         largest_cap=settings.get("largest_cap"),
     )
-    if found.largest["limited_by"] == "time":
+    if found.largest.limited_by == "time":
         found.notes.append(f"limited by --timeout, not by memory: {_reason(jobs, too_large)}")
     return found
 
@@ -155,26 +162,38 @@ def peaks_mb(row: Row) -> Dict[int, float]:
     return {size: peak for size, peak in peaks.items() if peak}
 
 
-def _throughput(timed: Sequence[Sequence[JobLine]]) -> Dict[str, Any]:
-    """Rates of each round that ended well (utterances and frames of its batches over the sum of their medians), the
-    rounds' median, their 95% interval, and what was timed: {utterances, frames} of all batches together, None
-    where nothing was."""
+class Rates(NamedTuple):
+    """Hold how much of something passes in a second: by round, the median over rounds and its 95% interval."""
+
+    rounds: Dict[str, float]
+
+    @property
+    def median(self) -> Optional[float]:
+        return statistics.median(list(self.rounds.values())) if self.rounds else None
+
+    @property
+    def interval(self) -> Optional[Tuple[float, float]]:
+        return statistics.interval(list(self.rounds.values()))
+
+
+def _throughput(timed: Sequence[Sequence[JobLine]]) -> Tuple[Rates, Rates, Optional[Dict[str, int]]]:
+    """Return the rates of utterances and of frames, and {utterances, frames} of all batches that were timed, None where
+    none was.  The rate of a round that ended well is what its batches hold over the sum of their medians."""
     rates: Dict[str, Dict[str, float]] = {"utterances": {}, "frames": {}}
-    over: Optional[Dict[str, int]] = None
+    counts: Optional[Dict[str, int]] = None
     for lines in timed:
         end = store.status_of(lines)
         environments = [line for line in lines if isinstance(line, Environment)]
-        batches = {batch.index: batch for line in environments for batch in line.batches or ()}
+        batches = {batch.index: batch for batch in batches_of(environments)}
         samples = [line for line in lines if isinstance(line, Sample) and not line.warmup and line.batch in batches]
         times = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples)
         if times and end and end.status == "ok":
             seconds = sum(statistics.median(values) for values in times.values())
-            over = {what: sum(getattr(batches[index], key) or 0 for index in times) for what, key in COUNTS.items()}
-            for what, count in over.items():
-                rates[what][str(end.round)] = count / seconds
-    return {
-        **{f"{what}_per_second": statistics.median(list(of.values())) if of else None for what, of in rates.items()},
-        **{f"{what}_per_second_interval": statistics.interval(list(of.values())) for what, of in rates.items()},
-        "utterances_per_second_rounds": rates["utterances"],
-        "timed_over": over,
-    }
+            measured_batches = [batches[index] for index in times]
+            counts = {
+                "utterances": sum(batch.N for batch in measured_batches),
+                "frames": sum(batch.frames or 0 for batch in measured_batches),
+            }
+            for key, count in counts.items():
+                rates[key][str(end.round)] = count / seconds
+    return Rates(rates["utterances"]), Rates(rates["frames"]), counts

@@ -12,7 +12,7 @@ from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ranking, ratios
 from common.analysis.ratios import Ratio
-from common.analysis.row import Row
+from common.analysis.row import Row, search_of
 from common.core import statistics
 from common.present import slices
 
@@ -125,12 +125,13 @@ def _by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     rivals = [standing for standing in known if standing.may_be_as_fast]
     names = [standing.row for standing in rivals]
     following = next(iter(rivals or known), None)
-    if ranking.is_withheld(standings, scope):
-        return Pick(standings[0].row, names, following and following.row, scope=scope, withheld=True)
+    if standings[0].beside_load:
+        return Pick(standings[0].row, names, following.row if following else None, scope=scope, withheld=True)
     if following and following.beside_load:  # far behind, by a ratio that other load made
         following = next((standing for standing in known if not standing.beside_load), None)
     ratio = following.ratio if following else None
-    return Pick(standings[0].row, names, following and following.row, ratio and ratio.ratio, scope, ratio)
+    nearest = following.row if following else None
+    return Pick(standings[0].row, names, nearest, ratio.ratio if ratio else None, scope, ratio)
 
 
 def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
@@ -139,24 +140,26 @@ def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opt
 
 
 def largest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
-    """Of --find-largest."""
-    return _by_size([(row, size) for row in _ok(rows, kinds) if (size := row.largest["size"])], SIZE_MARGIN, most=True)
+    """Return the row of --find-largest that holds the largest batch; None where none was found."""
+    sizes = [(row, search_of(row).size) for row in _ok(rows, kinds)]
+    return _by_size([(row, size) for row, size in sizes if size], SIZE_MARGIN, most=True)
 
 
 def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
     """Of --find-largest: by utterances per second, each at its own largest size; None where none was timed, or not all
     over the same utterances."""
-    timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.largest["utterances_per_second"]])
-    if not timed or any(row.largest["timed_over"] != timed[0].largest["timed_over"] for row in timed):
+    timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.utterances_per_second])
+    over = [search_of(row).timed_over for row in timed]
+    if not timed or any(each != over[0] for each in over):
         return None
-    best = max(timed, key=lambda row: float(row.largest["utterances_per_second"]))
+    best = max(timed, key=lambda row: row.utterances_per_second or 0)
     found = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
     found.sort(key=lambda each: each[1].ratio)
     rivals = [(row, ratio) for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
-    if any(row.is_beside_load(row.largest["scope"]) for row in timed):
+    if any(row.is_beside_load(search_of(row).scope) for row in timed):
         return Pick(best, [row for row, _ in rivals], withheld=True)
-    first, over = next(iter(rivals or found), (None, None))
-    return Pick(best, [row for row, _ in rivals], first, over and over.ratio, next_ratio=over)
+    first, slowdown = next(iter(rivals or found), (None, None))
+    return Pick(best, [row for row, _ in rivals], first, slowdown and slowdown.ratio, next_ratio=slowdown)
 
 
 def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
@@ -166,14 +169,14 @@ def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
 def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
     """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
     compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
-    loaded = {name for row in (best, other) for name in row.loaded_rounds.get(row.largest["scope"], ())}
+    loaded = {name for row in (best, other) for name in row.loaded_rounds.get(search_of(row).scope, ())}
     (before, after), _ = ratios.without_load([_rounds(best), _rounds(other)], loaded)
     return compare(before, after)
 
 
 def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:
     """round -> the one thing compared -> seconds of an utterance."""
-    rates = row.largest["utterances_per_second_rounds"]
+    rates = search_of(row).utterances_per_second_rounds
     return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
 
 

@@ -53,14 +53,13 @@ def over_batches(rows: Sequence[Row]) -> List[Figure]:
 
 def _points(rows: Sequence[Row]) -> List[Point]:
     """Of the rows that are compared, over the batches that the fastest of their kind has too."""
-    fastest = {row.kind: row for row in rows if row.against_fastest.get("is_fastest")}
     found = []
     for row in rows:
-        if row.against_fastest.get("ratio") is None:
+        standing = row.against_fastest
+        if standing is None or standing.times is None:
             continue
-        scope = row.against_fastest["scope"]
-        best, mine = _medians(fastest[row.kind], scope), _medians(row, scope)
-        same_torch = row.torch == fastest[row.kind].torch
+        best, mine = _medians(standing.fastest, standing.scope), _medians(row, standing.scope)
+        same_torch = row.torch == standing.fastest.torch
         both = [batch for batch in row.batches if str(batch.index) in best.keys() & mine.keys()]
         times = [(mine[str(batch.index)], best[str(batch.index)]) for batch in both]
         found += [Point(row, batch, ms, ms / base if same_torch else None) for batch, (ms, base) in zip(both, times)]
@@ -95,7 +94,7 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
     for name, title, caption, x, across in kinds:
         known = [(some[0].row, [(getattr(point, x), point.ratio) for point in some if point.ratio]) for some in of_row]
         known = [(row, at) for row, at in known if at]
-        if all(row.against_fastest.get("is_fastest") for row, _ in known):  # each over itself
+        if all(row.against_fastest and row.against_fastest.is_fastest for row, _ in known):  # each over itself
             continue
         data = [points(row.marked, sorted(at), marker(row.look, 9), "%{x:.4g}: %{y:.4g}") for row, at in known]
         said = _in_words(title + whose, known)
@@ -113,7 +112,8 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, 
     for some in of_row:
         row, at = some[0].row, sorted((getattr(point, size), point.ms) for point in some)
         sizes = {str(point.batch.index): getattr(point, size) for point in some}
-        found = by_size.line(row.round_medians_ms[row.against_fastest["scope"]], sizes)
+        scope = row.against_fastest.scope if row.against_fastest else row.scope
+        found = by_size.line(row.round_medians_ms[scope], sizes)
         line: Dict[str, Any] = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
         marks: Dict[str, Any] = {} if found else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
         if found:

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any, Dict, List, Optional, Sequence
 
 from common.analysis.groups import apart
-from common.analysis.row import Row, Sample
+from common.analysis.parts import Sample
+from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import gathered, number
 from common.present.style import INK, Figure, Trace, axis, color, lanes, layout, marker, points, shown, symbol

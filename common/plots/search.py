@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import List, Sequence
 
-from common.analysis.row import Row
+from common.analysis.row import Row, search_of
 from common.analysis.search import peaks_mb
 from common.core.text import gathered, number
 from common.core.units import MB
@@ -18,20 +18,26 @@ HEIGHT = 420
 def figures(rows: Sequence[Row]) -> List[Figure]:
     """Of rows of --find-largest, one plot for sizes in utterances and one for those in frames; without those of which
     no size fitted."""
-    found = gathered((row.largest["of"], row) for row in rows if peaks_mb(row))
-    return [_figure(some, str(of)) for of, some in found.items()]
+    found = gathered((search_of(row).of, row) for row in rows if peaks_mb(row))
+    return [_figure(some, of) for of, some in found.items()]
 
 
 def _figure(rows: Sequence[Row], of: str) -> Figure:
     tried = [(row, peaks_mb(row)) for row in rows]
     up = scales.span([size for _, peaks in tried for size in peaks])
-    limits = sorted({row.largest["limit_bytes"] / MB for row in rows if row.largest["limit_bytes"]})
+    limits = sorted({limit / MB for row in rows if (limit := search_of(row).limit_bytes)})
     across = scales.span([*(peak for _, peaks in tried for peak in peaks.values()), *limits])
     data = []
-    for limit in limits:
+    for limit_mb in limits:
         line = {"color": INK, "width": 1.5, "dash": "dash"}
         data.append(
-            points(f"limit, {number(limit)} MB", [(limit, up.low), (limit, up.high)], {}, mode="lines", line=line)
+            points(
+                f"limit, {number(limit_mb)} MB",
+                [(limit_mb, up.low), (limit_mb, up.high)],
+                {},
+                mode="lines",
+                line=line,
+            )
         )
     for row, peaks in tried:
         line = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Callable, List, Optional, Sequence, Union
 
 from common.analysis import ranking, verdict
-from common.analysis.row import Row
+from common.analysis.row import Row, Standing
 from common.analysis.verdict import MEMORY_MARGIN, SIZE_MARGIN, Pick
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import number
@@ -54,7 +54,7 @@ def fastest(question: str, rows: Sequence[Row], scope: str) -> Optional[Verdict]
     standings = ranking.standings(rows, scope)
     if not standings:
         return None
-    if ranking.is_withheld(standings, scope):
+    if standings[0].beside_load:
         return Verdict(question, "withheld", False, [WITHHELD])
     best, rivals = standings[0].row, standings[1:]
     rivals = [one for one in rivals if not one.other_torch and not one.beside_load]
@@ -109,7 +109,7 @@ def spent(row: Row, scope: str) -> Words:
     return [time_of(row, scope), " a step" if scope == "step" else " from logits to their gradient"]
 
 
-def _times(standing: ranking.Standing, scope: str) -> Words:
+def _times(standing: Standing, scope: str) -> Words:
     row, ratio = standing.row, standing.ratio
     if ratio is None:
         return [f"{row.label} has no round or batch in common with it (", time_of(row, scope), ")"]
@@ -120,7 +120,7 @@ def _times(standing: ranking.Standing, scope: str) -> Words:
     return [said, time_of(row, scope), ")"]
 
 
-def _advice(standing: ranking.Standing) -> str:
+def _advice(standing: Standing) -> str:
     ratio = standing.ratio
     if ratio is None:
         return "Measure both again in one run."
@@ -150,7 +150,7 @@ def _other_torch(rows: Sequence[Row]) -> str:
 
 def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     """By utterances per second over the same utterances, each at its own largest size; None when none was timed."""
-    every = [row for row in rows if row.status == "ok" and row.largest["utterances_per_second"]]
+    every = [row for row in rows if row.status == "ok" and row.utterances_per_second]
     timed = ranking.of_one_torch(every)
     question, pick = "Trains fastest with its largest batch, exact losses", verdict.trains_fastest(timed)
     if pick is None:
@@ -159,7 +159,7 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
     if pick.withheld:
         return Verdict(question, "withheld", False, [WITHHELD])
     best, remark = pick.row, _left_out(rows) + _other_torch([row for row in every if row not in timed])
-    pace = Link(f"{number(best.largest['utterances_per_second'])} utterances/s", best.results)
+    pace = Link(f"{number(best.utterances_per_second)} utterances/s", best.results)
     if pick.next is None:
         return _clear(question, best, ["It trains ", pace], [], remark)
     said, ratio = f"{pick.next.label} at {number(pick.times, 3)} times the time of an utterance", pick.next_ratio

@@ -116,11 +116,14 @@ def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
 
 
 def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
-    best = bool(row.against_fastest.get("is_fastest")) and not row.against_fastest["beside_load"]
-    return [
-        cell._replace(mark="good" if best and metric.key == "verdict" else cell.mark if metric.key == "status" else "")
-        for metric, cell in zip(shown, results.cells(row, shown))
-    ]
+    """Return the cells of a row, marked where the status is bad and where the row is the fastest."""
+
+    def mark(metric: Metric, cell: Cell) -> str:
+        if metric.key == "status":
+            return cell.mark
+        return "good" if metric.key == "verdict" and row.is_fastest else ""
+
+    return [cell._replace(mark=mark(metric, cell)) for metric, cell in zip(shown, results.cells(row, shown))]
 
 
 # Below it.
@@ -304,4 +307,4 @@ def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folde
 
 
 def _pace(row: Row) -> str:
-    return f"{number(row.utterances_per_second or row.largest['utterances_per_second'])} utterances/s"
+    return f"{number(row.utterances_per_second)} utterances/s"

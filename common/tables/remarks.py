@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence
 
 from common.analysis import metrics, ranking
-from common.analysis.row import Row
+from common.analysis.ratios import Ratio
+from common.analysis.row import Row, Standing
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.text import listed
 
@@ -54,18 +55,18 @@ def beside_load(rows: Sequence[Row]) -> str:
 
 def _ratios(rows: Sequence[Row]) -> Lines:
     """The intervals behind the column "over the fastest"."""
-    compared = [row for row in rows if row.against_fastest and not row.against_fastest["is_fastest"]]
-    alone = [row for row in rows if row.loss_against_fastest and row.against_fastest["scope"] != "loss"]
-    lines = [_over(row, row.against_fastest) for row in compared]
-    lines += [_over(row, row.loss_against_fastest) for row in alone if not row.loss_against_fastest["is_fastest"]]
+    compared = [row.against_fastest for row in rows if row.against_fastest]
+    alone = [row.loss_against_fastest for row in rows if row.loss_against_fastest]
+    alone = [standing for standing in alone if standing not in compared]
+    lines = [_over(standing) for standing in [*compared, *alone] if not standing.is_fastest]
     lines += drifts(rows)
-    apart = [row for row in compared if row.against_fastest["other_torch"]]
-    if any(row.against_fastest["control"] for row in apart):
+    apart = [standing for standing in compared if standing.other_torch]
+    if any(standing.control for standing in apart):
         lines.append(
             "same torch: what a row of another torch would be under the fastest's, by a control that was measured "
             "under both; which of the two assumptions holds is not known, so it is a range and no verdict"
         )
-    if any(not row.against_fastest["control"] for row in apart):
+    if any(not standing.control for standing in apart):
         lines.append(
             "other torch: the ratio is of two torches too, so it has no verdict; a row that runs under both, such as "
             "fast_rnnt and fast_rnnt@k2, measured in the same run, tells them apart"
@@ -73,56 +74,58 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     return lines
 
 
-def _over(row: Row, found: Dict[str, Any]) -> str:
-    what = f"{row.name} {found['scope']} over {found['fastest']}'s"
-    if found["ratio"] is None:
-        return f"{what}: no batch or round in common"
-    if found["control"]:
-        return f"{what}, under torch {row.torch}: {_interval(found)}; {_same_torch(found)}"
-    apart = "" if found["paired"] else "; rounds of different runs: measure both in one to be sure"
-    return f"{what}: {_interval(found)}{apart}"
+def _over(standing: Standing) -> str:
+    """Return the line on a row's ratio to the fastest."""
+    row = standing.row
+    begin = f"{row.name} {standing.scope} over {standing.fastest.name}'s"
+    if standing.ratio is None:
+        return f"{begin}: no batch or round in common"
+    if standing.control:
+        return f"{begin}, under torch {row.torch}: {_interval(standing, standing.ratio)}; {_same_torch(standing)}"
+    apart = "" if standing.paired else "; rounds of different runs: measure both in one to be sure"
+    return f"{begin}: {_interval(standing, standing.ratio)}{apart}"
 
 
 def drifts(rows: Sequence[Row]) -> Lines:
     """Return a line for each row whose ratio changes along the rounds."""
     return [
-        f"{row.name} {row.against_fastest['scope']}: its ratio changes by a factor of {number(drift.factor, 3)} "
+        f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
         f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "
         "may not in another"
-        for row, drift in ranking.drifts(rows)
+        for standing, drift in ranking.drifts(rows)
     ]
 
 
-def _same_torch(against: Dict[str, Any]) -> str:
-    """What the row would be under the fastest's torch, by both assumptions."""
-    assumptions = {
-        "through_control": f"if its torch slows all of it as it slows {against['control']}",
-        "surplus_kept": f"if what it takes more than {against['control']} stays in ms",
-    }
-    forms = [(against[key], words) for key, words in assumptions.items() if against[key]]
-    ends = [f" ({number(form['low'], 3)} to {number(form['high'], 3)})" if form["low"] else "" for form, _ in forms]
-    said = [f"{number(form['ratio'], 3)}x{span} {words}" for (form, words), span in zip(forms, ends)]
-    return f"under the fastest's torch {', '.join(said)}"
+def _same_torch(standing: Standing) -> str:
+    """Return what the row would be under the fastest's torch, by both assumptions."""
+    control = standing.control.name if standing.control else ""
+    assumptions = (
+        (standing.through_control, f"if its torch slows all of it as it slows {control}"),
+        (standing.surplus_kept, f"if what it takes more than {control} stays in ms"),
+    )
+    parts = []
+    for ratio, words in assumptions:
+        if ratio:
+            span = f" ({number(ratio.low, 3)} to {number(ratio.high, 3)})" if ratio.low is not None else ""
+            parts.append(f"{number(ratio.ratio, 3)}x{span} {words}")
+    return f"under the fastest's torch {', '.join(parts)}"
 
 
-def _interval(found: Dict[str, Any]) -> str:
-    """The ratio, of which batches it is, its interval and the verdict."""
-    batches = f"{found['batches']} batch{'' if found['batches'] == 1 else 'es'}"
-    if found["of_file"]:
-        here = ", in this run" if found["paired"] else ""
-        batches = f"all batches of the file{here}, from {batches}"
+def _interval(standing: Standing, ratio: Ratio) -> str:
+    """Return the ratio, which batches it is of, its interval and the verdict."""
+    batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
+    here = ", in this run" if standing.paired else ""
+    over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"these {batches}{here}"
+    if ratio.low is None:
+        interval = "one round gives no interval"
     else:
-        batches = f"these {batches}" + ", in this run" * found["paired"]
-    if found["low"] is None:
-        said = "one round gives no interval"
-    else:
-        low, high = (number(found[key], 3) for key in ("low", "high"))
-        said = f"95% interval over {found['rounds']} rounds {low} to {high}: {found['verdict']}"
-        if found["of_file"]:
-            said += f"; {number(found['least'], 3)} to {number(found['most'], 3)} from batch to batch"
-        if found["by_round"]:
-            said += f"; round by round {', '.join(number(ratio, 3) for ratio in found['by_round'])}"
-    return f"{number(found['ratio'], 3)}x over {batches}; {said}"
+        ends = f"{number(ratio.low, 3)} to {number(ratio.high, 3)}"
+        interval = f"95% interval over {len(ratio.new)} rounds {ends}: {standing.verdict}"
+        if ratio.of_file:
+            interval += f"; {number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch"
+        if standing.by_round:
+            interval += f"; round by round {', '.join(number(each, 3) for each in standing.by_round)}"
+    return f"{number(ratio.ratio, 3)}x over {over}; {interval}"
 
 
 def _repeats(rows: Sequence[Row]) -> Lines:

@@ -6,7 +6,7 @@ from typing import Sequence
 
 from common.analysis.groups import groups, heading
 from common.analysis.metrics import largest
-from common.analysis.row import Row
+from common.analysis.row import Row, search_of
 from common.core.text import plain
 from common.present.text import block
 from common.tables import remarks
@@ -21,5 +21,5 @@ def render(rows: Sequence[Row], format: str) -> str:
 
 def said(row: Row) -> str:
     """The largest size in words: "24 utterances", "12000 frames"."""
-    unit = "frames" if row.largest["of"] == "max-frames" else "utterances"
+    unit = "frames" if search_of(row).of == "max-frames" else "utterances"
     return plain(f"{largest(row)} {unit}")

@@ -161,8 +161,7 @@ def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
     """The number, in color where it is the fastest's; the status where it failed."""
     if row is None or row.status != "ok":
         return Cell("-" if row is None else row.status)
-    of = row.against_fastest
-    best = metric.key != "peak_mb" and of.get("is_fastest") and not of["beside_load"]
+    best = metric.key != "peak_mb" and row.is_fastest
     return Cell(plain(metric.shown(row)), mark="good" if best else "")
 
 
