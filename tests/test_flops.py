@@ -98,6 +98,25 @@ FORWARD = {
 }
 
 
+def test_operators_without_a_rule_of_their_own_count_by_what_torch_tells_of_them():
+    """Elementwise functions 1 per output, comparisons, random numbers and copies none, lists as one tensor."""
+    x = tensor(2, 3)
+    assert counted(lambda: torch.special.i1(x).add_(torch.special.zeta(x, x)))[0] == 18
+    assert counted(lambda: torch._foreach_add([x, x], [x, x], alpha=2))[0] == 24
+    assert counted(lambda: torch._foreach_abs([x, x]))[0] == 12
+    nothing = [
+        lambda: (torch.rand(3), torch.arange(3), torch.zeros_like(x), x.new_zeros(3), x.clone().bernoulli_()),
+        lambda: (x.eq(x), x.clamp(0, 1), x.to(torch.float64), x.squeeze_(), F.pad(x, (1, 1)), x.max(-1)),
+        lambda: (torch._foreach_clamp_min([x], 0), F.max_pool1d(x, 2), x.select_scatter(x[0], 0, 1)),
+    ]
+    assert [counted(work) for work in nothing] == [(0, 0)] * len(nothing)
+
+
+def test_a_factorisation_without_a_rule_is_not_taken_for_nothing():
+    with FlopCounter(strict=True), pytest.raises(UserError, match="lstsq"):
+        torch.linalg.lstsq(torch.eye(3), tensor(3, 2))
+
+
 @pytest.mark.environment_contract
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("name", FORWARD)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.core.errors import UserError
 from common.core.text import first_line
-from common.flops import elementwise, free, lattices, layers, products, reductions, rules, superb, windows  # noqa: F401, E501  (they fill the table)
+from common.flops import elementwise, general, lattices, layers, products, reductions, rules, superb, windows  # noqa: F401, E501  (they fill the table)
 from common.flops.functions import Functions
 from common.flops.modules import Modules, roots_of
 from common.flops.rules import Call, Count
@@ -160,10 +160,9 @@ class FlopCounter:
         self._add(_Key(path, name, phase), Count(macs, 0))
 
     def _add(self, key: _Key, counted: rules.Counted, spent: int = 0) -> None:
-        macs, flops = counted if isinstance(counted, tuple) else (0, counted)
         entry = self._counts[key]
-        for place, more in enumerate((1, macs, flops, spent)):
-            entry[place] += more
+        for index, amount in enumerate((1, *rules.as_count(counted), spent)):
+            entry[index] += amount
 
     def _missing(self, name: str, path: str, reason: str) -> None:
         where = path or "the model"

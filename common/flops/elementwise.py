@@ -1,4 +1,4 @@
-"""Rules of operators that compute each element by itself, and of their gradients.
+"""Rules of elementwise operators that count otherwise than `general` has it, of dropout and of optimizers.
 
 Integers and booleans are no floating-point numbers: their arithmetic counts nothing.
 """
@@ -9,17 +9,6 @@ from typing import Any
 
 from common.flops.rules import Call, add, elements, per_input, per_output, rule, size
 
-add(
-    "neg reciprocal fmod remainder floor_divide pow sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
-    "asin acos atan atan2 sinh cosh asinh acosh atanh tanh sigmoid erf erfc erfinv lgamma digamma polygamma igamma "
-    "igammac sign ceil floor round trunc frac copysign hypot ldexp frexp sinc i0 logit deg2rad rad2deg "
-    "xlogy special_xlog1py special_entr special_erfcx special_i0e special_i1 special_i1e special_ndtri "
-    "special_log_ndtr mvlgamma nextafter polar",
-    per_output(1),
-    flops="1 per output",
-    reason="arithmetic and mathematical functions, one each whatever they cost; complex numbers 2",
-)
-
 
 @rule(
     "abs angle sgn",
@@ -27,20 +16,13 @@ add(
     reason="|z| is two squares, their sum and a root; the angle one function of two numbers",
 )
 def _magnitude(call: Call) -> int:
-    if not call["self"].is_complex():
+    if isinstance(call["self"], (list, tuple)) or not call["self"].is_complex():
         return elements(call.out)
     return {"abs": 4, "angle": 1, "sgn": 6}[call.name.rpartition("::")[2].rstrip("_")] * size(call.out)
 
 
 add(
-    "relu gelu silu mish elu celu leaky_relu hardtanh hardsigmoid hardswish hardshrink softshrink softplus threshold "
-    "_prelu_kernel",
-    per_output(1),
-    flops="1 per output",
-    reason="activation functions, one each",
-)
-add(
-    "log_sigmoid_forward rrelu_with_noise",
+    "log_sigmoid_forward rrelu_with_noise rrelu_with_noise_functional",
     per_input(1),
     flops="1 per input",
     reason="activation functions that return or write what their gradient needs, too",
@@ -72,24 +54,6 @@ add("logaddexp logaddexp2", per_output(4), flops="4 per output", reason="two exp
 @rule("addcmul addcdiv", flops="2 per output", reason="multiply or divide, add; one more where value is not 1")
 def _added_product(call: Call) -> int:
     return (2 if call["value"] in (None, 1) else 3) * elements(call.out)
-
-
-_FOREACH = (
-    "abs acos add addcdiv addcmul asin atan ceil cos cosh div erf erfc exp expm1 floor frac lerp lgamma log log10 "
-    "log1p log2 mul neg norm pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc"
-)
-
-
-@rule(
-    " ".join(f"_foreach_{name}" for name in _FOREACH.split()),
-    flops="as the operator of one tensor",
-    reason="lists of tensors, as optimizers have",
-)
-def _foreach(call: Call) -> int:
-    name = call.name.replace("aten::_foreach_", "").rstrip("_")
-    each = {"addcmul": 2, "addcdiv": 2, "lerp": 3, "norm": 2}.get(name, 1)
-    factor = {"addcmul": "value", "addcdiv": "value", "add": "alpha"}.get(name)
-    return (each + (factor is not None and call[factor] not in (None, 1))) * elements(call["self"])
 
 
 add(
@@ -129,13 +93,6 @@ add(
     per_output(3),
     flops="3 per output",
     reason="g y (1 - y) and g (1 - y^2), each two multiplications and a subtraction",
-)
-add(
-    "gelu_backward silu_backward mish_backward elu_backward hardswish_backward softplus_backward log_sigmoid_backward "
-    "logit_backward",
-    per_output(2),
-    flops="2 per output",
-    reason="the derivative, one, times the gradient",
 )
 add("_prelu_kernel_backward", per_input(2), flops="2 per element", reason="one product for each of both gradients")
 add(

@@ -99,7 +99,7 @@ def _logcumsumexp(call: Call) -> int:
 
 
 add(
-    "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax",
+    "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax _nested_tensor_softmax_with_shape",
     per_output(3),
     flops="3 per element",
     reason="exp, add, divide (or subtract the logarithm); the shift by the maximum is not counted",

@@ -21,9 +21,6 @@ class Count(NamedTuple):
     flops: int = 0
 
 
-NOTHING = Count()
-
-
 def products(macs: int, more: int = 0) -> Count:
     """`macs` multiply-accumulates and `more` other operations."""
     return Count(macs, 2 * macs + more)
@@ -70,6 +67,10 @@ def _schema(operator: Any) -> Tuple[Dict[str, int], Dict[str, Any]]:
 Counted = Union[Count, int]
 
 
+def as_count(counted: Counted) -> Count:
+    return counted if isinstance(counted, Count) else Count(0, counted)
+
+
 @dataclass(frozen=True)
 class Rule:
     """One row of the table: `operators` share the function `count` of a Call (None where nothing is to be counted);
@@ -84,6 +85,9 @@ class Rule:
 
 #: Every rule, in the order of the documentation.
 RULES: List[Rule] = []
+_Applies = Callable[[Any, str], bool]
+#: Rules of operators without one of their own, see `general`; the first that applies counts.
+GENERAL: List[Tuple[_Applies, Rule]] = []
 _BY_NAME: Dict[str, Rule] = {}
 _REGISTERED: Dict[str, Rule] = {}  # these come first
 
@@ -109,6 +113,22 @@ def rule(operators: str, *, flops: str, macs: str = "", reason: str) -> Callable
     return decorate
 
 
+def general(
+    operators: str, count: Callable[[Call], Counted], *, flops: str, reason: str
+) -> Callable[[_Applies], _Applies]:
+    """Decorator: `count` counts the operators without a rule of their own for which the function returns true.
+
+    It takes an OpOverload that has a schema, and its name without the underscore of a form that works in place;
+    `operators` says in words which these are.
+    """
+
+    def decorate(applies: _Applies) -> _Applies:
+        GENERAL.append((applies, Rule((operators,), count, flops, "", reason)))
+        return applies
+
+    return decorate
+
+
 def register(operator: Any, count: Optional[Callable[[Any], Counted]], reason: str = "registered") -> None:
     """Count `operator` with `count`, in the place of any rule that is there.
 
@@ -121,11 +141,8 @@ def register(operator: Any, count: Optional[Callable[[Any], Counted]], reason: s
     if isinstance(operator, type):
         name = f"{operator.__module__}.{operator.__qualname__}"
     else:
-        name = (
-            operator
-            if isinstance(operator, str)
-            else str(getattr(operator, "overloadpacket", operator)._qualified_op_name)
-        )
+        packet = getattr(operator, "overloadpacket", operator)
+        name = packet if isinstance(packet, str) else str(packet._qualified_op_name)
     _REGISTERED[name] = Rule((name,), count, "", "", reason)
 
 
@@ -135,28 +152,24 @@ def named(name: str) -> Optional[Rule]:
 
 
 def find(operator: Any) -> Optional[Rule]:
-    """The rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), or none."""
+    """Return the rule of an OpOverload: its own, that of the operator it is a form of (`add_` of `add`), a general one
+    or None."""
     name = name_of(operator)
-    found = named(name)
-    if found is None and name.endswith("_"):
-        found = named(name[:-1])
-    if found is None and _moves_only(operator, name):
-        found = MOVES
-    return found
+    out_of_place = name[:-1] if name.endswith("_") else name
+    return named(name) or named(out_of_place) or _general(operator, out_of_place)
+
+
+@cache
+def _general(operator: Any, name: str) -> Optional[Rule]:
+    if getattr(operator, "_schema", None) is None:  # a higher-order operator
+        return None
+    return next((rule for applies, rule in GENERAL if applies(operator, name)), None)
 
 
 def name_of(operator: Any) -> str:
     """ "aten::addmm" of aten.addmm.default."""
     schema = getattr(operator, "_schema", None)
     return schema.name if schema is not None else f"higher_order::{operator.name()}"
-
-
-@cache
-def _moves_only(operator: Any, name: str) -> bool:
-    """Whether the schema tells that nothing is computed: it returns a view, or is the copying form of a view."""
-    schema = getattr(operator, "_schema", None)
-    views = [one.alias_info is not None and not one.alias_info.is_write for one in schema.returns] if schema else []
-    return any(views) or (name.startswith("aten::") and name.endswith("_copy"))
 
 
 def composite(operator: Any) -> bool:
@@ -202,6 +215,3 @@ def per_output(factor: int) -> Callable[[Call], int]:
 def per_input(factor: int, name: str = "self") -> Callable[[Call], int]:
     """`factor` FLOPs for each element of the argument `name`."""
     return lambda call: factor * elements(call[name])
-
-
-MOVES = Rule((), lambda call: NOTHING, "0", "", "its schema says that it returns a view, or the copy of one")

@@ -215,10 +215,10 @@ def _rules() -> List[Dict[str, str]]:
 
     return [
         {
-            "operators": " ".join(name.replace("aten::", "", 1) for name in rule.operators) or "views",
+            "operators": " ".join(name.replace("aten::", "", 1) for name in rule.operators),
             "macs": rule.macs,
             "flops": rule.flops,
             "reason": rule.reason,
         }
-        for rule in [*rules.RULES, rules.MOVES]
+        for rule in [*rules.RULES, *(rule for _, rule in rules.GENERAL)]
     ]
