@@ -1,9 +1,10 @@
-"""A process that imports once and forks itself for each job: ``python -m common.system.forkserver MODULE [MORE ...]``.
+"""Import once and fork for each job: ``python -m common.system.forkserver MODULE [PACKAGE ...]``.
 
-Imports MORE (those that are there) and MODULE, then reads requests from stdin, a line of JSON each: "argument" and
-"output".  For each it forks; the fork calls ``MODULE.main(argument)`` and ends with what that returns; its stdout and
-stderr go to the file `output`.  Answers on stdout, a line of JSON each: {"pid": ...} at the fork, {"returncode": ...}
-at its end, minus the signal where one killed it; what it left running is killed first.  Ends with its stdin.
+The server imports the packages that are installed and MODULE, then reads requests from stdin, a line of JSON each:
+"argument" and "output".  For each it forks; the fork calls ``MODULE.main(argument)`` and exits with what that returns;
+its stdout and stderr go to the file `output`.  It answers on stdout, a line of JSON each: {"pid": ...} at the fork, and
+{"returncode": ...} at its end, minus the signal that killed it; what it left running is killed first.  It ends when its
+stdin does.
 
 Nothing but imports is shared: no thread pool has run, no device is open, no heap has grown.
 """
@@ -26,7 +27,7 @@ from common.system.processes import adopting, die_with_parent
 
 
 def in_fork(call: Callable[[], Any]) -> int:
-    """Returns the process id of a fork, which ends with what `call` returns."""
+    """Fork, and return the process id; the fork calls `call` and exits with what that returns."""
     number = os.fork()
     if number:
         return number
@@ -47,15 +48,18 @@ def in_fork(call: Callable[[], Any]) -> int:
 
 
 def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -> int:
-    """Returns the process id of the fork: in a session of its own, so that it can be ended with all that it starts."""
+    """Fork for a request, and return the process id.
+
+    The fork has a session of its own, so that it can be ended with all that it starts.
+    """
     parent = os.getpid()
 
     def job() -> Any:
         memory.forked_from = parent
         die_with_parent(parent)
         os.setsid()
-        said, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
-        for opened, standard in ((nothing, 0), (said, 1), (said, 2)):
+        output, nothing = os.open(request["output"], os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
+        for opened, standard in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(opened, standard)
         os.close(answers.fileno())
         return main(request["argument"])
@@ -64,7 +68,7 @@ def fork(main: Callable[[str], Any], request: Dict[str, str], answers: TextIO) -
 
 
 def imported(names: Sequence[str]) -> bool:
-    """Import those that are there; False when one fails: after that it cannot be imported again to say why."""
+    """Import the packages that are installed; return False if one fails: it cannot be imported again to see why."""
     try:
         for name in names:
             if importlib.util.find_spec(name):
@@ -74,10 +78,11 @@ def imported(names: Sequence[str]) -> bool:
     return True
 
 
-def main(module: str, *more: str) -> None:
+def main(module: str, *packages: str) -> None:
+    """Serve jobs of `module` until stdin ends, see the docstring of this file."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a package that prints as it is imported does not answer
-    if not imported(more):
+    if not imported(packages):
         os.dup2(answers.fileno(), 1)
         os.execv(sys.executable, [sys.executable, "-m", "common.system.forkserver", module])
     called = importlib.import_module(module).main

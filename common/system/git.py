@@ -1,4 +1,4 @@
-"""Runs git in the repository of a folder, whichever repository the environment names.
+"""Run git in the repository of a folder, whichever repository the environment names.
 
 git gives a hook GIT_DIR, GIT_INDEX_FILE and more, which every git that the hook starts would take: it would read
 another repository's revision, and `git worktree add` would write the index of the commit that is being made.
@@ -11,8 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Dict, Optional
 
-#: Those of `git rev-parse --local-env-vars`, but for GIT_CONFIG_PARAMETERS and GIT_CONFIG_COUNT: these hold settings
-#: (safe.directory, say), which git hands on to the repositories of submodules too.
+#: Variables of `git rev-parse --local-env-vars`, without GIT_CONFIG_PARAMETERS and GIT_CONFIG_COUNT: these hold
+#: settings such as safe.directory, which git passes on to the repositories of submodules too.
 LOCAL_VARIABLES = (
     "GIT_ALTERNATE_OBJECT_DIRECTORIES",
     "GIT_COMMON_DIR",
@@ -49,9 +49,11 @@ def with_setting(variables: Dict[str, str], key: str, value: str) -> Dict[str, s
 
 
 def run(root: Path, *arguments: str, timeout: Optional[float] = None) -> str:
-    """Return what git prints on stdout for the repository at `root`; a file name that is no UTF-8 comes with surrogate
-    escapes.  Without hooks, and without taking a lock that another git may wait for.  Raises GitError with git's own
-    reason when it fails, is not there, or takes more than `timeout` seconds."""
+    """Run git on the repository at `root` and return what it prints on stdout.
+
+    File names that are not UTF-8 have surrogate escapes.  Runs no hooks and takes no lock that another git may wait
+    for. Raises GitError with git's own reason if it fails, is missing, or takes more than `timeout` seconds.
+    """
     command = ["git", "--no-optional-locks", "-C", str(root), "-c", "core.hooksPath=/dev/null", *arguments]
     try:
         ended = subprocess.run(

@@ -1,8 +1,7 @@
-"""What others take of the CPUs that this process may use, and whether times measured beside that can be compared.
+"""Measure the CPU time that other processes take, and decide whether times measured beside it can be compared.
 
-/proc/stat counts the whole machine, that of a container's host too.  What slows a step is another process on a core
-that the step needs, so only the CPUs of this process's affinity count, and cores that its threads leave free bear some
-load.
+/proc/stat counts the whole machine; in a container, that of the host.  A step is slowed by a process on a core that it
+needs.  So only the CPUs of this process's affinity count, and cores that its threads leave free may bear some load.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import time
 from pathlib import Path
 from typing import AbstractSet, List, Optional
 
-#: The variable that names the folder of the host's /proc where that is mounted in a container, as monitors take it.
+#: Environment variable with the folder of the host's /proc, where a container mounts it (a convention of monitors).
 PROC = "HOST_PROC"
-#: Cores that others keep busy, from which on a sample is flagged "busy" where it needs all cores: a step that waits for
-#: all of its threads waits for the one that shares its core.
+#: A sample that needs all cores is flagged "busy" if others use more cores than this: a step waits for all of its
+#: threads, also for the one that shares its core.
 BUSY_CORES = 0.1
-#: Likewise as a share of the CPUs: large servers always do something beside.
+#: The same limit as a share of the CPUs: a large server always runs something else.
 BUSY_SHARE = 0.01
-#: Of the cores that the threads leave free, others may have this share: cores share caches, memory and clocks.
+#: Others may use this share of the cores that the threads leave free: cores share caches, memory and clocks.
 FREE_SHARE = 0.5
-#: So many times as much is flagged "loaded" too: two losses may change places then.
+#: Load of this many times the limit is flagged "loaded" too: it can change the order of two losses.
 LOADED = 2.0
-#: /proc/stat counts in ticks of 10 ms: shares over less than this are noise.
+#: Shortest window of a share, in ns: /proc/stat counts in ticks of 10 ms.
 SHORTEST_WINDOW_NS = 200_000_000
 
 
@@ -34,12 +33,12 @@ def _affinity() -> AbstractSet[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-#: When this was imported: OpenMP may bind the threads that it starts later.
+#: CPUs of this process at import: OpenMP may bind threads that it starts later.
 CPUS = _affinity()
 
 
 def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return how many cores these CPUs are: several hyper-threads of one count once, where the system tells."""
+    """Return the number of cores of these CPUs.  Hyper-threads of one core count once, if the system tells."""
     siblings = set()
     for cpu in cpus:
         try:
@@ -52,7 +51,7 @@ def cores(cpus: AbstractSet[int] = CPUS, root: Path = Path("/sys/devices/system/
 def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
     """Return the CPU time that all processes have used on these CPUs since the machine started, in seconds.
 
-    Time stolen by a hypervisor counts.  None where the system does not tell.
+    Time stolen by a hypervisor counts.  None if the system does not tell.
     """
     try:
         rows = [line.split() for line in stat.read_text().splitlines() if line.startswith("cpu")]
@@ -67,6 +66,7 @@ def _busy_seconds(cpus: AbstractSet[int], stat: Path) -> Optional[float]:
 
 
 def _own_seconds() -> float:
+    """Return the CPU time of this process and its ended children, in seconds."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -79,21 +79,22 @@ class ForeignLoad:
         self._mark()
 
     def _mark(self) -> None:
-        self.busy, self.own = _busy_seconds(self.cpus, self.stat), _own_seconds()
+        """Start the next window."""
+        self.busy, self.used = _busy_seconds(self.cpus, self.stat), _own_seconds()
         self.since = time.perf_counter_ns()
 
     def ready(self) -> bool:
-        """Has enough time passed for a share to mean something?"""
+        """Return whether the window is long enough for a share that means something."""
         return time.perf_counter_ns() - self.since >= SHORTEST_WINDOW_NS
 
     def share(self) -> Optional[float]:
-        """In 0..1; None where the system does not tell.  Starts the next window."""
-        before, own, since = self.busy, self.own, self.since
+        """Return the share of other processes in 0..1, None if the system does not tell, and start the next window."""
+        before, used, since = self.busy, self.used, self.since
         self._mark()
         elapsed = (self.since - since) / 1e9
         if before is None or self.busy is None or elapsed <= 0:
             return None
-        foreign = (self.busy - before) - (self.own - own)
+        foreign = (self.busy - before) - (self.used - used)
         return round(min(max(foreign / (elapsed * len(self.cpus)), 0.0), 1.0), 4)
 
 
@@ -118,7 +119,7 @@ def busy_flags(
 
 
 def _load_average(path: Path) -> float:
-    """Return that of the last minute, 0 where the system does not tell."""
+    """Return the load average of the last minute; 0 if the system does not tell."""
     try:
         return float(path.read_text().split()[0])
     except (OSError, ValueError, IndexError):
@@ -126,7 +127,7 @@ def _load_average(path: Path) -> float:
 
 
 def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float = 1.0) -> str:
-    """Return how busy others keep this machine: "load 24 on 2 cores, others use 97% of the CPU"; "" where it is quiet.
+    """Return how busy others keep this machine ("load 24 on 2 cores, others use 97% of the CPU"), "" if it is quiet.
 
     The load average alone tells of the last minute, the user's own set-up included: where only that is high, a longer
     look decides.
@@ -144,5 +145,5 @@ def disturbance(load: ForeignLoad, threads: Optional[int] = None, longer: float 
         share = load.share()
     if share is None or "loaded" not in busy_flags(share, threads):
         return ""
-    number = len(load.cpus)
-    return f"load {average:.3g} on {number} core{'s' * (number != 1)}, others use {share:.0%} of the CPU"
+    cores_here = "1 core" if len(load.cpus) == 1 else f"{len(load.cpus)} cores"
+    return f"load {average:.3g} on {cores_here}, others use {share:.0%} of the CPU"

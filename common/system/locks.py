@@ -1,6 +1,6 @@
-"""One at a time: a file lock that the kernel drops when its holder dies, however it dies.
+"""Lock files that the kernel releases when the holder dies, however it dies.
 
-The package filelock does not serve: set-up takes a lock before any package is installed, and hands it to its children.
+The package filelock cannot be used: set-up takes a lock before any package is installed, and its children inherit it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Callable, Iterator, Optional
 
 
 class Held(Exception):
-    """Another process has the lock; `holder`: its number and computer, "unknown" where it could not write that."""
+    """Another process has the lock.  holder: its process id and computer, "unknown" if it could not write them."""
 
     def __init__(self, holder: str):
         super().__init__(holder)
@@ -25,10 +25,10 @@ class Held(Exception):
 
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
-    """Hold the lock file `path` (made when missing); `waiting` is called once when another process has it.
+    """Hold the lock file `path`, which is made if it is missing; call `waiting` once if another process has it.
 
-    Yields the descriptor: a child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so that no
-    other process writes its files even when its parent was killed.
+    Yields the descriptor.  A child started with ``pass_fds=(descriptor,)`` keeps the lock as long as it runs, so no
+    other process writes its files even if its parent is killed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _taken(path, waiting)
@@ -39,9 +39,9 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[int]:
 
 
 class Claim:
-    """The lock file `path`, held without waiting until `release`, which removes it, or until this process ends.
+    """Hold the lock file `path` until `release`, which removes it, or until this process ends.  Does not wait.
 
-    A file that a killed process left is no lock.  Raises Held, and OSError when the file cannot be made.
+    A file that a killed process left behind is no lock.  Raises Held, and OSError if the file cannot be made.
     """
 
     def __init__(self, path: Path):
@@ -52,7 +52,7 @@ class Claim:
             os.write(self.descriptor, f"{os.getpid()} on {platform.node()}\n".encode())
 
     def release(self) -> None:
-        """May be called again."""
+        """Remove the file and release the lock; a second call does nothing."""
         if self.descriptor >= 0:
             with suppress(OSError):
                 self.path.unlink()  # while it is held, so that it is not another process's file
@@ -61,8 +61,10 @@ class Claim:
 
 
 def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
-    """The descriptor of the locked file; where the file system has no locks, of the file.  Raises Held where `waiting`
-    is None."""
+    """Lock the file and return its descriptor; without locks of the file system, return it unlocked.
+
+    Raises Held if `waiting` is None and another process has the lock.
+    """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)  # it is written to
         try:
@@ -88,7 +90,7 @@ def _taken(path: Path, waiting: Optional[Callable[[], None]]) -> int:
 
 
 def _names(path: Path, descriptor: int) -> bool:
-    """Whether `path` still names the open file `descriptor`."""
+    """Return whether `path` still names the open file `descriptor`."""
     try:
         return os.path.samestat(path.lstat(), os.fstat(descriptor))
     except FileNotFoundError:

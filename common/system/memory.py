@@ -1,4 +1,7 @@
-"""Memory: what is free, what this process holds, how a lack of it shows.  Bytes; reads /proc where there is one."""
+"""Read how much memory is free and how much this process holds, and recognise errors of a lack of it.
+
+All sizes are bytes.  Without /proc nothing is known.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, List, Optional
 
-CLEAR_PEAK = "5"  # to /proc/self/clear_refs: start VmHWM anew (proc(5))
+CLEAR_PEAK = "5"  # written to /proc/self/clear_refs, it resets VmHWM (proc(5))
 
-#: Of an entry of /proc/PID/pagemap: the page is in memory; it is there, and of a file.
+#: Bits of an entry of /proc/PID/pagemap: the page is in memory; it is in memory and belongs to a file.
 PRESENT, FILE_PAGE = 1 << 63, 5 << 61
 
-#: Limit and use of a cgroup's memory: version 2, then 1.
+#: Files with the limit and the use of a cgroup's memory: version 2, then version 1.
 CGROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 
-#: What allocators say, in lower case: torch's of CPU and CUDA, C++, the C library and its loader, cuBLAS ("not
-#: initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
+#: Words in the errors of allocators, in lower case: of torch for CPU and CUDA, C++, the C library and its loader,
+#: cuBLAS ("not initialized" where it has no memory for its handle), numba's CUDA, OpenMP.
 NO_MEMORY = (
     "out of memory",
     "out_of_memory",
@@ -34,13 +37,13 @@ NO_MEMORY = (
     "memoryerror",
     "thread creation failed",
 )
-#: What torch's stable ABI (torchaudio's kernels use it) says when it could not make a tensor.  The reason goes to
-#: stderr only; of these functions nothing but memory can fail.
+#: Error of torch's stable ABI (used by torchaudio's kernels) when it could not make a tensor.  The reason goes to
+#: stderr only; these functions fail for lack of memory alone.
 NO_TENSOR = re.compile(r"(aten::|aoti_torch_)(new_)?(empty|zeros|ones|full)\w*\b.*api call failed", re.DOTALL)
 
 
 def proc_field(path: str, key: str) -> Optional[str]:
-    """The value of a line "key: value"; None where the system does not tell."""
+    """Return the value of the line "key: value" of a file; None if there is no such file or line."""
     with suppress(OSError):
         for line in Path(path).read_text().splitlines():
             name, _, value = line.partition(":")
@@ -55,19 +58,19 @@ def _proc_bytes(path: str, key: str) -> Optional[int]:
 
 
 def total_memory() -> Optional[int]:
-    """Of the machine."""
+    """Return the memory of the machine in bytes; None if the system does not tell."""
     return _proc_bytes("/proc/meminfo", "MemTotal")
 
 
 def available_memory() -> Optional[int]:
-    """What can be taken without swapping, by the machine's count and by that of every cgroup around us."""
+    """Return the bytes that can be allocated without swapping: the least of the machine's and each cgroup's count."""
     available = _proc_bytes("/proc/meminfo", "MemAvailable")
     return None if available is None else min([available, *_cgroup_room()])
 
 
 def _cgroup_room() -> List[int]:
-    """What each cgroup around this process has left; what its files hold of the page cache counts as used."""
-    found = []
+    """Return the bytes left in each cgroup around this process; its page cache counts as used."""
+    room = []
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -82,12 +85,12 @@ def _cgroup_room() -> List[int]:
             for most, used in CGROUP_FILES:
                 limit, now = _number(folder / most), _number(folder / used)
                 if limit is not None and now is not None:
-                    found.append(max(limit - now, 0))
-    return found
+                    room.append(max(limit - now, 0))
+    return room
 
 
 def _number(path: Path) -> Optional[int]:
-    """The number in a file; None where there is none ("max", no such file)."""
+    """Return the number in a file; None if there is none ("max", no such file)."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -95,11 +98,11 @@ def _number(path: Path) -> Optional[int]:
 
 
 def status_bytes(key: str) -> Optional[int]:
-    """Of this process: "VmRSS", "VmHWM" (its peak), "VmSize"."""
+    """Return a size of this process in bytes.  key: "VmRSS", "VmHWM" (the peak of VmRSS) or "VmSize"."""
     return _proc_bytes("/proc/self/status", key)
 
 
-#: In a fork of common.system.forkserver: the process id of its parent, which has the libraries loaded.
+#: Process id of the parent of a fork made by common.system.forkserver; the parent has the libraries loaded.
 forked_from: Optional[int] = None
 
 
@@ -127,17 +130,18 @@ def _pages_of_parent(parent: int) -> int:
             if inode != "0":
                 begin, end = (int(address, 16) // resource.getpagesize() for address in span.split("-"))
                 pages = [_entries(file, begin, end - begin) for file in (theirs, ours)]
-                count += sum(page & FILE_PAGE == FILE_PAGE and not own & PRESENT for page, own in zip(*pages))
+                count += sum(page & FILE_PAGE == FILE_PAGE and not mine & PRESENT for page, mine in zip(*pages))
     return count
 
 
 def _entries(pagemap: BinaryIO, begin: int, count: int) -> array[int]:
+    """Return the entries of `count` pages from page `begin` on."""
     pagemap.seek(8 * begin)
     return array("Q", pagemap.read(8 * count))
 
 
 def clear_peak() -> bool:
-    """Start VmHWM anew; False where the system does not let us."""
+    """Reset VmHWM; return False if the system does not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text(CLEAR_PEAK)
     except OSError:
@@ -146,23 +150,26 @@ def clear_peak() -> bool:
 
 
 def minor_faults() -> int:
-    """Pages that the system has mapped for this process so far, without reading them from a disk."""
+    """Return how many pages the system has mapped for this process so far without reading them from a disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def give_back_free_memory() -> None:
+    """Collect garbage, and return freed memory to the system."""
     gc.collect()
     with suppress(OSError, AttributeError):  # not glibc: it keeps nothing that this would return
         ctypes.CDLL(None).malloc_trim(0)
 
 
-#: Of mallopt(3).
+#: Parameters of mallopt(3).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> None:
-    """From now on glibc keeps what is freed for what is allocated later, as MALLOC_MMAP_MAX_=0 and a large
-    MALLOC_TRIM_THRESHOLD_ make it from the start."""
+    """Make glibc keep freed memory for later allocations.
+
+    MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_ do the same from the start of a process.
+    """
     with suppress(OSError, AttributeError):  # no glibc
         library = ctypes.CDLL(None)
         library.mallopt(M_TRIM_THRESHOLD, -1)
@@ -170,8 +177,11 @@ def keep_freed_memory() -> None:
 
 
 def widen_heap(count: int) -> None:
-    """Take, touch and free one block of `count` bytes: with MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_ glibc
-    keeps its pages for what is allocated later.  Nothing happens where so much is not free or there is no glibc."""
+    """Allocate, touch and free one block of `count` bytes, so that later allocations find its pages.
+
+    glibc keeps them under MALLOC_MMAP_MAX_=0 and a large MALLOC_TRIM_THRESHOLD_.  Does nothing without glibc, or if
+    more than half of the free memory would be taken.
+    """
     if count <= 0 or count > (available_memory() or 0) // 2:
         return
     try:
@@ -188,7 +198,7 @@ def widen_heap(count: int) -> None:
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory since it started; 0 where it does not say."""
+    """Return how many processes the kernel has killed for lack of memory since it started; 0 if it does not tell."""
     with suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -197,12 +207,15 @@ def oom_kills() -> int:
 
 
 def tells_of_no_memory(text: str) -> bool:
-    said = text.lower()
-    return any(words in said for words in NO_MEMORY) or bool(NO_TENSOR.search(said))
+    """Return whether an error message is about a lack of memory."""
+    message = text.lower()
+    return any(words in message for words in NO_MEMORY) or bool(NO_TENSOR.search(message))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of CUDA and CPU allocators of all torch versions, of numba, or Python's own.  Not for a UserError, which may name
-    memory and mean a flag."""
+    """Return whether an allocator raised `error`: of torch (CUDA, CPU), numba or Python.
+
+    Not for a UserError: its message may name memory and mean a flag.
+    """
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return named or tells_of_no_memory(str(error))

@@ -1,6 +1,6 @@
-"""What NVIDIA's driver says of a GPU (NVML): driver, clocks, power, what holds the clocks back, ECC.  No torch.
+"""Ask NVIDIA's driver (NVML) about a GPU: driver, clocks, power, what holds the clocks back, ECC.  No torch.
 
-Needs the package nvidia-ml-py, which no environment asks for.  Without it, or without a driver, nothing is known.
+Needs the package nvidia-ml-py.  Without it, or without a driver, nothing is known.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ REASONS = {
 
 
 def describe(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
-    """The ``gpu`` of a record; what the driver does not tell is None.  uuid: of the device, as torch has it; None: not
-    known, which is enough where there is one GPU.  None without the package, the driver or the device."""
+    """Return the ``gpu`` of a record, or None without the package, the driver or the device.
+
+    Values that the driver does not tell are None.  uuid: of the device, as torch has it; None is enough for a machine
+    with one GPU.
+    """
     try:
         import pynvml
     except ImportError:
@@ -54,7 +57,7 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
         return None
 
     def answered(ask: Callable[[], Any]) -> Any:
-        """None where this driver or device does not answer; AttributeError: an older package."""
+        """Return the answer, None if this driver, device or version of the package has none."""
         try:
             return ask()
         except (nvml.NVMLError, AttributeError):
@@ -77,8 +80,10 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
 
 
 def from_smi() -> Optional[Dict[str, Any]]:
-    """`name` and, as in `describe`, uuid, driver and clocks of the first GPU that this process may use, from
-    nvidia-smi, which comes with every driver.  None where it does not tell."""
+    """Return name, uuid, driver and clocks of the first GPU that this process may use, as in `describe`.
+
+    They are from nvidia-smi, which comes with every driver.  None if it does not tell.
+    """
     which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     keys = ("name", "uuid", "driver_version", "clocks.sm", "clocks.max.sm", "clocks.mem")
     ask = ["nvidia-smi", f"--id={which}", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]

@@ -1,4 +1,4 @@
-"""A child process: started, watched, ended with all that it started, and what it left."""
+"""Start and watch a child process, end it with all that it started, and collect its records and last lines."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Mapping, Optio
 from common.system import memory, stops
 
 STDERR_TAIL_LINES = 20
-STDERR_TAIL_BYTES = 64 << 10  # of these lines: a package may print gigabytes
-#: What it may print before the file of it is cut to such a tail: a disk is not filled by a package that prints on.
+STDERR_TAIL_BYTES = 64 << 10  # limit of these lines: a package may print gigabytes
+#: The file of what a child prints is cut to such a tail above this size, so that it cannot fill the disk.
 MOST_PRINTED_BYTES = 64 << 20
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
-#: Of a child that could not write its records (EX_IOERR of sysexits.h).
+#: Exit code of a child that could not write its records (EX_IOERR of sysexits.h).
 EXIT_UNWRITTEN = 74
-#: How long the end of what a child left behind may take.
+#: Seconds to wait for the end of processes that a child left behind.
 LAST_SECONDS = 5.0
 
-#: Of prctl; loaded here because a fork may do few things before it executes another program.
+#: The C library with prctl, loaded here since a fork may do little before it executes another program.
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 
 
@@ -39,8 +39,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """In a fork of the process `parent`: ask Linux to kill this one when that ends, so that a killed run leaves nothing
-    measuring behind, and end now where it has ended.  It holds for the program that this process executes, too."""
+    """Ask Linux, in a fork, to kill this process when `parent` ends; exit now if it has ended already.
+
+    So a killed run leaves nothing measuring behind.  It holds for the program that this process executes, too.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -48,8 +50,10 @@ def die_with_parent(parent: int) -> None:
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """What a child leaves behind, in a session of its own too, becomes a child of this process and is killed at the end
-    of the block.  Other children must have been started before."""
+    """Kill at the end of the block what children left running, in a session of its own too.
+
+    Such processes become children of this one.  Children that must live on are those started before the block.
+    """
     before = _children()
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -71,8 +75,7 @@ def _children() -> Set[int]:
 
 
 def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
-    """In a child: give a record to its parent, at once.  Where it cannot be written the child ends with EXIT_UNWRITTEN,
-    since nothing more could be kept."""
+    """Hand a record from a child to its parent at once; exit with EXIT_UNWRITTEN if it cannot be written."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         stream.write(line)
@@ -81,23 +84,29 @@ def write_record(stream: TextIO, record: Mapping[str, Any]) -> None:
         os._exit(EXIT_UNWRITTEN)
 
 
-def output(command: Sequence[str], timeout: Optional[float] = None, **more: Any) -> str:
-    """What `command` prints on stdout; "" when it fails, is not there, or takes more than `timeout` seconds.  more: of
-    subprocess.run."""
-    how: Dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **more}
+def output(command: Sequence[str], timeout: Optional[float] = None, **options: Any) -> str:
+    """Return what `command` prints on stdout; "" if it fails, is missing, or takes more than `timeout` seconds.
+
+    options: of subprocess.run.
+    """
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "timeout": timeout, **options}
     try:
-        return str(subprocess.run(command, check=True, errors="replace", stdin=subprocess.DEVNULL, **how).stdout)
+        return str(subprocess.run(command, check=True, errors="replace", stdin=subprocess.DEVNULL, **options).stdout)
     except (OSError, subprocess.SubprocessError):
         return ""
 
 
 def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9; "signal 99" for a number without a name."""
     return signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
 
 
 class Server:
-    """A process of common.system.forkserver, which forks itself for one job at a time: a job starts without waiting
-    for the imports.  errors: a file for what it prints itself.  Raises OSError when there is no such Python."""
+    """A process of common.system.forkserver, which forks itself for each job, so that no job waits for imports.
+
+    It runs one job at a time.  errors: file for what the server itself prints.  Raises OSError if there is no such
+    Python.
+    """
 
     def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str], errors: Path):
         with errors.open("ab") as stream:
@@ -117,13 +126,14 @@ class Server:
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
     def ask(self, **request: str) -> None:
+        """Send a request, see common.system.forkserver."""
         assert self.process.stdin
         self.busy = True
         with suppress(OSError):  # it died: `answer` says it
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def answer(self, seconds: float) -> Dict[str, int]:
-        """Its next answer, {} when none comes in so many seconds; of a server that died, its own return code."""
+        """Return the next answer, {} if none comes in `seconds`; of a server that died, its own "returncode"."""
         assert self.process.stdout
         deadline = time.monotonic() + seconds
         while b"\n" not in self.answers:
@@ -134,11 +144,12 @@ class Server:
                 return {"returncode": self.process.wait()}
             self.answers += read
         line, _, self.answers = self.answers.partition(b"\n")
-        found: Dict[str, int] = json.loads(line)
-        self.busy = "returncode" not in found
-        return found
+        answer: Dict[str, int] = json.loads(line)
+        self.busy = "returncode" not in answer
+        return answer
 
     def close(self) -> None:
+        """End the server."""
         self.process.kill()
         with self.process:  # closes its pipes and waits
             pass
@@ -150,7 +161,7 @@ _waiting: Dict[Path, Tuple[Hashable, Server]] = {}
 
 @contextmanager
 def _server(python: Path, key: Hashable, start: Callable[[], Server]) -> Iterator[Server]:
-    """The waiting server of this Python where it has this key, else a new one; it waits on afterwards, if it lives."""
+    """Yield the waiting server of this Python if it has this key, else a new one; keep it for the next job."""
     known, server = _waiting.pop(python, (None, None))
     if server and (known != key or server.process.poll() is not None):
         server.close()
@@ -167,7 +178,7 @@ def _server(python: Path, key: Hashable, start: Callable[[], Server]) -> Iterato
 
 @atexit.register
 def close_servers() -> None:
-    """End those that wait; they would end with this process anyway."""
+    """End the servers that wait for a job; they would end with this process anyway."""
     while _waiting:
         _waiting.popitem()[1][1].close()
 
@@ -178,10 +189,14 @@ def _running_ns() -> int:
 
 
 class Child:
-    """A Python module that reads a job and appends JSON records to a file.  `run` starts one.
+    """A process that runs a Python module, which reads a job and appends JSON records to a file; see `run`.
 
-    After the ``with`` block of `run`: records: those that it wrote; stderr: its last lines; returncode: minus the
-    signal where one killed it; killed_for_memory: the kernel killed a process for lack of memory meanwhile; wall_ns.
+    Attributes, set at the end of the ``with`` block of `run`:
+        records: that it wrote.
+        stderr: its last lines.
+        returncode: its exit code, or minus the signal that killed it.
+        killed_for_memory: whether the kernel killed a process for lack of memory meanwhile.
+        wall_ns: how long it ran.
     """
 
     records: List[Dict[str, Any]]
@@ -207,13 +222,19 @@ class Child:
         variables: Mapping[str, str],
         generation: Hashable = None,
     ) -> Iterator[Child]:
-        """Start ``module.main(JOB.json)`` in a process of `python`; at the end of the block it is killed if it still
-        runs, with everything that it started.
+        """Start ``module.main(JOB.json)`` in a process; kill it, with all that it started, at the end of the block.
 
-        The file holds `job` and "output", where its records go.  root: the current folder, from which it imports;
-        variables: more of its environment.  It is forked from a server that has imported torch; jobs of another
-        `generation` get a server, and so a layout of addresses, of their own.  It has a session of its own, so that
-        Ctrl-C reaches only us.  Raises OSError when there is no such Python, or no room for its files.
+        JOB.json holds `job` and "output", the file for its records.  The process is forked from a server that has
+        imported torch, in a session of its own, so that Ctrl-C reaches only this one.  Raises OSError if there is no
+        such Python, or no room for its files.
+
+        Args:
+            python: interpreter.
+            module: its dotted name.
+            job: for its main function.
+            root: current folder of the process, from which it imports.
+            variables: added to its environment.
+            generation: jobs of another generation get a server of their own, and so another layout of addresses.
         """
         path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {**os.environ, "PYTHONPATH": path, **variables}
@@ -233,7 +254,7 @@ class Child:
                     child._end()
 
     def alive(self, seconds: float = 0.0) -> bool:
-        """Does it still run?  Waits so long for its end, and cuts what it has printed where that is too much."""
+        """Wait up to `seconds` for its end; return whether it still runs.  Cuts what it printed if that is too much."""
         deadline = time.monotonic() + seconds
         while self.ended is None:
             answer = self.server.answer(max(deadline - time.monotonic(), 0))
@@ -244,25 +265,25 @@ class Child:
         return False
 
     def seconds(self) -> float:
-        """How long it has been running, without what Ctrl-Z stopped it for."""
+        """Return how many seconds it has run, without the time that Ctrl-Z stopped it."""
         return (_running_ns() - self.since) / 1e9
 
     def count(self) -> int:
-        """How many records there are so far."""
+        """Return the number of records so far."""
         return self.output.read_bytes().count(b"\n")
 
     def written(self) -> List[Dict[str, Any]]:
-        """The records so far; a last line that a killed child left unfinished is dropped."""
-        found = []
+        """Return the records so far, without a last line that a killed child left unfinished."""
+        records = []
         for line in self.output.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                found.append(json.loads(line))
+                records.append(json.loads(line))
             except ValueError:
                 break
-        return found
+        return records
 
     def _cut(self) -> None:
-        """It goes on at the new end of the file, which it appends to."""
+        """Cut the file of what it prints to its tail if it is too large; the child appends to the new end."""
         with suppress(OSError):
             if self.errors.stat().st_size > MOST_PRINTED_BYTES:
                 tail = _tail(self.errors)
@@ -271,7 +292,7 @@ class Child:
                     stream.truncate()
 
     def _end(self) -> None:
-        """Kill it, or, while it does not exist yet, its server."""
+        """Kill it, or its server if it does not exist yet, and collect what it left."""
         if self.alive():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid or self.server.process.pid, signal.SIGKILL)
@@ -289,12 +310,13 @@ class Child:
 
 
 def _last_lines(path: Path) -> List[str]:
-    """The last STDERR_TAIL_LINES that say something."""
-    said = _tail(path).decode(errors="replace").splitlines()
-    return [line.strip() for line in said if line.strip()][-STDERR_TAIL_LINES:]
+    """Return the last STDERR_TAIL_LINES lines of a file that are not empty."""
+    lines = _tail(path).decode(errors="replace").splitlines()
+    return [line.strip() for line in lines if line.strip()][-STDERR_TAIL_LINES:]
 
 
 def _tail(path: Path) -> bytes:
+    """Return the last STDERR_TAIL_BYTES of a file."""
     with path.open("rb") as stream:
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
         return stream.read(STDERR_TAIL_BYTES)

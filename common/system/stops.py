@@ -1,7 +1,9 @@
-"""Ctrl-Z and `fg`: what a command started is stopped and goes on with it, and a time that was interrupted is no time.
+"""Stop the workers of a command with it at Ctrl-Z, and let them go on at `fg`.
+
+Stops are counted, since a time that was interrupted is no time.
 
 Ctrl-Z reaches the process group of the terminal.  Workers have sessions of their own, so the command stops them.
-Leaves out SIGSTOP sent to the command, which no process can see, and workers on other machines.
+A SIGSTOP sent to the command is not seen, and workers on other machines are not stopped.
 """
 
 from __future__ import annotations
