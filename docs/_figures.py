@@ -1,12 +1,10 @@
 #!/usr/bin/env python3
-"""What pages show of committed records: `docs/_figures.py` writes it between its marks.
+"""Write what pages show of committed records, between their marks: `docs/_figures.py`.
 
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
-`session of FOLDER`: likewise, below the command; `head of FOLDER`: the head and the first table of that; `wide of
-FOLDER`: likewise, on a terminal of 200 columns; `allocators of FOLDER FOLDER`: the rows that both have, side by side;
-`comparison of ARGUMENTS`: what compare.py prints; `runs`: what results/ has; `fused` and `fused-parts of
-FOLDER`: the tables of benchmarks/fused_table.py.
-tests/test_docs.py asks that pages have what the records say.
+`session of FOLDER`: the same below its command; `head of FOLDER`: its heading and first table; `allocators of FOLDER
+FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
+`fused` and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -66,87 +64,83 @@ def table(folder: str) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def screen(folder: str, width: int = answer.WIDTH) -> str:
-    """A block of what summarize.py prints where the width is not known."""
+def screen(folder: str) -> str:
+    """Return a block of what summarize.py prints into a pipe."""
     log = logs.read([ROOT / folder])
-    parts = [answer.render(rows, width=width) for rows in (log.rows, log.searches) if rows]
+    parts = [answer.render(rows, width=answer.WIDTH) for rows in (log.rows, log.searches) if rows]
     parts += [sweep.screen(log.sweeps)] if log.sweeps else []
     return "\n".join(["```", *(part.rstrip("\n") for part in parts), "```"])
 
 
 def session(folder: str) -> str:
-    """Likewise, below the command that was measured."""
+    """Return the same block below the command that was measured."""
     log = logs.read([ROOT / folder])
-    first = next(row for row in [*log.searches, *log.rows, *(row for one in log.sweeps for row in one.rows)])
+    first = next(row for row in [*log.searches, *log.rows, *(row for swept in log.sweeps for row in swept.rows)])
     return screen(folder).replace("```\n", f"```\n{typed(command(first.header))}\n", 1)
 
 
 def typed(words: str) -> str:
-    """A command as one types it, on lines that are not too long."""
+    """Return a command as a user types it, in lines of at most 98 characters."""
     kept = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {words}")
     lines = wrap(kept, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
     return " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def head(folder: str, width: int = answer.WIDTH) -> str:
-    """Likewise, without what follows the first table."""
-    return "\n\n".join(screen(folder, width).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
-
-
-def wide(folder: str) -> str:
-    return head(folder, 200)
+def head(folder: str) -> str:
+    """Return the heading and the first table of the same block."""
+    return "\n\n".join(screen(folder).rsplit("\n```", 1)[0].split("\n\n")[:2]) + "\n```"
 
 
 def allocators(folders: str) -> str:
-    """Markdown: the steps of one configuration under two allocators, over the batches that both runs have."""
-    one, other = (_by_name(folder) for folder in folders.split())
-    names = [next(iter(rows.values())).configuration["allocator"] for rows in (one, other)]
+    """Return a Markdown table of the steps under two allocators, over the batches that both runs have."""
+    first, second = (_by_name(folder) for folder in folders.split())
+    names = [next(iter(rows.values())).configuration["allocator"] for rows in (first, second)]
     over = METRICS["over_fastest"]
     heads = ["implementation", *(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
     lines = [[*heads, *(f"{over.title}, {name}" for name in names)], ["---", *["---:"] * 5]]
-    for name, row in one.items():
-        ratio = ranking.over(row, other[name], "step") if name in other else None
+    for name, row in first.items():
+        ratio = ranking.over(row, second[name], "step") if name in second else None
         if ratio:
             interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
-            sides = row, other[name]
-            said = [METRICS["implementation"].shown(row), *map(METRICS["step_median"].shown, sides)]
-            lines.append([*said, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
+            sides = row, second[name]
+            cells = [METRICS["implementation"].shown(row), *map(METRICS["step_median"].shown, sides)]
+            lines.append([*cells, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", "\\*")
 
 
 def _by_name(folder: str) -> Dict[str, Row]:
-    """The rows that are ok, as its table has them."""
+    """Return the rows with status ok by their names."""
     (group,) = groups(logs.read([ROOT / folder]).rows)
     return {row.name: row for row in group if row.status == "ok"}
 
 
 def comparison(arguments: str) -> str:
-    """What compare.py prints, below the command."""
+    """Return a block of what compare.py prints, below its command."""
     compare = [sys.executable, "compare.py", *arguments.split()]
-    said = subprocess.run(compare, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "\n".join(["```", typed(f"./compare.py {arguments}"), said.rstrip("\n"), "```"])
+    printed = subprocess.run(compare, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return "\n".join(["```", typed(f"./compare.py {arguments}"), printed.rstrip("\n"), "```"])
 
 
 def runs() -> str:
-    """Markdown: a row for each folder of results/."""
+    """Return a Markdown table with a row for each folder of results/."""
     lines = ["| folder | hardware | command | revision |", "| --- | --- | --- | --- |"]
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
         if folder.is_dir():
             log = logs.read([folder], all_runs=True)
-            swept = [row for one in log.sweeps for row in one.rows]
+            swept = [row for sweep_rows in log.sweeps for row in sweep_rows.rows]
             headers = [row.header for row in [*log.rows, *log.searches, *swept]]
             machine = headers[0].machine
             hardware = f"{machine.cpu}, {machine.cores} cores, {(machine.memory_bytes or 0) / GIB:.0f} GiB"
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
-            commands = made_by or dict.fromkeys(f"`{command(one)}`" for one in headers)
-            revisions = dict.fromkeys((one.git_revision or "?")[:7] for one in headers)
+            commands = made_by or dict.fromkeys(f"`{command(header)}`" for header in headers)
+            revisions = dict.fromkeys((header.git_revision or "?")[:7] for header in headers)
             cells = [f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def command(header: Header) -> str:
-    """Without where it wrote."""
+    """Return the command of a run without its log folder."""
     words: List[str] = []
     for word in map(str, header.command):
         if words and words[-1] == "--log-dir":
@@ -157,27 +151,28 @@ def command(header: Header) -> str:
 
 
 def fused(folder: str) -> str:
-    """Markdown: fused beside the best exact loss."""
+    """Return a Markdown table of fused beside the best other exact loss."""
     return fused_table.render(ROOT / folder)
 
 
 def fused_parts(folder: str) -> str:
-    """Markdown: where the time of fused's steps goes."""
+    """Return a Markdown table of where the time of fused's steps goes."""
     return fused_table.render_parts(ROOT / folder)
 
 
 WRITERS: Dict[str, Callable[..., str]] = {
-    one.__name__.replace("_", "-"): one
-    for one in (table, screen, session, head, wide, allocators, comparison, runs, fused, fused_parts)
+    writer.__name__.replace("_", "-"): writer
+    for writer in (table, screen, session, head, allocators, comparison, runs, fused, fused_parts)
 }
 
 
 def written(page: str) -> str:
-    """The page with each block as the records have it."""
+    """Return the page with each block made anew from the records."""
     return BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
 
 
 def write() -> None:
+    """Write all pages anew."""
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 

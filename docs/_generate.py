@@ -1,6 +1,6 @@
-"""A hook of MkDocs: pages made from the code while `make docs` builds, so that they cannot be out of date.
+"""Make pages of the site from the code while `make docs` builds: a hook of MkDocs.
 
-Every flag, kind of record and metric; README.md, CONTRIBUTING.md and CHANGELOG.md as pages of the site.
+These pages are every flag, kind of record and metric; README.md, CONTRIBUTING.md and CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Links of docs/ to pages that lie outside it, and to files that are no page."""
+    """Return the page with links to pages outside docs/ mended, and links to files of the repository taken out."""
     return re.sub(
         r"\]\(\.\./(CONTRIBUTING|CHANGELOG)\.md", r"](\1.md", _without_files(markdown, r"\.\./(?!CON|CHANGE)")
     )
 
 
 def _moved(text: str) -> str:
-    """A file of the top folder as it reads in docs/."""
+    """Return a page of the top folder with its links as they are from docs/."""
     text = re.sub(r"(\]\(|src=\"|srcset=\")docs/", r"\1", text).replace("](README.md", "](index.md")
     return _without_files(text, r"(?![\w/-]+\.(?:md|png|svg)[)#])(?![#\w]*:)(?!#)")
 
 
 def _without_files(text: str, start: str) -> str:
-    """Without links to files of the repository, which the site does not have."""
+    """Return the text without links to files of the repository, which the site does not have."""
     return re.sub(rf"(?<!!)\[([^\]\n]*)\]\({start}[^)\n]*\)", r"\1", text)
 
 
@@ -73,9 +73,9 @@ def _flags() -> Iterator[str]:
     yield "They take the flags of `benchmark_all.py` but `--only` and `--skip`, which only a template has, and these:\n"
     yield "| script | measures | its own flags |\n| --- | --- | --- |"
     for script in sorted(set(parsers) - set(FIRST)):
-        own = [action for action in parsers[script]._actions if not common.intersection(action.option_strings)]
+        flags = [action for action in parsers[script]._actions if not common.intersection(action.option_strings)]
         first = (parsers[script].description or "").strip().partition("\n\n")[0]
-        yield f"| `{script}` | {_cell(first)} | {'; '.join(_flag(action) + ': ' + _help(action) for action in own)} |"
+        yield f"| `{script}` | {_cell(first)} | {'; '.join(_flag(action) + ': ' + _help(action) for action in flags)} |"
 
 
 def _records() -> Iterator[str]:
@@ -134,7 +134,7 @@ def _scripts() -> List[str]:
 
 
 def _parser_of(script: str) -> argparse.ArgumentParser:
-    """The parser that `script` would parse its command line with."""
+    """Return the parser that `script` would parse its command line with."""
 
     class Found(BaseException):
         pass
@@ -182,5 +182,5 @@ def _help(action: argparse.Action) -> str:
 
 
 def _cell(text: str) -> str:
-    """`text` in a cell of a table."""
+    """Return `text` escaped for a cell of a table."""
     return re.sub(r"([|*_`\[\]])", r"\\\1", html.escape(" ".join(text.split()), quote=False))

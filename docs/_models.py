@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the commands of docs/inference.md and docs/pipelines.md, on a machine that does nothing else: six minutes.
+"""Run the commands of docs/inference.md and docs/pipelines.md, on a machine that does nothing else: six minutes.
 
 What each prints, and how long it took, go to the page below the command; pictures go to docs/.
 """
@@ -32,7 +32,7 @@ PICTURES = {
 
 
 def printed(script: str, words: str) -> str:
-    """By the script with its words, which may end in a pipe."""
+    """Return what the script prints with these words, which may end in a pipe."""
     words = words.replace("--example_audio=", f"--example_audio={AUDIO}/")
     shell = ["bash", "-o", "pipefail", "-c", f"{sys.executable} {script} --log-dir {LOG} --png {words}"]
     done = subprocess.run(shell, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
@@ -40,7 +40,7 @@ def printed(script: str, words: str) -> str:
 
 
 def measured(page: str) -> str:
-    """The page with what its commands print now."""
+    """Return the page with what its commands print now."""
 
     def anew(block: re.Match[str]) -> str:
         begin = time.monotonic()

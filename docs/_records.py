@@ -23,7 +23,7 @@ class Field(NamedTuple):
 
 
 class Description(NamedTuple):
-    """Of a kind of record, or of a part of records."""
+    """Describe a kind of record, or a part of records."""
 
     name: str
     text: str
@@ -31,15 +31,15 @@ class Description(NamedTuple):
 
 
 def describe() -> List[Description]:
-    """Every kind of record by the name it has in ``record``, then the parts of records, and of whole documents."""
-    found = []
+    """Return every kind of record by its name in ``record``, then the parts of records and of whole documents."""
+    descriptions = []
     parts = (*schema.PARTS, *conformance.PARTS, *profile.PARTS, *flops.PARTS)
     for name, kind in [*schema.KINDS.items(), *((part.__name__, part) for part in parts)]:
         info: Any = inspect.type_info(kind)
-        found.append(
+        descriptions.append(
             Description(name, " ".join((kind.__doc__ or "").split()), [_field(field) for field in info.fields])
         )
-    return found
+    return descriptions
 
 
 def _field(field: Any) -> Field:
@@ -48,14 +48,14 @@ def _field(field: Any) -> Field:
 
 
 def _in_words(type_: Any) -> Tuple[str, str, str]:
-    """Type, description and unit."""
+    """Return the type in words, the description and the unit."""
     if isinstance(type_, inspect.Metadata):
         words, text, unit = _in_words(type_.type)
         text = (type_.extra_json_schema or {}).get("description", text)
         return words, text, (type_.extra or {}).get("unit", unit)
     if isinstance(type_, inspect.UnionType):
-        found = [_in_words(one) for one in type_.types]
-        return " or ".join(words for words, _, _ in found), "", "".join(unit for _, _, unit in found)
+        parts = [_in_words(part) for part in type_.types]
+        return " or ".join(words for words, _, _ in parts), "", "".join(unit for _, _, unit in parts)
     if isinstance(type_, inspect.ListType):
         words, text, unit = _in_words(type_.item_type)
         return f"list of {words}", text, unit

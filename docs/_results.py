@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
+"""Measure what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
 
 Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
-results/DATE-MACHINE-NAME, traces packed, the folder of this checkout cut from paths.  Then the pages show them
-(docs/_figures.py); what sentences say of the numbers is left to people.
+results/DATE-MACHINE-NAME, with packed traces and without paths of this machine.  Then docs/_figures.py writes the pages;
+sentences about the numbers are left to people.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ RUNS: Dict[str, str] = {
 TRACE = re.compile(r"\.trace\.json(\.gz)?$")
 
 
-def place(name: str, day: str) -> str:
-    """The folder in results/."""
-    about = machine.describe()
-    cpu = re.sub(r"[^a-z0-9]+", "-", about["cpu"].lower()).strip("-")
-    return "-".join([day, cpu, str(about["cores"]), "cores", *([name] if name != "bench" else [])])
+def folder_name(name: str, day: str) -> str:
+    """Return the name of the folder in results/."""
+    computer = machine.describe()
+    cpu = re.sub(r"[^a-z0-9]+", "-", computer["cpu"].lower()).strip("-")
+    return "-".join([day, cpu, str(computer["cores"]), "cores", *([name] if name != "bench" else [])])
 
 
 def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
-    """Records and traces of a log folder, in the place of what `folder` held.  root: what is cut from paths."""
+    """Replace `folder` by the records and traces of a log folder; `root` is cut from the paths in them."""
     new = folder.with_name(f"{folder.name}.new")
     for path in sorted(log.rglob("*")):
         packed = TRACE.search(path.name)
@@ -72,7 +72,7 @@ def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
 
 
 def shown(page: str, folder: str) -> str:
-    """The page with this folder where it had one of another day."""
+    """Return the page with this folder in place of one of another day."""
     return re.sub(rf"results/\d{{4}}-\d\d-\d\d{re.escape(folder[10:])}(?![\w-])", f"results/{folder}", page)
 
 
@@ -83,13 +83,13 @@ def main(names: List[str]) -> int:
         return 2
     for name in names:
         log = ROOT / "log" / f"results-{name}"
-        more = ["--resume"] if any(log.rglob("*.jsonl")) else []
+        resume = ["--resume"] if any(log.rglob("*.jsonl")) else []
         script = _figures.MADE_BY.get(name, "benchmark_all.py")
-        command = [sys.executable, script, *RUNS[name].split(), "--log-dir", f"log/{log.name}", *more]
+        command = [sys.executable, script, *RUNS[name].split(), "--log-dir", f"log/{log.name}", *resume]
         code = subprocess.run(command, cwd=ROOT).returncode
         if code not in (0, 1):  # 1: a row failed, and says why
             return code
-        folder = place(name, date.today().isoformat())
+        folder = folder_name(name, date.today().isoformat())
         keep(log, ROOT / "results" / folder)
         for page in _figures.PAGES:
             page.write_text(shown(page.read_text(encoding="utf-8"), folder), encoding="utf-8")

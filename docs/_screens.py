@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Pictures of the report of committed records: `docs/_screens.py results/FOLDER`, with chromium and selenium.
+"""Draw pictures of the report of committed records: `docs/_screens.py results/FOLDER`, with chromium and selenium.
 
-The upper part of the page on a screen, light and dark, on a phone and on paper, as docs/report-*.png; and what one sees
-first of the README, where `make docs` has built the site, as docs/readme.png.
+The upper part of the page on a screen, light and dark, on a phone and on paper, as docs/report-*.png.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ SCREENS = {
     "phone": ({"width": 390}, 1700),
     "paper": ({"width": 680, "media": "print"}, 1000),
 }
-#: README.md, as `make docs` shows it.
-SITE = ROOT / "site" / "index.html"
 
 
 def main(folder: str) -> None:
@@ -44,10 +41,6 @@ def main(folder: str) -> None:
                 if name == "paper":
                     browser.js("dispatchEvent(new Event('beforeprint'))")
                 browser.screenshot(ROOT / "docs" / f"report-{name}.png", height)
-            if SITE.exists():
-                browser.resize(1440)
-                browser.driver.get(SITE.as_uri())
-                browser.screenshot(ROOT / "docs" / "readme.png", 1500)
         finally:
             browser.close()
 

@@ -185,7 +185,7 @@ def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_on
     assert traces == {"k2-2/a.pt.trace.json.gz": b"x", "k2-2/b.pt.trace.json.gz": b"y"}
     page = "results/2026-11-21-a-2-cores, results/2026-11-21-a-2-cores-system"
     assert results["shown"](page, "2027-01-02-a-2-cores") == page.replace("2026-11-21", "2027-01-02", 1)
-    assert all(name in results["place"](name, "2027-01-02") for name in results["RUNS"] if name != "bench")
+    assert all(name in results["folder_name"](name, "2027-01-02") for name in results["RUNS"] if name != "bench")
 
 
 def submitted(folder, number, bodies):
