@@ -2,8 +2,8 @@
 """Measure what docs/results.md shows: `docs/_results.py NAME ...`, on a machine that does nothing else.
 
 Each NAME is a command of RUNS, and goes on where it was stopped (its log is log/results-NAME).  Its records are kept as
-results/DATE-MACHINE-NAME, with packed traces and without paths of this machine.  Then docs/_figures.py writes the pages;
-sentences about the numbers are left to people.
+results/DATE-MACHINE-NAME, with packed traces and without paths of this machine.  Then docs/_figures.py writes the
+pages; sentences about the numbers are left to people.
 """
 
 from __future__ import annotations
