@@ -24,7 +24,7 @@ import fused_table  # noqa: E402
 from common import command  # noqa: E402
 from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
-from common.analysis.metrics import METRICS  # noqa: E402
+from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.records.schema import Header  # noqa: E402
@@ -52,15 +52,10 @@ def table(folder: str) -> str:
     """Return a Markdown table of the losses that one can choose from, three digits of each figure."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES]
     heads = ["loss", "step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
+    shown = [METRICS[key] for key in COLUMNS["readme"]]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for row in rows:
-        times = [number(row.median_ms(scope), 3) for scope in ("step", "loss")]
-        over = METRICS["over_fastest"].shown(row)
-        interval = METRICS["interval"].shown(row)
-        error = METRICS["measured_error"].shown(row)
-        lines.append(
-            [METRICS["implementation"].shown(row), times[0], over, interval, times[1], number(row.peak_mb, 3), error]
-        )
+        lines.append([number(metric.value(row), 3) if metric.unit else metric.shown(row) for metric in shown])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

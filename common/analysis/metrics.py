@@ -1,8 +1,8 @@
 """What a number is, and the one list of those of a row, with the words for them.
 
 Tables, the report, TensorBoard and the plots of sweeps name keys of METRICS.  A metric that none of the lists below
-names is at the end of every table where a row knows it, in CSV and JSON under its key, in TensorBoard as
-metrics/KEY, and has a plot in every sweep.
+names is at the end of the tables of --details where a row knows it.  CSV and JSON have it under its key, TensorBoard as
+metrics/KEY, and every sweep has a plot of it.  The screen, the page and the README show what their lists name alone.
 """
 
 from __future__ import annotations
@@ -354,7 +354,7 @@ _PAGE = (
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
-#: The columns of each table; those of the report begin with "page".
+#: The columns of each table; those of the report begin with "page", those of the screen with "answer".
 COLUMNS: Dict[str, Sequence[str]] = {
     "results": ("implementation", "version", "torch", "status", *_SHORT, "profiled_us", "profiled_mb", *_ERRORS),
     "answer": (
@@ -377,27 +377,31 @@ COLUMNS: Dict[str, Sequence[str]] = {
     "page": ("label", "status", *_PAGE, "profiled_us", "profiled_mb", "version", "torch"),
     "page sweep": ("label", "status", *_PAGE, "gap", "reason"),
     "comparison": ("step_median", "loss_median", "peak_mb", *_ERRORS),
+    "readme": ("implementation", "step_median", "over_fastest", "interval", "loss_median", "peak_mb", "measured_error"),
 }
 COLUMNS["page search"] = ("label", *COLUMNS["search"][1:])
+#: The tables of --details, which end with the metrics that no list names.
+OPEN = ("results", "sweep", "search")
 #: Columns that only some runs have.
 WHERE_KNOWN = ("same_torch",)
 _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 
 def others() -> List[Metric]:
-    """Those with a title that no list names."""
+    """Return the metrics that have a title and are in no list."""
     return [one for key, one in METRICS.items() if one.title and key not in _LISTED]
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
-    """Return the columns of a table of COLUMNS; those of WHERE_KNOWN, and what no list names, where a row has them."""
+    """Return the columns of a table of COLUMNS; those of WHERE_KNOWN, and the others of an OPEN table, where a row has
+    them."""
     listed = [METRICS[key] for key in COLUMNS[table]]
 
     def is_shown(metric: Metric) -> bool:
         always = metric in listed and metric.key not in WHERE_KNOWN
         return always or any(metric.value(row) is not None for row in rows)
 
-    return list(filter(is_shown, [*listed, *others()]))
+    return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
 
 
 def exported(row: Row) -> Dict[str, Any]:
