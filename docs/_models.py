@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run the commands of docs/inference.md and docs/pipelines.md, on a machine that does nothing else: six minutes.
+"""Run the commands of docs/inference.md, on a machine that does nothing else: six minutes.
 
 What each prints, and how long it took, go to the page below the command; pictures go to docs/.
 """
@@ -20,7 +20,7 @@ AUDIO = ROOT.parent / "shared" / "data" / "librispeech"
 BLOCK = re.compile(
     r"(```console\n\$ \./(\S+)([^\n]*)\n).*?```(\n\nIt took \d+ seconds on \d+ cores\.)?", flags=re.DOTALL
 )
-#: The other systems in the pictures of docs/pipelines.md.
+#: The other systems in the pictures of docs/inference.md.
 SYSTEMS = ("s2s", "s2ut", "two_stage")
 #: Below LOG -> in docs/.
 PICTURES = {
@@ -53,8 +53,8 @@ def measured(page: str) -> str:
 
 def main() -> None:
     shutil.rmtree(LOG, ignore_errors=True)  # else a second run of the same is in a folder of another name
-    for path in (ROOT / "docs" / "inference.md", ROOT / "docs" / "pipelines.md"):
-        path.write_text(measured(path.read_text(encoding="utf-8")), encoding="utf-8")
+    page = ROOT / "docs" / "inference.md"
+    page.write_text(measured(page.read_text(encoding="utf-8")), encoding="utf-8")
     for name in SYSTEMS:
         printed("pipeline_metrics.py", f"--config examples/pipelines/{name}.yaml")
     report = ["report.py", LOG, "--output", LOG / "report.html", "--png", LOG / "png"]

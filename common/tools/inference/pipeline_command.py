@@ -35,7 +35,7 @@ from common.tools.inference.records import open_run
 DESCRIPTION = """What an utterance costs in a speech system, end to end or a cascade: time, peak memory and operations.
 
 The configuration names the stages; every example of the data set is measured in a process of its own.
-docs/pipelines.md explains every number, and how to write stages of your own."""
+docs/inference.md explains every number, and how to write stages of your own."""
 EXAMPLES = """examples:
   pipeline_metrics.py --config pipeline.yaml
   pipeline_metrics.py --config examples/pipelines/s2s.yaml --repeats 10
