@@ -81,6 +81,21 @@ def test_names_keep_off_lines():
     assert box[2] <= 350 or box[3] <= 150 or box[1] >= 152 and box[0] >= 352
 
 
+@pytest.mark.parametrize("width", [320, 390, 650, 1100])
+def test_the_places_of_a_narrower_plot_hide_nothing_in_a_wider_one(width):
+    points = [(10, 20), (12, 21), (14, 19), (60, 90), (95, 95), (90, 10)]
+    span = scales.Span(0, 100, False)
+    names = labels.Names([(*point, f"some name {at}") for at, point in enumerate(points)], [], span, span)
+    places = names.of_a_page(380)
+    nearest = places[max(each for each in places if each <= width)]
+    at = [(x * width / 100, y * 3.8) for x, y in points]
+    boxes = [labels.box(point, (77, 17), place) for point, place in zip(at, nearest)]
+    for index, box in enumerate(boxes):
+        assert box[0] >= 0 and box[2] <= width
+        assert all(labels.shared(box, other) == 0 for other in boxes[index + 1 :])
+        assert all(near(point, box) > 0 for point in at if point != at[index])
+
+
 def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
     for name, ms, more in (("a", 10, {}), ("b", 900, {}), ("c", 1, {"exact": False})):
         samples = [environment("timing-1"), sample("timing-1", "step", 4, ms), status("timing-1")]

@@ -21,8 +21,8 @@ from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.plots import runs, search, sweep
-from common.present import labels
-from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Names, Trace
+from common.present.labels import Names
+from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Trace
 
 #: plotly's names of markers, lines and patterns -> matplotlib's.
 MARKERS = {**dict(zip(MARKS, "osD^PX*vph")), "triangle-right": ">", "x-thin": "x"}
@@ -212,34 +212,15 @@ def _points(axes: Any, trace: Trace) -> None:
 
 
 def _names(drawn: Any, axes: Any, names: Names) -> None:
-    """Each beside its point, or farther away with a line to it, once all else is in its place."""
+    """Write each name beside its point, or farther away with a line to it, once all else is in its place."""
     drawn.draw_without_rendering()
     frame, scale = axes.get_window_extent(), drawn.dpi * POINT / 72
-
-    def pixels(x: float, y: float) -> labels.Point:
-        """As on the page, from the lower left corner."""
-        across, up = axes.transData.transform((x, y))
-        return (across - frame.x0) / scale, (up - frame.y0) / scale
-
-    def written(at: Tuple[float, float, str], across: float, up: float, **more: Any) -> Any:
-        x, y, name = at
-        how: Any = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
-        found = axes.annotate(name, (x, y), (POINT * across, POINT * up), **how, **more)
-        found.set_in_layout(False)
-        return found
-
-    tried = [written(at, 0, 0) for at in names.at]
-    boxes = [text.get_window_extent() for text in tried]
-    places = labels.places(
-        [pixels(x, y) for x, y, _ in names.at],
-        [(box.width / scale, box.height / scale) for box in boxes],
-        (frame.width / scale, frame.height / scale),
-        [[pixels(*point) for point in line] for line in names.lines],
-    )
-    for text, place, at in zip(tried, places, names.at):
-        text.remove()
-        line = {"arrowprops": {"arrowstyle": "-", "lw": 0.6, "color": QUIET, "shrinkB": 4}} if place.far else {}
-        written(at, place.across, place.up, **line)
+    style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
+    arrow = {"arrowstyle": "-", "lw": 0.6, "color": QUIET, "shrinkB": 4}
+    for (x, y, name), place in zip(names.at, names.places(frame.width / scale, frame.height / scale)):
+        offset = (POINT * place.across, POINT * place.up)
+        text = axes.annotate(name, (x, y), offset, arrowprops=arrow if place.far else None, **style)
+        text.set_in_layout(False)
 
 
 def _marker(kind: Optional[str], size: float, looks: Dict[str, Any]) -> Dict[str, Any]:
@@ -292,17 +273,10 @@ def _axis(axes: Any, letter: str, of: Dict[str, Any], labelled: bool = True) -> 
 
 
 def _note(axes: Any, note: Dict[str, Any]) -> None:
-    """The name of a lane, with its bold parts."""
-    from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
-
-    parts = re.split(r"<b>(.*?)</b>", note["text"])
-    weights = ("normal", "bold") * len(parts)
-    said = [(unescape(part), {"fontweight": bold}) for part, bold in zip(parts, weights) if part]
-    words: Any = [TextArea(part, textprops=bold) for part, bold in said]
-    box = HPacker(children=words, pad=0, sep=0, align="baseline")
-    place = {"xycoords": axes.get_yaxis_transform(), "xybox": (0, POINT * note["yshift"]), "boxcoords": "offset points"}
-    looks = {"box_alignment": (0, 0), "frameon": False, "pad": 0, "annotation_clip": False}
-    axes.add_artist(AnnotationBbox(box, (0, note["y"]), **place, **looks))
+    """Write the name of a lane at the left edge; what is bold on the page is not bold here."""
+    name, offset = unescape(re.sub("</?b>", "", note["text"])), (0, POINT * note["yshift"])
+    where = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "bottom"}
+    axes.annotate(name, (0, note["y"]), offset, annotation_clip=False, **where)
 
 
 def _background(axes: Any, line: Dict[str, Any]) -> None:

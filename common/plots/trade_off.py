@@ -13,11 +13,10 @@ from common.analysis.groups import pareto
 from common.analysis.row import Row
 from common.core.statistics import Summary
 from common.present import scales
+from common.present.labels import Names, Point
 from common.present.style import (
     INK,
     Figure,
-    Names,
-    Point,
     Trace,
     about_whiskers,
     axis_of,
@@ -93,7 +92,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         data,
         layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
         _table(both, found, of),
-        names=Names([(*point, row.label) for row, point in zip(both, found)], lines),
+        names=Names([(*point, row.label) for row, point in zip(both, found)], lines, across, up),
     )
 
 

@@ -1,13 +1,16 @@
-"""Where the names of points go: beside their own point, off each other, off other points and off lines; where it is
-crowded farther away, with a line to the point.  page.js does the same with the sizes that the browser measures.
+"""The middles of names of points: beside their own point, off each other, off other points and off lines; where it is
+crowded farther away, with a line to the point.
 
 Pixels from the lower left corner of the plot.
 """
 
 from __future__ import annotations
 
-from math import hypot
-from typing import List, NamedTuple, Sequence, Tuple
+from dataclasses import dataclass
+from math import hypot, inf
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from common.present.scales import Span
 
 Point = Tuple[float, float]
 Box = Tuple[float, float, float, float]  # left, bottom, right, top
@@ -26,6 +29,10 @@ DISTANCES = (0, 10, 20, 32, 46, 62, 80)  # more than MARKER; 0: beside it
 OUTSIDE, DISTANT, CONFUSED, CROSSED = 4, 5, 2000, 300
 NEARER = 3.0  # pixels
 ROUNDS = 4  # passes over all names: in each, a name may move away from the others
+LETTER, LINE_HEIGHT = 7.0, 17.0  # of a name: a letter's width, as wide fonts have it; a line's height
+#: Pixels across of plots that a page may have.  A wider plot takes the places of the next narrower one: its points are
+#: farther apart.
+WIDTHS = (240, 280, 330, 400, 500, 620, 780, 1000, 1300)
 
 
 class Place(NamedTuple):
@@ -36,6 +43,33 @@ class Place(NamedTuple):
     far: bool
 
 
+@dataclass(frozen=True)
+class Names:
+    """The names of a plot's points.  at: (x, y, name); lines: points of each line; across, up: the axes."""
+
+    at: Sequence[Tuple[float, float, str]]
+    lines: Sequence[Sequence[Point]]
+    across: Span
+    up: Span
+
+    def places(self, width: float, height: float) -> List[Place]:
+        """Return where each name goes in a plot of this size."""
+
+        def pixels(x: float, y: float) -> Point:
+            return self.across.share(x) * width, self.up.share(y) * height
+
+        return places(
+            [pixels(x, y) for x, y, _ in self.at],
+            [(LETTER * len(name), LINE_HEIGHT) for _, _, name in self.at],
+            (width, height),
+            [[pixels(*point) for point in line] for line in self.lines],
+        )
+
+    def of_a_page(self, height: float) -> Dict[int, List[Place]]:
+        """Return the places in plots of this height and of each of WIDTHS."""
+        return {width: self.places(width, height) for width in WIDTHS}
+
+
 def places(
     points: Sequence[Point], sizes: Sequence[Point], plot: Point, lines: Sequence[Sequence[Point]] = ()
 ) -> List[Place]:
@@ -44,28 +78,41 @@ def places(
     placed: List[Place] = []
     taken: List[Box] = []
     for _ in range(ROUNDS):
+        before = list(placed)
         for at, (point, size) in enumerate(zip(points, sizes)):
             others = [*points[:at], *points[at + 1 :]]
             names = [*taken[:at], *taken[at + 1 :]]
-            boxes = [*names, *(_edges(one, one, MARKER) for one in others), *kept_free]
+            boxes = [*names, *(_edges(other, other, MARKER) for other in others), *kept_free]
 
             def cost(place: Place, point=point, size=size, others=others, names=names, boxes=boxes) -> float:
                 own = box(point, size, place)
                 hidden = sum(shared(own, other) for other in boxes)
                 outside = shared(own, own) - shared(own, (0, 0, *plot))
-                away = max(abs(place.across) - size[0] / 2, abs(place.up) - size[1] / 2) - MARKER
                 end = (point[0] + place.across, point[1] + place.up)
                 if place.far:
-                    met = sum(_from_line(one, point, end) < MARKER for one in others)
-                    wrong = CROSSED * (met + sum(_meets(point, end, one) for one in names))
+                    met = sum(_from_line(other, point, end) < MARKER for other in others)
+                    wrong = CROSSED * (met + sum(_meets(point, end, name) for name in names))
                 else:
                     beside = from_box(point, own) + NEARER
-                    wrong = CONFUSED * sum(from_box(one, own) < beside for one in others)
-                return hidden + OUTSIDE * outside + DISTANT * away + wrong
+                    wrong = CONFUSED * sum(from_box(other, own) < beside for other in others)
+                return hidden + OUTSIDE * outside + DISTANT * _distance(place, size) + wrong
 
-            best = min(candidates(size), key=cost)
+            best, least = Place(0.0, 0.0, False), inf
+            for place in candidates(size):  # from near to far, which costs at least the distance
+                if DISTANT * _distance(place, size) >= least:
+                    break
+                paid = cost(place)
+                if paid < least:
+                    best, least = place, paid
             placed[at : at + 1], taken[at : at + 1] = [best], [box(point, size, best)]
+        if placed == before:
+            break
     return placed
+
+
+def _distance(place: Place, size: Point) -> float:
+    """Pixels that a name is farther away than beside its point."""
+    return max(abs(place.across) - size[0] / 2, abs(place.up) - size[1] / 2) - MARKER
 
 
 def candidates(size: Point) -> List[Place]:

@@ -13,10 +13,11 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from common.core.statistics import Summary
 from common.present import scales
+from common.present.labels import Names
 from common.present.table import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
@@ -53,15 +54,6 @@ TEMPLATE: Dict[str, Any] = {
 }
 
 Trace = Dict[str, Any]
-Point = Tuple[float, float]
-
-
-class Names(NamedTuple):
-    """The words beside points, off other names, points and lines.  page.js places it for the width of the page, png
-    for that of its picture.  at: (x, y, name); lines: points of each line."""
-
-    at: Sequence[Tuple[float, float, str]]
-    lines: Sequence[Sequence[Point]]
 
 
 @dataclass(frozen=True)

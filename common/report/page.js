@@ -25,93 +25,23 @@ async function unpackPlotly() {
   document.head.append(script);
 }
 
-// The names of points, as common/present/labels.py places them: beside their own point, off each other, other points and
-// lines; where it is crowded farther away, with a line.  Boxes are [left, top, right, bottom] in pixels.
-const directions = [
-  [1, 1, -1], [-1, -1, -1], [1, 1, 1], [-1, -1, 1], [0, 0, -1], [0, 0, 1], [1, 1, 0], [-1, -1, 0],
-  [1, 0, -1], [-1, 0, -1], [1, 0, 1], [-1, 0, 1],
-];
-const distances = [0, 10, 20, 32, 46, 62, 80];
+// The names of points go where common/present/labels.py has placed them for the widest plot that is not wider than this.
 const markerSize = 8;
-const pen = document.createElement("canvas").getContext("2d");
-
-function shared(one, other) {
-  const across = Math.min(one[2], other[2]) - Math.max(one[0], other[0]);
-  const down = Math.min(one[3], other[3]) - Math.max(one[1], other[1]);
-  return Math.max(across, 0) * Math.max(down, 0);
-}
-
-function fromBox([x, y], [left, top, right, bottom]) {
-  return Math.hypot(Math.max(left - x, 0, x - right), Math.max(top - y, 0, y - bottom));
-}
-
-function fromLine([x, y], [beginX, beginY], [endX, endY]) {
-  const along = [endX - beginX, endY - beginY];
-  const length = along[0] ** 2 + along[1] ** 2;
-  const share = length && Math.min(Math.max(((x - beginX) * along[0] + (y - beginY) * along[1]) / length, 0), 1);
-  return Math.hypot(x - beginX - share * along[0], y - beginY - share * along[1]);
-}
-
-function meets([beginX, beginY], [endX, endY], box) {
-  const steps = [...Array(13).keys()].map((at) => [beginX + (at * (endX - beginX)) / 12, beginY + (at * (endY - beginY)) / 12]);
-  return steps.some((step) => fromBox(step, box) === 0);
-}
-
-function around([x, y], [otherX, otherY], wide) {
-  return [Math.min(x, otherX) - wide, Math.min(y, otherY) - wide, Math.max(x, otherX) + wide, Math.max(y, otherY) + wide];
-}
-
-function places(points, sizes, size, lines) {
-  const keptFree = lines.flatMap((line) => line.slice(1).map((point, at) => around(line[at], point, 2)));
-  const placed = [];
-  for (let round = 0; round < 4; round++) {
-    points.forEach((point, at) => {
-      const [width, height] = sizes[at];
-      const others = points.filter((_, other) => other !== at);
-      const taken = placed.filter((_, other) => other !== at).map((place) => place.box);
-      const boxes = [...taken, ...others.map((other) => around(other, other, markerSize)), ...keptFree];
-      let best = { cost: Infinity };
-      for (const distance of distances) {
-        for (const [half, side, down] of directions) {
-          const x = (half * width) / 2 + side * (markerSize + distance);
-          const y = down * (height / 2 + markerSize + distance);
-          const middle = [point[0] + x, point[1] + y];
-          const box = [middle[0] - width / 2, middle[1] - height / 2, middle[0] + width / 2, middle[1] + height / 2];
-          const far = distance > 0;
-          const met = () =>
-            others.filter((other) => fromLine(other, point, middle) < markerSize).length +
-            taken.filter((other) => meets(point, middle, other)).length;
-          const beside = fromBox(point, box) + 3;
-          const wrong = far ? 300 * met() : 2000 * others.filter((other) => fromBox(other, box) < beside).length;
-          const hidden = boxes.reduce((sum, other) => sum + shared(box, other), 0);
-          const outside = width * height - shared(box, [0, 0, ...size]);
-          const cost = hidden + 4 * outside + 5 * distance + wrong;
-          if (cost < best.cost) best = { cost, x, y, far, box };
-        }
-      }
-      placed[at] = best;
-    });
-  }
-  return placed;
-}
 
 function placeNames(plot) {
   const { names } = figures[plot.dataset.figure];
   if (!names) return;
-  const { xaxis, yaxis, font } = plot._fullLayout;
-  const pixels = ([x, y]) => [xaxis.d2p(x), yaxis.d2p(y)];
+  const { xaxis, yaxis } = plot._fullLayout;
   const scale = (axis, value) => (axis.type === "log" ? Math.log10(value) : value);
-  pen.font = `12px ${font.family}`;
-  const sizes = names.at.map(([, , name]) => [pen.measureText(name).width + 4, 17]);
-  const lines = names.lines.map((line) => line.map(pixels));
-  const found = places(names.at.map(pixels), sizes, [xaxis._length, yaxis._length], lines);
-  const annotations = found.map((place, at) => {
-    const [x, y, name] = names.at[at];
-    const beside = { showarrow: false, xshift: place.x, yshift: -place.y };
-    const away = { showarrow: true, ax: place.x, ay: place.y, arrowhead: 0, arrowwidth: 1, standoff: markerSize };
+  const widths = Object.keys(names.places).map(Number);
+  const width = Math.max(...widths.filter((each) => each <= xaxis._length), Math.min(...widths));
+  const annotations = names.places[width].map(([across, up, far], index) => {
+    const [x, y, name] = names.at[index];
+    const beside = { showarrow: false, xshift: across, yshift: up };
+    const away = { showarrow: true, ax: across, ay: -up, arrowhead: 0, arrowwidth: 1, standoff: markerSize };
     const text = name.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
     const where = { x: scale(xaxis, x), y: scale(yaxis, y), xanchor: "center", yanchor: "middle" };
-    return { ...where, text, font: { size: 12 }, ...(place.far ? away : beside) };
+    return { ...where, text, font: { size: 12 }, ...(far ? away : beside) };
   });
   Plotly.relayout(plot, { annotations });
 }

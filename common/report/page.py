@@ -24,6 +24,8 @@ from common.report import facts, headline, machines, shapes, sweep, verdicts
 from common.tables import remarks, results
 
 Paths = Sequence[Path]
+#: Pixels of a plot that its axis of y does not have: margins, ticks and title.
+ABOVE_AND_BELOW = 80
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
 LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
@@ -71,7 +73,7 @@ def assembled(
         f"{one.key}-{section.place}": {
             "data": one.data,
             "layout": one.layout,
-            "names": one.names and one.names._asdict(),
+            "names": one.names and {"at": one.names.at, "places": one.names.of_a_page(one.height - ABOVE_AND_BELOW)},
         }
         for section in sections
         for figure in section.figures
