@@ -26,7 +26,7 @@ from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import find, with_variants
 from common.core.paths import ROOT
-from common.core.text import LONGEST_SAID, count
+from common.core.text import LONGEST_MESSAGE, count
 from common.jobs.executor import Executor
 from common.jobs.progress import Progress
 from common.jobs.spec import Job
@@ -109,7 +109,7 @@ def parser() -> Parser:
 def main(arguments: argparse.Namespace) -> int:
     if arguments.list:
         rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
-        print(aligned(tabulated("cases", "Cases", rows), LONGEST_SAID))
+        print(aligned(tabulated("cases", "Cases", rows), LONGEST_MESSAGE))
         return EXIT_OK
     suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
     folder, advice = arguments.output or ROOT / "log", another("--output", "folder")

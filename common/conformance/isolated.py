@@ -17,7 +17,7 @@ from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
 from common.core.paths import ROOT
-from common.core.text import said
+from common.core.text import clipped
 from common.system.processes import Child, signal_name
 
 #: Importing torch and a loss takes seconds, compiling one a minute, waiting for another that compiles several.
@@ -89,7 +89,7 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
     code = ""
     for line in produced:
         if line["record"] == "not-run":
-            judged.status, judged.reason = line["status"], said(line["reason"])
+            judged.status, judged.reason = line["status"], clipped(line["reason"])
             return
         if line["record"] == "loaded":
             judged.about.update(line["about"])
@@ -136,7 +136,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
 
 
 def _how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> Tuple[str, str]:
-    last = f": {said(tail[-1])}" if tail else ""
+    last = f": {clipped(tail[-1])}" if tail else ""
     if returncode >= 0:
         return ERROR, f"its process ended with exit code {returncode}{last}"
     if -returncode == signal.SIGKILL and out_of_memory:

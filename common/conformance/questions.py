@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
-from common.core.text import said, without_folders
+from common.core.text import clipped, without_folders
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
@@ -67,7 +67,7 @@ def message(error: BaseException) -> str:
         if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
             found = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
         found += f" ({Path(frame.filename).name}:{frame.lineno})"
-    return said(without_folders(found))
+    return clipped(without_folders(found))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them, in the terminal, in Markdown and on the page."""
+"""Write numbers and names as people read them, in the terminal, in Markdown and on the page."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Inner = TypeVar("Inner")
 Value = TypeVar("Value")
 
 LONGEST_CELL = 26  # characters, in the terminal
-LONGEST_SAID = 1000  # characters, of what a package says
+LONGEST_MESSAGE = 1000  # characters, of a package's message
 #: What a terminal takes for a command, such as a colour or the title of its window.
 _COMMAND = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\))")
 
-#: JSON has no infinity: what is not finite is written as this.
+#: Stands in JSON, which has no infinity, for what is not finite.
 UNBOUNDED = 1e300
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
@@ -26,7 +26,7 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[\w.+-]+/)+")
 
 
 def number(value: Optional[float], digits: int = 4) -> str:
-    """About `digits` significant digits, never an exponent for what people measure; "-" where nothing is known."""
+    """Return about `digits` significant digits, without an exponent for what people measure; "-" for None, NaN, inf."""
     if value is None or not math.isfinite(value):
         return "-"
     if value == 0:
@@ -36,8 +36,8 @@ def number(value: Optional[float], digits: int = 4) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """ "1 round", "3 rounds"."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    """Return "1 round" or "3 rounds"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def percent(share: Optional[float]) -> str:
@@ -45,23 +45,23 @@ def percent(share: Optional[float]) -> str:
 
 
 def error(value: Optional[float]) -> str:
-    """A relative error."""
+    """Return a relative error with two digits; "-" for None, "inf" for UNBOUNDED."""
     return "-" if value is None else "inf" if value >= UNBOUNDED else f"{value:.1e}"
 
 
 def finite(value: float) -> float:
-    """An error as it is written."""
+    """Clamp to UNBOUNDED, since JSON has no infinity."""
     return value if value < UNBOUNDED else UNBOUNDED
 
 
 def first_line(error: BaseException) -> str:
-    """Of its message; and the next, where the first only announces it."""
+    """Return the first line of the message, and the next where the first only announces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
-    return said(" ".join(lines[: 1 + lines[0].endswith(":")]))
+    return clipped(" ".join(lines[: 1 + lines[0].endswith(":")]))
 
 
 def reason_of(error: BaseException) -> str:
-    """Its type, and the first line of its message where it has one."""
+    """Return the type, and the first line of the message where there is one."""
     return f"{type(error).__name__}: {first_line(error)}" if str(error).strip() else type(error).__name__
 
 
@@ -70,52 +70,52 @@ def short(cell: str, longest: int = LONGEST_CELL) -> str:
 
 
 def escaped(text: Any) -> str:
-    """Markdown that shows `text` itself, on one line: no markup, no links."""
+    """Return Markdown that shows `text` itself, on one line: no markup, no links."""
     return re.sub(r"([\\`*|~]|\](?=[(\[:]))", r"\\\1", html.escape(plain(text), quote=False))
 
 
 def plain(text: Any) -> str:
-    """Text on one line, without what a terminal would obey: its commands, control, direction and format characters,
-    surrogates."""
+    """Return text on one line, without what a terminal would obey: its commands, control, direction and format
+    characters, surrogates."""
     spaced = re.sub(r"\s+", " ", str(text))
     if spaced.isprintable():
         return spaced
-    return "".join(one for one in _COMMAND.sub("", spaced) if unicodedata.category(one)[0] != "C")
+    return "".join(letter for letter in _COMMAND.sub("", spaced) if unicodedata.category(letter)[0] != "C")
 
 
-def said(text: str, longest: int = LONGEST_SAID) -> str:
-    """What a package said, which may be of any size, as `plain` text of at most `longest` characters."""
+def clipped(text: str, longest: int = LONGEST_MESSAGE) -> str:
+    """Return a package's message, which may be of any size, as `plain` text of at most `longest` characters."""
     return short(plain(text[: 2 * longest]), longest)
 
 
 def without_middle(text: str, longest: int) -> str:
-    """Return `text` in one plain line of some `longest` characters: of a longer one, its beginning and end."""
+    """Return `text` in one plain line; of one longer than `longest` characters the beginning and the end."""
     if len(text) <= longest:
         return plain(text)
     return f"{plain(text[: longest // 2])} ... {plain(text[-longest // 2 :])}"
 
 
 def shown(value: Any) -> str:
-    """Return `value` as Python writes it, for a message; of something long, its beginning and end."""
+    """Return `value` as Python writes it, for a message; of a long one the beginning and the end."""
     return _SHORT.repr(value)
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths by their last name alone: folders of one machine tell another nothing.  Addresses stay."""
+    """Reduce absolute paths to their last name: folders of one machine tell another nothing.  URLs stay."""
     return _FOLDERS.sub("", text)
 
 
 def gathered(pairs: Iterable[Tuple[Key, Value]]) -> Dict[Key, List[Value]]:
-    """(what, who) -> each thing once, with all who it is said of, in order."""
-    found: Dict[Key, List[Value]] = {}
-    for what, who in pairs:
-        found.setdefault(what, []).append(who)
-    return found
+    """Group pairs: each key once, with the list of its values, in order."""
+    groups: Dict[Key, List[Value]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def gathered_twice(lines: Iterable[Tuple[Key, Inner, Value]]) -> Dict[Key, Dict[Inner, List[Value]]]:
-    """(round, batch, time) -> round -> batch -> times, in order."""
-    found: Dict[Key, Dict[Inner, List[Value]]] = {}
+    """Group triples such as (round, batch, time) into round -> batch -> times, in order."""
+    groups: Dict[Key, Dict[Inner, List[Value]]] = {}
     for outer, inner, value in lines:
-        found.setdefault(outer, {}).setdefault(inner, []).append(value)
-    return found
+        groups.setdefault(outer, {}).setdefault(inner, []).append(value)
+    return groups

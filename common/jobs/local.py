@@ -11,7 +11,7 @@ from typing import Callable, List, Optional, Sequence, Tuple
 from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
 from common.core.paths import ROOT
 from common.core.settings import Settings
-from common.core.text import said
+from common.core.text import clipped
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.spec import STARTING, SUBJECTS, Runnable
 from common.records.schema import Record
@@ -70,7 +70,7 @@ def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Reco
         status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
         found.append(job.status(status, reason, child.wall_ns))
     if found[-1]["status"] not in ("ok", *NOT_RUNNABLE):
-        found[-1]["stderr_tail"] = [said(line) for line in child.stderr]
+        found[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from common.core.implementations import find
 from common.core.settings import MEMORY_VARIABLES, PROBE_VARIABLES, REUSE_VARIABLES, Settings
-from common.core.text import said
+from common.core.text import clipped
 
 #: What a job can measure, and the module whose ``run(job)`` yields its records; `job` is as Job.to_json makes it.
 SUBJECTS = {
@@ -60,7 +60,7 @@ class Job:
         """The ``status`` record."""
         sizes = {key: value for key, value in (("size", self.size), ("pool", self.pool)) if value}
         about = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
-        return {**about, **sizes, "status": status, "reason": said(reason), "wall_ns": wall_ns}
+        return {**about, **sizes, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
         """What the process needs to know.  folder: of the run, where traces go."""

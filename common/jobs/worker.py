@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Tuple
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
 from common.core.paths import ROOT
-from common.core.text import reason_of, said
+from common.core.text import clipped, reason_of
 from common.jobs.spec import SUBJECTS
 from common.system import stops
 from common.system.memory import is_out_of_memory
@@ -80,8 +80,8 @@ def main(path: str) -> int:
         try:
             status, reason = run(job, write)
         except UserError as error:
-            write({"record": "user_error", "message": said(str(error))})
+            write({"record": "user_error", "message": clipped(str(error))})
             return EXIT_USAGE
         wall_ns = time.perf_counter_ns() - begin
-        write({"record": "status", "status": status, "reason": said(reason), "wall_ns": wall_ns})
+        write({"record": "status", "status": status, "reason": clipped(reason), "wall_ns": wall_ns})
     return EXIT_OK

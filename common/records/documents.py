@@ -13,7 +13,7 @@ import msgspec  # noqa: E402
 
 from common.core.errors import UserError  # noqa: E402
 from common.core.files import read_bytes  # noqa: E402
-from common.core.text import said  # noqa: E402
+from common.core.text import clipped  # noqa: E402
 
 
 def read(path: Path, kind: Any) -> Any:
@@ -25,5 +25,5 @@ def read(path: Path, kind: Any) -> Any:
     except FileNotFoundError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        raise UserError(f"{type(error).__name__}: {said(str(error))}") from error
+        raise UserError(f"{type(error).__name__}: {clipped(str(error))}") from error
     return found

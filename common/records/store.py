@@ -12,7 +12,7 @@ from typing import BinaryIO, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
 from common.core.files import cannot_write, open_file, read_bytes, write_whole
-from common.core.text import plain, said
+from common.core.text import clipped, plain
 from common.records import schema
 from common.records.schema import (
     FILE_NAME,
@@ -129,7 +129,7 @@ def _records(path: Path) -> List[Line]:
         try:
             record = schema.decoded(line) if line.strip() else None
         except ValueError as error:
-            broken[number] = said(str(error))
+            broken[number] = clipped(str(error))
             continue
         if record is not None:
             records.append(record)
