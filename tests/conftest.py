@@ -19,6 +19,8 @@ from common.system import git
 # vector instructions that says whether it runs: the processor tells.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# Threads of torch sleep while they wait: by default they spin, and slow down what runs beside them.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Commands see an idle machine, whatever runs beside the tests: what they say of load is tested with made-up numbers.
 os.environ["HOST_PROC"] = str(Path(__file__).parent / "data" / "idle")
 

@@ -2,8 +2,11 @@
 
 ``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server for each set of imports forks
 a keeper for each command, which forks the command and says how it ends: nothing else of the suite is between a command
-and its end.  The servers of jobs that a command starts, and other benchmarks, are forks of the command, with its
-imports; a script beside another `common` imports that one.
+and its end.  The servers of jobs that a command starts are forks of the command, with its imports; a script beside
+another `common` imports that one, and its servers are ordinary processes.
+
+It is there for speed alone: importing torch takes two seconds of a processor, once for each command and once for each
+round of its jobs, and the tests run some hundred of them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from ctypes import CDLL
 from functools import partial
 from pathlib import Path
 
-from common.system import forkserver
+from common.system import forkserver, processes
 from common.system.processes import Server, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,13 +37,13 @@ READERS = (
     "common.cli.benchmark",
     "common.analysis.comparison",
     "common.tables.comparison",
-    "common.tools.inference.tables",
 )
 MEASURES = (
     *READERS,
     "torch",
     "numpy",
     "torch.optim",
+    "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
     "torchaudio",
     "matplotlib.figure",
     "common.tools.profile.command",
@@ -226,7 +229,7 @@ def main(keeper, asked):
     for standard, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(asked[name], os.O_WRONLY | os.O_APPEND), standard)
     limit(asked["limits"])
-    subprocess.Popen = partial(popen, subprocess.Popen)
+    processes.Server = ForkedServer
     script(asked["command"], asked["cwd"], asked["environment"])
 
 
@@ -258,51 +261,69 @@ def enter(cwd, environment, *path):
     tempfile.tempdir = None
 
 
-def popen(plain, command, *more, **options):
-    """As subprocess.Popen, `plain`; but a module of ours and a benchmark in this Python and environment are forks."""
-    ours = command[:2] == [sys.executable, "-m"] and command[2].startswith("common.")
-    if ours or (command[0] == sys.executable and Path(command[1]).name.startswith("benchmark_")):
-        changed = {key for key, _ in os.environ.items() ^ (options.get("env") or os.environ).items()}
-        if all(read_later(key) or key in ("PYTHONPATH", *MALLOPT) for key in changed):
-            return Fork(command, *more, **options)
-    return plain(command, *more, **options)
+class ForkedServer(Server):
+    """A server of jobs as a fork of the command that starts it; an ordinary one where its Python is another one, or it
+    has variables that a process has to be started with."""
+
+    def __init__(self, command, root, environment, errors):
+        changed = {key for key, _ in os.environ.items() ^ environment.items()}
+        if command[0] == sys.executable and all(read_later(key) or key in ("PYTHONPATH", *MALLOPT) for key in changed):
+            self.listen_to(Fork(command, root, environment, errors))
+        else:
+            super().__init__(command, root, environment, errors)
 
 
-class Fork(subprocess.Popen):
-    """A process that a command starts, as a fork of it."""
+class Fork:
+    """What `Server` needs of subprocess.Popen, of a fork of this process."""
 
-    def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, info, flags, shell, *more):
+    def __init__(self, command, cwd, environment, errors):
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        pipes, new_session = more[:6], more[11]
-        self.pid = fork(forked, args, cwd or os.getcwd(), dict(env or os.environ), preexec_fn, pipes, new_session)
-        self._child_created = True
-        self._close_pipe_fds(*pipes)
+        (requests, write), (read, answers) = os.pipe(), os.pipe()
+        with errors.open("ab") as stream:
+            streams = requests, answers, stream.fileno()
+            self.pid = fork(forked, os.getpid(), command, cwd, dict(environment), streams, (write, read))
+        os.close(requests)
+        os.close(answers)
+        self.stdin, self.stdout = open(write, "wb", buffering=0), open(read, "rb", buffering=0)
+        self.returncode = None
+
+    def poll(self, options=os.WNOHANG):
+        if self.returncode is None:
+            number, status = os.waitpid(self.pid, options)
+            self.returncode = os.waitstatus_to_exitcode(status) if number else None
+        return self.returncode
+
+    def wait(self):
+        return self.poll(0)
+
+    def kill(self):
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stdin.close()
+        self.stdout.close()
+        self.wait()
 
 
-def forked(command, cwd, environment, preexec, pipes, new_session):
-    """In such a fork.  pipes: its and our ends of stdin, our and its ends of stdout and of stderr; -1: none."""
-    if preexec:
-        preexec()
-    if new_session:
-        os.setsid()
-    stdin, _, _, stdout, _, stderr = pipes
-    for opened, standard in ((stdin, 0), (stdout, 1), (stderr, 2)):
-        if opened != -1:
-            os.dup2(opened, standard)
-    for opened in {*pipes} - {-1, 0, 1, 2}:
+def forked(parent, command, cwd, environment, streams, others):
+    """Be a server of jobs in such a fork.  streams: its stdin, stdout and stderr; others: its parent's ends of them."""
+    die_with_parent(parent)
+    os.setsid()
+    for opened, standard in zip(streams, range(3)):
+        os.dup2(opened, standard)
+    for opened in {*streams, *others} - {0, 1, 2}:
         os.close(opened)
     sys.stdin = open(0, closefd=False)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if command[1] != "-m":
-        return script(command, cwd, environment)
     enter(cwd, environment, str(cwd))
     for key in environment.keys() & MALLOPT:
         LIBRARY.mallopt(MALLOPT[key], min(int(environment[key]), 2**31 - 1))
-    if command[2] == "common.system.forkserver":
-        return importlib.import_module(command[2]).main(*command[3:])
-    sys.argv = command[2:]
-    return runpy.run_module(command[2], run_name="__main__", alter_sys=True) and 0
+    return importlib.import_module(command[2]).main(*command[3:])

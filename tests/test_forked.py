@@ -62,16 +62,6 @@ def test_two_at_once_each_with_the_common_beside_it(script, tmp_path):
     os.kill(int(output.split()[1]), signal.SIGKILL)  # it is there
 
 
-def test_a_benchmark_that_a_script_starts_is_a_fork_of_it(script, tmp_path):
-    script("benchmark_one.py", "import os, sys\nprint(os.getppid(), sys.argv[1:], sys.stdin.read())\nsys.exit(4)")
-    starts = (
-        "import os, subprocess, sys\nline = [sys.executable, 'benchmark_one.py', '--flag']\n"
-        "done = subprocess.run(line, input='x', stdout=subprocess.PIPE, text=True)\n"
-        "print(done.returncode, done.stdout == f\"{os.getpid()} ['--flag'] x\\n\")"
-    )
-    assert forked.run(script("starts.py", starts), tmp_path).stdout == "4 True\n"
-
-
 def test_another_environment_is_no_fork(monkeypatch, tmp_path):
     assert forked.run(command("summarize.py", "--help"), tmp_path).returncode == 0
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

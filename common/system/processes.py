@@ -110,7 +110,7 @@ class Server:
 
     def __init__(self, command: Sequence[str], root: Path, environment: Mapping[str, str], errors: Path):
         with errors.open("ab") as stream:
-            self.process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 cwd=root,
                 env=environment,
@@ -121,7 +121,11 @@ class Server:
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, os.getpid()),
             )
-        self.answers, self.busy = b"", False
+        self.listen_to(process)
+
+    def listen_to(self, process: subprocess.Popen[bytes]) -> None:
+        """Take requests and answers through the pipes of `process`."""
+        self.process, self.answers, self.busy = process, b"", False
         self.poll = select.poll()
         self.poll.register(self.process.stdout or -1, select.POLLIN)
 
