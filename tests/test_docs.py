@@ -141,6 +141,7 @@ def test_the_site_builds_and_asks_for_nothing_from_the_net(site):
     pages = {path.name: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
     assert "utterances_per_second" in pages["metrics.html"]
     assert "total_wall_ns" in pages["records.html"] and 'href="#batch"' in pages["records.html"]
+    assert "native_layer_norm" in pages["operators.html"]
     assert "--find-largest" in pages["flags.html"] and "--fail-on-slower" in pages["flags.html"]
     for name, text in pages.items():
         assert not re.findall(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=\"?(?:https?:)?//[^\">]*", text), name

@@ -27,7 +27,7 @@ from common.tools.flops import table as tables
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
 
-One multiply-accumulate is one MAC and two FLOPs; docs/flops.md has every rule.  Every operator of torch is seen,
+One multiply-accumulate is one MAC and two FLOPs; --rules prints every rule.  Every operator of torch is seen,
 however it is called; one without a rule is named."""
 EXAMPLES = """examples:
   count_flops.py torchaudio.models:wav2vec2_base --input-shape 1x16000
