@@ -95,7 +95,6 @@ def test_table_is_grouped_sorted_and_fits(tmp_path):
     write_run(tmp_path / "sorted", name="k2", sort_utterance=True, batches="spread")
     text = summarize(tmp_path)
     lines = text.splitlines()
-    assert max(len(line) for line in lines[:20] if "joiner 512" not in line) <= 165  # heads wrap on a screen
     assert lines[0] == (
         "batch size 30 (first 2 batches), V 500, joiner 512, float32, cpu Some CPU, 2 threads, denormals: flush, "
         "allocator: system, 1 round, 50% of the padded cells useful"
@@ -123,9 +122,11 @@ def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
     write_run(tmp_path / "a")
     lines = summarize(tmp_path, "--format", "markdown").splitlines()
     assert lines[0].startswith("**batch size 30") and lines[1] == ""
-    assert lines[2].count("|") == lines[3].count("|") == lines[4].count("|") == 16
-    assert lines[3].startswith("| --- |") and lines[3].endswith("---: |")
-    assert lines[4].startswith("| torchaudio | 1.4 | 2.11.0 | ok | 25.00 +-12% 4 |")
+    heads, rules, cells = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:5])
+    assert len(heads) == len(rules) == len(cells)
+    row = dict(zip(heads, zip(rules, cells)))
+    assert row["implementation"] == ("---", "torchaudio") and row["status"] == ("---", "ok")
+    assert row["step ms +- n"] == ("---:", "25.00 +-12% 4")
 
 
 def test_csv_has_flat_columns(tmp_path):
