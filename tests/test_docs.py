@@ -80,10 +80,10 @@ def checkout(tmp_path) -> Path:
 
 
 def apply(diff: str, folder: Path) -> None:
-    """Apply a diff of CONTRIBUTING; one line of its context is enough, so that an entry added beside it is no conflict."""
-    patch = ["patch", "-p1", "--forward", "--fuzz=1", "--no-backup-if-mismatch"]
-    done = subprocess.run(patch, cwd=folder, input=diff, text=True, capture_output=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Apply a diff of CONTRIBUTING, whose hunks may have no context below: an entry added there is no conflict."""
+    git = ["git", "apply", "--unidiff-zero", "-"]
+    done = subprocess.run(git, cwd=folder, input=diff, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_loss_of_contributing_is_a_row_that_is_right(diffs, checkout, tmp_path):
