@@ -8,14 +8,16 @@ from typing import Any, Optional
 
 import torch
 
-ACTIVATIONS = ("none", "tanh", "relu")
+#: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01, snake is x + sin(x)^2.
+ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "silu", "gelu", "leaky_relu", "snake")
 REDUCTIONS = ("none", "sum", "mean")
 
 
 @dataclass(frozen=True)
 class Call:
     """encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
-    (N, U), T_lengths, U_lengths (N): integers.  tile_cells: 0 for the backend's own choice."""
+    (N, U), T_lengths, U_lengths (N): integers.  tile_cells: 0 for the backend's own choice.  seed: an int64 number
+    on their device, for dropout; None without."""
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -29,6 +31,19 @@ class Call:
     fastemit_lambda: float
     negligible: float
     tile_cells: int
+    seed: Optional[torch.Tensor] = None
+    dropout: float = 0.0
+    delay_penalty: float = 0.0
+
+    @property
+    def drop_below(self) -> int:
+        """Return the limit below which a hash of 32 bits drops an activation; 0 without dropout."""
+        return 0 if self.seed is None else min(round(self.dropout * 2**32), 2**32 - 1)
+
+    @property
+    def keep_scale(self) -> float:
+        """Return what the activations that dropout keeps are multiplied with."""
+        return 1 / (1 - self.dropout)
 
     @property
     def N(self) -> int:
@@ -156,6 +171,17 @@ def check_shapes(
             raise ValueError(f"{name} is on {tensor.device}, but encoder_out is on {encoder_out.device}")
 
 
+def check_seed(seed: Optional[torch.Tensor], device: torch.device) -> None:
+    """Raise ValueError for a seed of dropout that is no int64 number on `device`."""
+    if seed is None:
+        return
+    if seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != device:
+        raise ValueError(
+            f"dropout_seed must be one int64 number on {device}; it has the shape {tuple(seed.shape)}, is {seed.dtype} "
+            f"and on {seed.device}"
+        )
+
+
 def check_options(
     V: int,
     blank: Any = 0,
@@ -164,6 +190,8 @@ def check_options(
     fastemit_lambda: Any = 0.0,
     negligible: Any = 0.0,
     tile_cells: Any = None,
+    dropout: Any = 0.0,
+    delay_penalty: Any = 0.0,
 ) -> None:
     """Raise ValueError for options of another type or outside their range; V: the number of symbols."""
     for name, value in (("blank", blank), ("tile_cells", 0 if tile_cells is None else tile_cells)):
@@ -177,8 +205,13 @@ def check_options(
         raise ValueError(f"activation: there are {', '.join(ACTIVATIONS)}, not {activation!r}")
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction: there are {', '.join(REDUCTIONS)}, not {reduction!r}")
-    for name, value in (("fastemit_lambda", fastemit_lambda), ("negligible", negligible)):
+    for name, value, below in (
+        ("fastemit_lambda", fastemit_lambda, float("inf")),
+        ("negligible", negligible, float("inf")),
+        ("delay_penalty", delay_penalty, float("inf")),
+        ("dropout", dropout, 1),
+    ):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} must be a number; it is {value!r}")
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name} must be 0 or more; it is {value}")
+        if not 0 <= value < below:
+            raise ValueError(f"{name} must be 0 or more{', and below 1' if below == 1 else ''}; it is {value}")

@@ -36,10 +36,10 @@ def instruction_sets() -> List[List[str]]:
 
 def digest() -> str:
     """Names what the library is made of, so that none of other sources is taken for it."""
-    found = hashlib.sha256(repr((FLAGS, instruction_sets(), platform.machine(), platform.system())).encode())
+    content = hashlib.sha256(repr((FLAGS, instruction_sets(), platform.machine(), platform.system())).encode())
     for path in sorted(CSRC.iterdir()):
-        found.update(path.name.encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
+        content.update(path.name.encode() + b"\0" + path.read_bytes())
+    return content.hexdigest()[:16]
 
 
 def library_name() -> str:

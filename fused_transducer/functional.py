@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Optional, Tuple, Union
 
 import torch
@@ -27,6 +28,9 @@ def transducer_loss(
     negligible: float = 1e-8,
     tile_cells: Optional[int] = None,
     *,
+    dropout: float = 0.0,
+    dropout_seed: Union[int, Tensor, None] = None,
+    delay_penalty: float = 0.0,
     backend: Optional[str] = None,
     return_dropped: bool = False,
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
@@ -37,8 +41,14 @@ def transducer_loss(
     autocast the four are cast to its dtype.  targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be
     on the CPU.  What is beyond an utterance's lengths is never read.
 
-    activation: "tanh", "relu" or "none"; reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances
+    activation: "none", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "leaky_relu" (of slope 0.01) or "snake"
+    (x + sin(x)^2); reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances
     (default, as of torch's own losses and of torchaudio's rnnt_loss: one number, from which backward can begin).
+    dropout: the probability with which an activation is 0, between the activation and the output layer; the others are
+    multiplied with 1 / (1 - dropout).  dropout_seed: an integer, or an int64 tensor on encoder_out's device, which
+    chooses the mask: the same on every backend.  None: one from torch's generator of that device.  delay_penalty:
+    delay_penalty * ((T_length - 1) / 2 - t) is added to the log-probability of each label at frame t (as in k2 and
+    fast_rnnt), so that paths that emit early are worth more.
     fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021); the
     value of the loss stays.  negligible: cells that a path meets with less probability than this get no gradient; 0
     leaves out exact zeros only.  tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps
@@ -63,7 +73,10 @@ def transducer_loss(
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
     encoder_out, decoder_out, weight, bias = floats
     check_shapes(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths)
-    check_options(weight.shape[0], blank, activation, reduction, fastemit_lambda, negligible, tile_cells)
+    check_options(
+        weight.shape[0], blank, activation, reduction, fastemit_lambda, negligible, tile_cells, dropout, delay_penalty
+    )
+    seed = _seed(dropout_seed, encoder_out.device) if dropout else None
     backend = backend_of(device, encoder_out.dtype, backend)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats)
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -79,10 +92,22 @@ def transducer_loss(
     losses, dropped, _, _ = losses_of(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, int(blank), activation,
         float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend, gradient, cells, kept_cells,
+        seed, float(dropout), float(delay_penalty),
     )  # fmt: skip
     loss = losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
     loss = loss.to(accumulated(encoder_out.dtype))
     return (loss, dropped) if return_dropped else loss
+
+
+def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:
+    """Return the seed of dropout, an int64 number on `device`: the given one, or else one of torch's generator."""
+    if given is None:
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+    if isinstance(given, Tensor):
+        return given
+    if isinstance(given, bool) or not isinstance(given, Integral) or not -(2**63) <= given < 2**63:
+        raise ValueError(f"dropout_seed must be an integer of 64 bits or a tensor with one; it is {given!r}")
+    return torch.full((), int(given), dtype=torch.int64, device=device)
 
 
 def _storage(

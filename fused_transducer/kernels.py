@@ -23,20 +23,88 @@ def _kernel(function):
 
 
 @triton.jit
+def _tanh(x):
+    z = x * x
+    p = -5.70498872745e-3 * z + 2.06390887954e-2
+    p = p * z - 5.37397155531e-2
+    p = p * z + 1.33314422036e-1
+    p = p * z - 3.33332819422e-1
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    return tl.where(tl.abs(x) < 0.625, x + x * z * p, tl.where(x < 0, -large, large))
+
+
+@triton.jit
+def _sigmoid(x):
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
 def _activate(x, KIND: tl.constexpr):
-    """0: none, 1: tanh, 2: relu; of float32."""
+    """The activation of float32; KIND: its number in ACTIVATIONS of call.py."""
     if KIND == 1:
-        z = x * x
-        p = -5.70498872745e-3 * z + 2.06390887954e-2
-        p = p * z - 5.37397155531e-2
-        p = p * z + 1.33314422036e-1
-        p = p * z - 3.33332819422e-1
-        e = tl.exp(-2.0 * tl.abs(x))
-        large = (1.0 - e) / (1.0 + e)
-        x = tl.where(tl.abs(x) < 0.625, x + x * z * p, tl.where(x < 0, -large, large))
+        x = _tanh(x)
     if KIND == 2:
         x = tl.where(x < 0, 0.0, x)
+    if KIND == 3:
+        x = _sigmoid(x)
+    if KIND == 4:
+        x = x * _sigmoid(x)
+    if KIND == 5:
+        x = x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+    if KIND == 6:
+        x = tl.where(x < 0, 0.01 * x, x)
+    if KIND == 7:
+        x = x + tl.sin(x) * tl.sin(x)
     return x
+
+
+@triton.jit
+def _slope(x, KIND: tl.constexpr):
+    """The derivative of `_activate`."""
+    if KIND == 1:
+        a = _tanh(x)
+        x = 1.0 - a * a
+    if KIND == 2:
+        x = tl.where(x > 0, 1.0, 0.0)
+    if KIND == 3:
+        s = _sigmoid(x)
+        x = s * (1.0 - s)
+    if KIND == 4:
+        s = _sigmoid(x)
+        x = s * (1.0 + x * (1.0 - s))
+    if KIND == 5:
+        x = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * tl.exp(-0.5 * x * x) * 0.3989422804014327
+    if KIND == 6:
+        x = tl.where(x > 0, 1.0, 0.01)
+    if KIND == 7:
+        x = 1.0 + tl.sin(2.0 * x)
+    return x
+
+
+@triton.jit
+def _mixed(x):
+    """A hash of uint32."""
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0xD35A2D97
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr):
+    """x (cells, columns) times 0 or KEEP_SCALE.  The hash is that of csrc/activations.h."""
+    number = tl.load(seed)
+    low = (number & 0xFFFFFFFF).to(tl.uint32)
+    high = ((number >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    n, t, u = n.to(tl.uint32), t.to(tl.uint32), u.to(tl.uint32)
+    first = _mixed(_mixed(_mixed(low ^ n) ^ t) ^ u)
+    second = _mixed(_mixed(_mixed(high ^ n) + t) + u)
+    bits = h.to(tl.uint32)[None, :] ^ first[:, None]
+    bits = (bits ^ (bits >> 16)) * 0x21F0AAAD
+    bits = ((bits ^ (bits >> 15)) + second[:, None]) * 0xD35A2D97
+    bits = bits ^ (bits >> 15)
+    return tl.where(bits.to(tl.int64) < DROP_BELOW, 0.0, x * KEEP_SCALE)
 
 
 @triton.jit
@@ -71,8 +139,9 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM: tl.co
 @_kernel
 def activate(
     encoder, decoder, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
-    T, U1, encoder_n, encoder_t, decoder_n, decoder_u,
-    H: tl.constexpr, KIND: tl.constexpr, LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
+    T, U1, encoder_n, encoder_t, decoder_n, decoder_u, seed,
+    H: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """activations (rows, H) of a tile: of the cells from number `tile` of those that count on (LISTED), or of blocks of
     cells from block `tile` on."""
@@ -83,6 +152,8 @@ def activate(
         valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     x = _activate(_sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u), KIND)
+    if DROP_BELOW != 0:
+        x = _dropout(x, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
     to = activations + (first + tl.arange(0, BM))[:, None] * H + h[None, :]
     tl.store(to, x.to(activations.dtype.element_ty), mask=valid[:, None] & (h < H)[None, :])
 
@@ -108,6 +179,7 @@ def _logits(
 @_kernel
 def log_probabilities(
     activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
+    delay_penalty,
     H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
@@ -142,7 +214,9 @@ def log_probabilities(
 
     normaliser = tl.log(1.0 + rest.to(tl.float64))
     blank = ((at_blank - high).to(tl.float64) - normaliser).to(tl.float32)
-    label = tl.where(target < 0, -float("inf"), ((at_label - high).to(tl.float64) - normaliser).to(tl.float32))
+    penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float64) / 2 - t.to(tl.float64))
+    label = ((at_label - high).to(tl.float64) - normaliser + penalty).to(tl.float32)
+    label = tl.where(target < 0, -float("inf"), label)
     to = arcs + (n * T + t) * U1 + u
     tl.store(to, blank, mask=valid)
     tl.store(to + cells, label, mask=valid)
@@ -281,8 +355,9 @@ def logit_gradients(
 @_kernel
 def input_gradients(
     encoder, decoder, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
-    encoder_n, encoder_t, decoder_n, decoder_u,
-    H: tl.constexpr, V: tl.constexpr, KIND: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    encoder_n, encoder_t, decoder_n, decoder_u, seed,
+    H: tl.constexpr, V: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """sums (rows, H) float32: the gradient of encoder plus decoder of each cell of a tile."""
@@ -292,19 +367,18 @@ def input_gradients(
     valid, n, t, u = _listed_cells(numbers, positions, cells, tile, begin, rows, T, U1, BM)
     row = begin + tl.arange(0, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
-    found = tl.zeros((BM, BH), dtype=tl.float32)
+    of_sums = tl.zeros((BM, BH), dtype=tl.float32)
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV).to(tl.int64)
         g = tl.load(gradients + row[:, None] * V + v[None, :], mask=valid[:, None] & (v < V)[None, :], other=0.0)
         w = tl.load(weight + v[:, None] * H + h[None, :], mask=(v < V)[:, None] & (h < H)[None, :], other=0.0)
-        found = tl.dot(g.to(OPERAND), w.to(OPERAND), found, input_precision=PRECISION)
+        of_sums = tl.dot(g.to(OPERAND), w.to(OPERAND), of_sums, input_precision=PRECISION)
     if KIND != 0:
-        a = _activate(_sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u), KIND)
-        if KIND == 1:
-            found = found * (1.0 - a * a)
-        else:
-            found = tl.where(a > 0, found, 0.0)
-    tl.store(sums + row[:, None] * H + h[None, :], found, mask=valid[:, None] & (h < H)[None, :])
+        x = _sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u)
+        of_sums = of_sums * _slope(x, KIND)
+    if DROP_BELOW != 0:
+        of_sums = _dropout(of_sums, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
+    tl.store(sums + row[:, None] * H + h[None, :], of_sums, mask=valid[:, None] & (h < H)[None, :])
 
 
 @_kernel

@@ -6,16 +6,17 @@ import inspect
 from numbers import Integral
 from typing import Any, Optional
 
-import torch
 from torch import Tensor, nn
 
 from fused_transducer.backends import check_name
 from fused_transducer.call import check_options
 from fused_transducer.functional import transducer_loss
+from fused_transducer.plain import ACTIVATIONS
 
 #: The arguments of `transducer_loss` that are no tensors.
 _OPTIONS = {p.name for p in inspect.signature(transducer_loss).parameters.values() if p.default is not p.empty}
-_ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}
+#: Those whose values mean nothing before a call.
+UNCHECKED = ("backend", "dropout_seed", "return_dropped")
 
 
 class TransducerLoss(nn.Module):
@@ -23,8 +24,8 @@ class TransducerLoss(nn.Module):
 
     joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
     joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
-    The other options are those of `transducer_loss`, from blank on.  Raises TypeError for one that it does not have,
-    and ValueError for a value that it would refuse.
+    The other options are those of `transducer_loss`, from blank on; dropout is for training alone.  Raises TypeError
+    for one that it does not have, and ValueError for a value that it would refuse.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class TransducerLoss(nn.Module):
         for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
             if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
                 raise ValueError(f"{name} must be an integer, 1 at least; it is {size!r}")
-        checked = {name: value for name, value in options.items() if name not in ("backend", "return_dropped")}
+        checked = {name: value for name, value in options.items() if name not in UNCHECKED}
         check_options(vocab_size, activation=activation, **checked)
         check_name(options.get("backend"))
         how = {"device": device, "dtype": dtype}
@@ -58,6 +59,7 @@ class TransducerLoss(nn.Module):
 
     def forward(self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor):
         """The loss; encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), see `transducer_loss`."""
+        options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out),
             self.decoder_proj(decoder_out),
@@ -66,12 +68,12 @@ class TransducerLoss(nn.Module):
             targets,
             T_lengths,
             U_lengths,
-            **self.options,
+            **options,
         )
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
         """(..., V) for decoding: of outputs (..., encoder_dim) and (..., decoder_dim) that broadcast together."""
-        activation = _ACTIVATIONS[self.options["activation"]]
+        activation = ACTIVATIONS[self.options["activation"]].value
         return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
     def extra_repr(self) -> str:

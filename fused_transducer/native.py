@@ -39,6 +39,7 @@ class Problem(ctypes.Structure):
                 "V",
                 "blank",
                 "activation",
+                "drop_below",
                 "is_double",
                 "gradient",
                 "threads",
@@ -51,8 +52,7 @@ class Problem(ctypes.Structure):
                 "decoder_u",
             )  # fmt: skip
         ),
-        ("negligible", ctypes.c_double),
-        ("fastemit_lambda", ctypes.c_double),
+        *((name, ctypes.c_double) for name in ("negligible", "fastemit_lambda", "delay_penalty", "keep_scale")),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -65,6 +65,7 @@ class Problem(ctypes.Structure):
                 "T_lengths",
                 "U_lengths",
                 "first_cells",
+                "seed",
                 "arcs",
                 "kept",
                 "losses",
@@ -109,7 +110,7 @@ def loaded(path: Path) -> ctypes.CDLL:
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:
-    """Why this backend cannot be used, or ""."""
+    """Return why this backend cannot be used, or ""."""
     return _library()[1] if device_type == "cpu" else f"it runs on the CPU, not on {device_type}"
 
 
@@ -125,7 +126,7 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
 
 
 def rows(V: int) -> int:
-    """As in `plain`."""
+    """Do as the function of `plain` does."""
     return 4 if V > MANY else 2
 
 
@@ -139,19 +140,20 @@ class _Arguments:
 
     def __init__(self, call: Call, arcs: Tensor, kept: Tensor):
         dtype = accumulated(call.encoder_out.dtype)
-        encoder, decoder = (self._rows(one.to(dtype)) for one in (call.encoder_out, call.decoder_out))
-        T_lengths, U_lengths = (one.long().contiguous() for one in (call.T_lengths, call.U_lengths))
+        encoder, decoder = (self._rows(x.to(dtype)) for x in (call.encoder_out, call.decoder_out))
+        T_lengths, U_lengths = (x.long().contiguous() for x in (call.T_lengths, call.U_lengths))
         first_cells = torch.zeros(call.N + 1, dtype=torch.int64)
         torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
         cells = int(first_cells[-1])
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
-            activation=ACTIVATIONS.index(call.activation), is_double=dtype == torch.float64,
+            activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
             threads=torch.get_num_threads(), kept_cells=len(kept), normalised=len(arcs) > 2,
             tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),
-            negligible=call.negligible, fastemit_lambda=call.fastemit_lambda,
+            negligible=call.negligible, fastemit_lambda=call.fastemit_lambda, delay_penalty=call.delay_penalty,
+            keep_scale=call.keep_scale,
         )  # fmt: skip
         self.tensors: List[Tensor] = []
         self.point(
@@ -163,6 +165,7 @@ class _Arguments:
             T_lengths=T_lengths,
             U_lengths=U_lengths,
             first_cells=first_cells,
+            seed=call.seed,
             arcs=arcs,
             kept=kept,
         )
@@ -185,7 +188,7 @@ class _Arguments:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """As in `plain`."""
+    """Do as the function of `plain` does."""
     if not gradient:
         arcs = arcs.new_empty(2, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
     arguments = _Arguments(call, arcs, kept)
@@ -197,7 +200,7 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
 def backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
-    """As in `plain`."""
+    """Do as the function of `plain` does."""
     arguments = _Arguments(call, arcs, kept)
     arguments.point(
         grad_losses=grad_losses.to(arcs.dtype).contiguous(),

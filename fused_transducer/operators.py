@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from fused_transducer.backends import PACKED, backend_of, module_of
-from fused_transducer.call import Call, accumulated, check_lengths, check_options, check_shapes, check_values
+from fused_transducer.call import (
+    Call,
+    accumulated,
+    check_lengths,
+    check_options,
+    check_seed,
+    check_shapes,
+    check_values,
+)
 
 
 def _check(call: Call, backend: str) -> None:
@@ -19,7 +27,11 @@ def _check(call: Call, backend: str) -> None:
     check_shapes(
         call.encoder_out, call.decoder_out, call.weight, call.bias, call.targets, call.T_lengths, call.U_lengths
     )
-    check_options(call.V, call.blank, call.activation, tile_cells=call.tile_cells)
+    check_options(
+        call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
+        delay_penalty=call.delay_penalty,
+    )  # fmt: skip
+    check_seed(call.seed, call.device)
     backend_of(call.device.type, call.encoder_out.dtype, backend)
 
 
@@ -77,12 +89,15 @@ def losses(
     gradient: bool,
     cells: int,
     kept_cells: int,
+    seed: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    delay_penalty: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """(N,) losses and (N,) shares of the posterior that backward drops, float64; for backward (with `gradient`) `arcs`
     with room for `cells`, and the logits of `kept_cells` cells."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, fastemit_lambda, negligible, tile_cells,
+        blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
     )  # fmt: skip
     _check(call, backend)
     check_values(call)
@@ -97,10 +112,11 @@ def losses(
 def _(
     encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
     blank, activation, fastemit_lambda, negligible, tile_cells, backend, gradient, cells, kept_cells,
+    seed=None, dropout=0.0, delay_penalty=0.0,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, fastemit_lambda, negligible, tile_cells,
+        blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
     )  # fmt: skip
     return _saved(call, backend, gradient, cells, kept_cells)
 
@@ -131,11 +147,13 @@ def gradients(
     tile_cells: int,
     backend: str,
     wanted: List[bool],
+    seed: Optional[Tensor] = None,
+    dropout: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells,
+        blank, activation, 0.0, negligible, tile_cells, seed, dropout,
     )  # fmt: skip
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
@@ -150,33 +168,33 @@ def gradients(
 @gradients.register_fake
 def _(
     grad_losses, arcs, kept, encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-    blank, activation, negligible, tile_cells, backend, wanted,
+    blank, activation, negligible, tile_cells, backend, wanted, seed=None, dropout=0.0,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells,
+        blank, activation, 0.0, negligible, tile_cells, seed, dropout,
     )  # fmt: skip
     a, b, c, d = (x.to(encoder_out.dtype) for x in _gradients(call, wanted))
     return a, b, c, d
 
 
 def _save(ctx, inputs, output) -> None:
-    tensors = inputs[:7]
     ctx.blank, ctx.activation, _, ctx.negligible, ctx.tile_cells, ctx.backend = inputs[7:13]
+    seed, ctx.dropout = inputs[16:18]
     _, dropped, arcs, kept = output
     ctx.mark_non_differentiable(dropped, arcs, kept)
-    ctx.save_for_backward(*tensors, arcs, kept)
+    ctx.save_for_backward(*inputs[:7], arcs, kept, seed)
 
 
 def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..., Any]:
     """Return the backward of `losses` that calls `gradients`, or the Function around it."""
 
     def backward(ctx, grad_losses, *_):
-        *tensors, arcs, kept = ctx.saved_tensors
+        *tensors, arcs, kept, seed = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:4])
         options = ctx.blank, ctx.activation, ctx.negligible, ctx.tile_cells, ctx.backend
-        made = gradients_of(grad_losses, arcs, kept, *tensors, *options, wanted)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 12))
+        made = gradients_of(grad_losses, arcs, kept, *tensors, *options, wanted, seed, ctx.dropout)
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 15))
 
     return backward
 

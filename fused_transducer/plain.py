@@ -6,7 +6,7 @@ once.  How posteriors follow from alpha without beta is explained in csrc/lattic
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,67 @@ TILE_BYTES = 2**23
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:
-    """Why this backend cannot be used, or ""."""
+    """Return why this backend cannot be used, or ""."""
     return ""
 
 
 def rows(V: int) -> int:
-    """Numbers of each cell between forward and backward."""
+    """Return how many numbers of each cell there are between forward and backward."""
     return 2
+
+
+def _sigmoid_slope(x: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return s * (1 - s)
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return s * (1 + x * (1 - s))
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    return (1 + torch.erf(x * 0.5**0.5)) / 2 + x * torch.exp(-0.5 * x * x) * (0.5 / torch.pi) ** 0.5
+
+
+class Activation(NamedTuple):
+    """An elementwise function and its derivative, both of x."""
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+
+
+ACTIVATIONS = {
+    "none": Activation(lambda x: x, torch.ones_like),
+    "tanh": Activation(torch.tanh, lambda x: 1 - x.tanh().square()),
+    "relu": Activation(torch.relu, lambda x: (x > 0).to(x.dtype)),
+    "sigmoid": Activation(torch.sigmoid, _sigmoid_slope),
+    "silu": Activation(torch.nn.functional.silu, _silu_slope),
+    "gelu": Activation(torch.nn.functional.gelu, _gelu_slope),
+    "leaky_relu": Activation(torch.nn.functional.leaky_relu, lambda x: torch.full_like(x, 0.01).masked_fill_(x > 0, 1)),
+    "snake": Activation(lambda x: x + x.sin().square(), lambda x: 1 + (2 * x).sin()),
+}
+#: Factors and bits of the hash of dropout's mask: csrc/activations.h has the same.
+FACTORS, BITS = (0x21F0AAAD, 0xD35A2D97), 2**32 - 1
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return a hash of 32 bits of integers of 32 bits, in int64."""
+    x = (x ^ (x >> 16)) * FACTORS[0] & BITS
+    x = (x ^ (x >> 15)) * FACTORS[1] & BITS
+    return x ^ (x >> 15)
+
+
+def dropout_factors(call: Call, n: Tensor, t: Tensor, u: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what the activations (cells, H) of some cells are multiplied with: 0, or 1 / (1 - dropout)."""
+    seed = call.seed.reshape(())
+    first = _mixed(_mixed(_mixed(seed & BITS ^ n) ^ t) ^ u)
+    second = _mixed(_mixed(_mixed(seed >> 32 & BITS ^ n) + t & BITS) + u & BITS)
+    x = torch.arange(call.H, device=n.device) ^ first.unsqueeze(1)
+    x = (x ^ (x >> 16)) * FACTORS[0] & BITS
+    x = ((x ^ (x >> 15)) + second.unsqueeze(1) & BITS) * FACTORS[1] & BITS
+    x = x ^ (x >> 15)
+    return (x >= call.drop_below).to(dtype) * call.keep_scale
 
 
 class _Tile(NamedTuple):
@@ -44,10 +98,11 @@ class _Joiner:
         self.call = call
         self.dtype = accumulated(call.encoder_out.dtype)
         self.encoder, self.decoder, self.weight = (
-            one.to(self.dtype) for one in (call.encoder_out, call.decoder_out, call.weight)
+            x.to(self.dtype) for x in (call.encoder_out, call.decoder_out, call.weight)
         )
+        self.activation = ACTIVATIONS[call.activation]
         self.bias = self.weight.new_zeros(call.V) if call.bias is None else call.bias.to(self.dtype)
-        self.T_lengths, self.U_lengths = (one.to(call.device).long() for one in (call.T_lengths, call.U_lengths))
+        self.T_lengths, self.U_lengths = (x.to(call.device).long() for x in (call.T_lengths, call.U_lengths))
 
     def tiles(self, cells: Tensor) -> Iterator[Tuple[Tensor, _Tile]]:
         """The numbers of cells (n * T + t) * (U+1) + u, tile by tile, and where they are."""
@@ -62,17 +117,25 @@ class _Joiner:
                 target = torch.where(has_target, call.targets.long()[n, u.clamp(max=call.U1 - 2)], target)
             yield some, _Tile(n, t, u, target, has_target)
 
-    def activations(self, tile: _Tile) -> Tensor:
-        total = self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
-        return {"tanh": total.tanh_, "relu": total.relu_, "none": lambda: total}[self.call.activation]()
+    def sums(self, tile: _Tile) -> Tensor:
+        """Return encoder_out plus decoder_out (cells, H)."""
+        return self.encoder[tile.n, tile.t].add_(self.decoder[tile.n, tile.u])
+
+    def factors(self, tile: _Tile) -> Optional[Tensor]:
+        """Return the mask of dropout (cells, H); None without dropout."""
+        return dropout_factors(self.call, tile.n, tile.t, tile.u, self.dtype) if self.call.drop_below else None
+
+    def activations(self, sums: Tensor, factors: Optional[Tensor]) -> Tensor:
+        values = self.activation.value(sums)
+        return values if factors is None else values * factors
+
+    def slopes(self, sums: Tensor, factors: Optional[Tensor]) -> Tensor:
+        """Return the derivative of `activations` (cells, H)."""
+        slopes = self.activation.slope(sums)
+        return slopes if factors is None else slopes * factors
 
     def logits(self, activations: Tensor) -> Tensor:
         return torch.addmm(self.bias, activations, self.weight.t())
-
-    def derivative(self, activations: Tensor) -> Optional[Tensor]:
-        return {"tanh": lambda: 1 - activations.square(), "relu": lambda: activations > 0, "none": lambda: None}[
-            self.call.activation
-        ]()
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
@@ -84,20 +147,21 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
     inside = (t[:, None] < joiner.T_lengths.view(-1, 1, 1)) & (u <= joiner.U_lengths.view(-1, 1, 1))
     logs = torch.full((2, inside.numel()), -torch.inf, dtype=torch.float64, device=call.device)
     for cells, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
-        logits = joiner.logits(joiner.activations(tile))
+        logits = joiner.logits(joiner.activations(joiner.sums(tile), joiner.factors(tile)))
         logits -= logits.amax(1, keepdim=True)
         blank = logits[:, call.blank].to(torch.float64, copy=True)
         label = logits.gather(1, tile.target.unsqueeze(1)).squeeze(1).double()
         normaliser = logits.exp_().sum(1, dtype=torch.float64).log_()
         logs[0, cells] = blank - normaliser
-        logs[1, cells] = torch.where(tile.has_target, label - normaliser, -torch.inf)
-    blank, label = (_skewed(one.view(shape)) for one in logs)
+        penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
+        logs[1, cells] = torch.where(tile.has_target, label - normaliser + penalty, -torch.inf)
+    blank, label = (_skewed(x.view(shape)) for x in logs)
     likelihood, by_blank, by_label = _alphas(blank, label, joiner)
     losses.copy_(-likelihood)
     dropped.zero_()
     if not gradient:
         return
-    of_blank, of_label = (_straight(one, call.T) for one in _posteriors(likelihood, by_blank, by_label, joiner))
+    of_blank, of_label = (_straight(x, call.T) for x in _posteriors(likelihood, by_blank, by_label, joiner))
     arcs.copy_(torch.stack([of_blank, of_label * (1 + call.fastemit_lambda)]).view(2, -1))
     posterior = torch.where(inside & ~_counts(call, arcs).view(shape), of_blank + of_label, 0)
     dropped.copy_(posterior.sum((1, 2)) / (joiner.T_lengths + joiner.U_lengths))
@@ -114,8 +178,8 @@ def _skewed(cells: Tensor) -> Tensor:
     N, T, U1 = cells.shape
     d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
     t = d[:, None] - u
-    found = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
-    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), found, -torch.inf)
+    diagonals = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
+    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), diagonals, -torch.inf)
 
 
 def _straight(diagonals: Tensor, T: int) -> Tensor:
@@ -164,7 +228,8 @@ def backward(
     d_encoder, d_decoder, d_weight, d_bias = gradients
     joiner = _Joiner(call)
     for cells, tile in joiner.tiles(_counts(call, arcs).nonzero().squeeze(1)):
-        activations = joiner.activations(tile)
+        sums, factors = joiner.sums(tile), joiner.factors(tile)
+        activations = joiner.activations(sums, factors)
         of_blank, of_label = (arcs[:, cells].double() * grad_losses[tile.n].double()).unsqueeze(2)
         gradient = _logit_gradients(call, joiner.logits(activations), tile, of_blank, of_label)
         if d_bias is not None:
@@ -173,8 +238,7 @@ def backward(
             d_weight.addmm_(gradient.t(), activations)
         if d_encoder is None and d_decoder is None:
             continue
-        of_sum, derivative = gradient @ joiner.weight, joiner.derivative(activations)
-        of_sum = of_sum if derivative is None else of_sum * derivative
+        of_sum = (gradient @ joiner.weight).mul_(joiner.slopes(sums, factors))
         if d_encoder is not None:
             d_encoder.view(-1, call.H).index_add_(0, tile.n * call.T + tile.t, of_sum)
         if d_decoder is not None:

@@ -53,7 +53,7 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
 
 
 def rows(V: int) -> int:
-    """As in `plain`."""
+    """Do as the function of `plain` does."""
     return 4
 
 
@@ -109,7 +109,7 @@ def _on_its_device(device: torch.device) -> ContextManager[None]:
 
 
 class _Launch:
-    """What the kernels of one call share."""
+    """Holds what the kernels of one call share."""
 
     def __init__(self, call: Call):
         self.call, self.gpu = call, _gpu(call.device)
@@ -125,7 +125,12 @@ class _Launch:
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         self.cells = call.N * call.T * call.U1
         self.sizes = {"H": call.H, "V": call.V}
-        self.kind = {"KIND": ACTIVATIONS.index(call.activation)}
+        self.seed = self.T_lengths if call.seed is None else call.seed
+        self.activation = {
+            "KIND": ACTIVATIONS.index(call.activation),
+            "DROP_BELOW": call.drop_below,
+            "KEEP_SCALE": call.keep_scale,
+        }
         self.flags = {**self.sizes, **self.products(call.weight.dtype), "HAS_BIAS": call.bias is not None}
 
     @property
@@ -134,7 +139,7 @@ class _Launch:
         return self.gpu.multiprocessors if self.gpu else 2
 
     def products(self, operands: torch.dtype) -> Dict[str, Any]:
-        """How operands of a dtype are multiplied."""
+        """Return how operands of a dtype are multiplied."""
         from triton import language as tl
 
         names = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -166,13 +171,14 @@ class _Launch:
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
         kernels.activate[(_ceil(len(activations), BM), _ceil(self.call.H, COLUMNS))](
             self.encoder, self.decoder, self.T_lengths, self.U_lengths, numbers, positions, activations, self.cells,
-            tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides,
-            H=self.call.H, **self.kind, LISTED=bool(listed), BM=BM, BH=COLUMNS,
+            tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides, self.seed,
+            H=self.call.H, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
         )  # fmt: skip
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """As in `plain`; arcs (4, N * T * (U+1)) also has each cell's largest logit and the log of the sum beside it."""
+    """Do as the function of `plain` does; arcs (4, N * T * (U+1)) also has each cell's largest logit, and the log of
+    the sum beside it."""
     with _on_its_device(call.device):
         _forward(call, gradient, losses, dropped, arcs)
 
@@ -193,7 +199,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
         launch.activate(activations[: count * blocks["BM"]], block, each, (), blocks["BM"])
         kernels.log_probabilities[(count,)](
             activations, launch.weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
-            launch.cells, block, each, call.T, call.U1, call.blank, **launch.flags, **blocks,
+            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty), **launch.flags, **blocks,
         )  # fmt: skip
     width = max(16, 1 << (call.U1 - 1).bit_length())
     scratch = arcs.new_empty(call.N, 2, width, dtype=torch.float64)
@@ -215,7 +221,7 @@ def _positions(call: Call, arcs: Tensor) -> Tensor:
 def backward(
     call: Call, grad_losses: Tensor, arcs: Tensor, kept: Tensor, gradients: Sequence[Optional[Tensor]]
 ) -> None:
-    """As in `plain`."""
+    """Do as the function of `plain` does."""
     with _on_its_device(call.device):
         _backward(call, grad_losses.contiguous(), arcs, gradients)
 
@@ -257,7 +263,7 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
             continue
         kernels.input_gradients[(_ceil(rows, blocks["BM"]), _ceil(call.H, blocks["BH"]))](
             launch.encoder, launch.decoder, launch.weight, numbers, positions, of_logits, sums, cells, tile, rows,
-            call.T, call.U1, *launch.strides, **launch.sizes, **launch.kind, **blocks,
+            call.T, call.U1, *launch.strides, launch.seed, **launch.sizes, **launch.activation, **blocks,
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Tuple
 
+import numpy
 import torch
 from commands import ROOT
 
@@ -14,7 +15,16 @@ os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_tra
 from fused_transducer import transducer_loss  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
-ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu, "none": lambda x: x}
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "leaky_relu": torch.nn.functional.leaky_relu,
+    "snake": lambda x: x + x.sin() ** 2,
+}
 
 
 @dataclass
@@ -55,10 +65,35 @@ def problem(lengths, H=12, V=11, dtype=torch.float64, bias=True, seed=0, scale=1
     return Problem(tensors, torch.randint(0, V, (N, U), generator=generator), T_lengths, U_lengths, options)
 
 
-def logits_of(tensors, activation: str = "tanh") -> torch.Tensor:
+def mask_of(one: Problem) -> torch.Tensor:
+    """Return what dropout multiplies the activations with (N, T, U+1, H): 0 or 1 / (1 - p).  The hash is written out as
+    its definition says, in Python's integers of numpy."""
+    (N, T, H), U1 = one.tensors[0].shape, one.tensors[1].shape[1]
+    bits = 2**32 - 1
+
+    def mixed(x):
+        x = ((x ^ (x >> 16)) * 0x21F0AAAD) & bits
+        x = ((x ^ (x >> 15)) * 0xD35A2D97) & bits
+        return x ^ (x >> 15)
+
+    n, t, u, h = (numpy.arange(size, dtype=object) for size in (N, T, U1, H))
+    n, t, u = n[:, None, None, None], t[:, None, None], u[:, None]
+    low, high = one.options["dropout_seed"] & bits, (one.options["dropout_seed"] >> 32) & bits
+    first = mixed(mixed(mixed(low ^ n) ^ t) ^ u)
+    second = mixed((mixed((mixed(high ^ n) + t) & bits) + u) & bits)
+    x = h ^ first
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & bits
+    x = (((x ^ (x >> 15)) + second) * 0xD35A2D97) & bits
+    x = x ^ (x >> 15)
+    p = one.options["dropout"]
+    return torch.from_numpy((x >= round(p * 2**32)).astype(numpy.float64)) / (1 - p)
+
+
+def logits_of(tensors, activation: str = "tanh", mask=None) -> torch.Tensor:
     """(N, T, U+1, V)."""
     encoder_out, decoder_out, weight, bias = tensors
     joined = ACTIVATIONS[activation](encoder_out.unsqueeze(2) + decoder_out.unsqueeze(1))
+    joined = joined if mask is None else joined * mask
     return torch.nn.functional.linear(joined, weight, bias)
 
 
@@ -82,7 +117,8 @@ def right(one: Problem, large: bool = False):
     from common.losses import oracle
 
     leaves = one.leaves(torch.float64)
-    logits, blank = logits_of(leaves, one.options.get("activation", "tanh")), one.options.get("blank", 0)
+    mask = mask_of(one) if one.options.get("dropout") else None
+    logits, blank = logits_of(leaves, one.options.get("activation", "tanh"), mask), one.options.get("blank", 0)
     if large:
         losses = vectorised(logits, one.targets, one.T_lengths, one.U_lengths, blank)
     else:

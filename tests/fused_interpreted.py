@@ -8,7 +8,7 @@ import warnings
 
 import numpy
 import torch
-from fused_helpers import NAMES, error, errors, found, problem, right
+from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, problem, right
 
 from fused_transducer import triton_backend
 
@@ -20,6 +20,15 @@ CASES = {
     "float32": problem(RAGGED, dtype=torch.float32, **EXACT),
     "relu, no bias": problem(RAGGED, dtype=torch.float32, activation="relu", bias=False, **EXACT),
     "none, blank last": problem(RAGGED, dtype=torch.float32, activation="none", blank=10, **EXACT),
+    **{
+        f"activation {name}": problem(RAGGED, dtype=torch.float32, activation=name, **EXACT)
+        for name in ACTIVATIONS
+        if name not in ("none", "tanh", "relu")
+    },
+    "dropout": problem(RAGGED, H=40, dtype=torch.float32, scale=0.5, dropout=0.2, dropout_seed=2**40 + 5, **EXACT),
+    "dropout, gelu, bfloat16": problem(
+        RAGGED, H=40, dtype=torch.bfloat16, scale=0.5, activation="gelu", dropout=0.6, dropout_seed=-7, **EXACT
+    ),
     "more than a block": problem([(12, 7)], H=70, V=150, dtype=torch.float32, scale=0.4, **EXACT),
     "more than a tile": problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT),
     "bfloat16": problem(RAGGED, H=40, V=150, dtype=torch.bfloat16, scale=0.4, **EXACT),
@@ -101,6 +110,13 @@ fast = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.3, **EXACT)
 _, made = found(fast)
 _, plain = found(fast, backend="torch")
 report("FastEmit", errors={name: error(made[name], plain[name]) for name in NAMES})
+
+late = problem(RAGGED, dtype=torch.float32, delay_penalty=0.1, **EXACT)
+(losses, made), (expected_losses, plain) = found(late), found(late, backend="torch")
+report(
+    "delay penalty",
+    errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
+)
 
 frozen = {}
 for wanted in NAMES:

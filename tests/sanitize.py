@@ -68,7 +68,7 @@ def _run_all(count: int, seed: int) -> int:
 def _run_here(count: int, seed: int) -> int:
     """Solve random problems in this process, and print how many; a wrong result ends it."""
     import torch
-    from fused_helpers import NAMES, error, problem
+    from fused_helpers import ACTIVATIONS, NAMES, error, problem
 
     from fused_transducer import native
 
@@ -91,10 +91,13 @@ def _run_here(count: int, seed: int) -> int:
             seed=random.randrange(2**30),
             scale=random.choice([0.3, 1.0]),
             blank=random.randrange(V),
-            activation=random.choice(["tanh", "relu", "none"]),
+            activation=random.choice(list(ACTIVATIONS)),
             tile_cells=random.choice([None, None, 1, 7, 48, 56, 112, 10_000]),
             negligible=random.choice([0.0, 1e-8]),
             fastemit_lambda=random.choice([0.0, 0.5]),
+            dropout=random.choice([0.0, 0.0, 0.4]),
+            dropout_seed=random.getrandbits(60),
+            delay_penalty=random.choice([0.0, 0.1]),
         )
         if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits
             case = problem([(20, 9)], H=20, V=16, dtype=torch.float64, tile_cells=56, negligible=0.0)

@@ -212,12 +212,15 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     "options, kind, word",
     [
-        ({"activation": "gelu"}, ValueError, "gelu"),
+        ({"activation": "mish"}, ValueError, "mish"),
         ({"reduction": "x"}, ValueError, "reduction"),
         ({"blank": 11}, ValueError, "11"),
         ({"blank": -1}, ValueError, "-1"),
         ({"tile_cells": 1.5}, ValueError, "tile_cells"),
         ({"backend": "opencl"}, ValueError, "opencl"),
+        ({"dropout": 1.0}, ValueError, "below 1"),
+        ({"dropout": "0.1"}, ValueError, "dropout"),
+        ({"delay_penalty": -1.0}, ValueError, "delay_penalty"),
         ({"blnk": 3}, TypeError, "blnk"),
         ({"fastemit": 1}, TypeError, "fastemit_lambda"),
         ({"vocab_size": 0}, ValueError, "vocab_size"),

@@ -10,7 +10,7 @@ import torch
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the examples: pip install hypothesis")
 
-from fused_helpers import Problem, errors, problem, right  # noqa: E402
+from fused_helpers import ACTIVATIONS, Problem, errors, problem, right  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 from hypothesis.internal.constants_ast import Constants  # noqa: E402
@@ -63,7 +63,7 @@ def problems(draw) -> Problem:
         seed=draw(st.integers(0, 2**20)),
         scale=draw(st.sampled_from([0.1, 0.5, 1.0])),
         negligible=0.0,
-        activation=draw(st.sampled_from(["tanh", "relu", "none"])),
+        activation=draw(st.sampled_from(list(ACTIVATIONS))),
         blank=draw(st.integers(0, V - 1)),
         tile_cells=draw(st.sampled_from([None, 1, 5, 64, 10_000])),
         backend=draw(st.sampled_from(["native", "torch"])),
@@ -71,6 +71,10 @@ def problems(draw) -> Problem:
     if V > 1 and draw(st.booleans()):
         one.options["fastemit_lambda"] = 0.3
         one.targets = torch.where(one.targets == one.options["blank"], (one.targets + 1) % V, one.targets)
+    if draw(st.booleans()):
+        one.options.update(
+            dropout=draw(st.sampled_from([0.1, 0.5])), dropout_seed=draw(st.integers(-(2**63), 2**63 - 1))
+        )
     if draw(st.booleans()):
         one.tensors[0] = one.tensors[0][:, :1].expand(one.tensors[0].shape)
     if draw(st.booleans()):

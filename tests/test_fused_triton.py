@@ -21,13 +21,17 @@ triton = pytest.importorskip("triton", reason="Triton is not installed: it comes
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 UPSTREAM = "reductions and upstream gradients, "
 ALLOWED = {
-    **{"bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3},
+    **{"bfloat16": 3e-2, "dropout, gelu, bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3},
     **{UPSTREAM + "bfloat16": 3e-2, UPSTREAM + "float16": 4e-3},
 }
 CASES = [
     "float32",
     "relu, no bias",
     "none, blank last",
+    *(f"activation {name}" for name in ("sigmoid", "silu", "gelu", "leaky_relu", "snake")),
+    "dropout",
+    "dropout, gelu, bfloat16",
+    "delay penalty",
     "more than a block",
     "more than a tile",
     "bfloat16",

@@ -31,6 +31,20 @@ struct Lattice {
 
 FT_INLINE Lattice lattice_of(const Problem& p, int64_t n) { return Lattice{p.T_lengths[n], p.U_lengths[n] + 1}; }
 
+// What forward leaves of the cells for backward, in rows of a number for each.  The rows of the arcs are used in turn for
+// log-probabilities, for shares of the paths through the next cell (lattice.h), and for posteriors.
+template <class T> struct Arcs {
+  T *blank, *label;
+  T *largest, *others;  // where p.normalised: the largest logit, and the sum of exp(logit - largest) of the others
+
+  explicit Arcs(const Problem& p) : blank(static_cast<T*>(p.arcs)) {
+    int64_t cells = p.first_cells[p.N];
+    label = blank + cells;
+    largest = label + cells;
+    others = largest + cells;
+  }
+};
+
 // A walk over the cells from any of them on.
 struct Cursor {
   const Problem& p;

@@ -3,6 +3,7 @@
 // forward noted the normalisers, of some symbols at a time.
 #pragma once
 
+#include "activations.h"
 #include "gemm.h"
 #include "lattice.h"
 #include "meeting.h"
@@ -118,27 +119,82 @@ template <class T> void fill_bias(const Problem& p, T* bias) {
     bias[v] = v >= p.V ? -INFINITY : given ? given[v] : (T)0;
 }
 
-template <class T> FT_INLINE Vector<T> activated(const Problem& p, Vector<T> x) {
-  return p.activation == 1 ? tanh_of<T>(x) : p.activation == 2 ? (x < (T)0 ? Vector<T>{} : x) : x;
-}
+// The sum of encoder and decoder of one cell, at one column and those behind it.
+template <class T> struct Inputs {
+  const T *encoder, *decoder;
 
-// The gradient of what was activated, from that of the activation `a`.
-template <class T> FT_INLINE Vector<T> through_activation(const Problem& p, Vector<T> a, Vector<T> gradient) {
-  if (p.activation == 1) return gradient * ((T)1 - a * a);
-  return p.activation == 2 ? (a > (T)0 ? gradient : Vector<T>{}) : gradient;
-}
+  Inputs(const Problem& p, int64_t n, int64_t t, int64_t u)
+      : encoder(static_cast<const T*>(p.encoder) + n * p.encoder_n + t * p.encoder_t),
+        decoder(static_cast<const T*>(p.decoder) + n * p.decoder_n + u * p.decoder_u) {}
 
-// Activation of one cell: (H,) and zeros up to a whole vector.
-template <class T> void activate(const Problem& p, int64_t n, int64_t t, int64_t u, T* to) {
-  const T* encoder = static_cast<const T*>(p.encoder) + n * p.encoder_n + t * p.encoder_t;
-  const T* decoder = static_cast<const T*>(p.decoder) + n * p.decoder_n + u * p.decoder_u;
+  Vector<T> sum(int64_t h) const { return load<T>(encoder + h) + load<T>(decoder + h); }
+
+  // Less than a vector: zeros behind.
+  Vector<T> sum(int64_t h, int64_t count) const {
+    T last[Simd<T>::W] = {};
+    for (int64_t i = 0; i < count; ++i) last[i] = encoder[h + i] + decoder[h + i];
+    return load<T>(last);
+  }
+};
+
+template <class T, class F, bool DROPS>
+FT_INLINE void activate_row(const Problem& p, const Inputs<T>& inputs, Mask mask, T* to) {
   constexpr int W = Simd<T>::W;
+  auto put = [&](int64_t h, Vector<T> x) {
+    Vector<T> value = F::value(x);
+    if constexpr (DROPS) value *= Mask::factors<T>(p, mask, h);
+    store<T>(to + h, value);
+  };
   int64_t h = 0;
-  for (; h + W <= p.H; h += W) store<T>(to + h, activated<T>(p, load<T>(encoder + h) + load<T>(decoder + h)));
-  if (h == p.H) return;
-  T last[W] = {};
-  for (int64_t i = h; i < p.H; ++i) last[i - h] = encoder[i] + decoder[i];
-  store<T>(to + h, activated<T>(p, load<T>(last)));
+  for (; h + W <= p.H; h += W) put(h, inputs.sum(h));
+  if (h < p.H) put(h, inputs.sum(h, p.H - h));
+}
+
+// Activation of one cell: (H,), and up to a whole vector what nobody reads.
+template <class T> void activate(const Problem& p, int64_t n, int64_t t, int64_t u, T* to) {
+  Inputs<T> inputs(p, n, t, u);
+  Mask mask(p, n, t, u);
+  with_activation<T>(p, [&](auto f) {
+    typedef decltype(f) F;
+    p.drop_below ? activate_row<T, F, true>(p, inputs, mask, to) : activate_row<T, F, false>(p, inputs, mask, to);
+  });
+}
+
+// One cell's gradients of a block of columns of its activations, to those of the sum of encoder and decoder.
+template <class T, class F, bool DROPS>
+FT_INLINE void slope_row(const Problem& p, const Cell& cell, const T* activations, int64_t column, T* gradients) {
+  constexpr int W = Simd<T>::W;
+  Inputs<T> inputs(p, cell.n, cell.t, cell.u);
+  Mask mask(p, cell.n, cell.t, cell.u);
+  for (int64_t h = 0; h < least(Block<T>::COLUMNS, p.H - column); h += W) {
+    Vector<T> x = {}, value = load<T>(activations + h), factor;
+    if constexpr (F::NEEDS_X || DROPS) {
+      int64_t left = p.H - column - h;
+      x = left >= W ? inputs.sum(column + h) : inputs.sum(column + h, left);
+    }
+    if constexpr (DROPS) {
+      factor = F::slope(x, F::value(x)) * Mask::factors<T>(p, mask, column + h);
+    } else {
+      factor = F::slope(x, value);
+    }
+    store<T>(gradients + h, load<T>(gradients + h) * factor);
+  }
+}
+
+// The same of `rows` cells.
+template <class T>
+void through_activation(const Problem& p, const Cell* cells, int64_t rows, const T* activations, int64_t column,
+                        T* gradients) {
+  int64_t lda = stride<T>(p.H);
+  with_activation<T>(p, [&](auto f) {
+    typedef decltype(f) F;
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* of_cell = activations + i * lda;
+      T* to = gradients + i * lda;
+      p.drop_below ? slope_row<T, F, true>(p, cells[i], of_cell, column, to)
+                   : slope_row<T, F, false>(p, cells[i], of_cell, column, to);
+    }
+  });
 }
 
 // Logits of `rows` cells for the `columns` symbols of `packed` and `bias`: whole blocks.  Rows are computed in whole
@@ -207,14 +263,17 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
   T* activations = space.activations + thread_number() * GROUP * lda;
   T* logits = space.logits + thread_number() * GROUP * ldc;
-  T *blank = static_cast<T*>(p.arcs), *label = blank + p.first_cells[p.N], *kept = static_cast<T*>(p.kept);
+  Arcs<T> arcs(p);
+  T* kept = static_cast<T*>(p.kept);
   int64_t targets[GROUP];
+  double added[GROUP];  // to the log-probability of a label: less the later it is
   Normaliser<T> cells[GROUP];
   FT_PART(activations);
   Cursor cursor(p, begin);
   for (int64_t i = 0; i < count; ++i, cursor.next()) {
     activate<T>(p, cursor.n, cursor.t(), cursor.u, activations + i * lda);
     targets[i] = cursor.target();
+    added[i] = p.delay_penalty * ((double)(cursor.lattice.T - 1) / 2 - (double)cursor.t());
   }
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
@@ -229,19 +288,19 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   }
   for (int64_t i = 0; i < count; ++i) {
     double normaliser = log(cells[i].sum), high = cells[i].high;
-    blank[begin + i] = (T)(cells[i].blank - high - normaliser);
-    label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser);
+    arcs.blank[begin + i] = (T)(cells[i].blank - high - normaliser);
+    arcs.label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser + added[i]);
     if (!p.normalised) continue;
-    label[begin + i + p.first_cells[p.N]] = cells[i].high;
-    label[begin + i + 2 * p.first_cells[p.N]] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
+    arcs.largest[begin + i] = cells[i].high;
+    arcs.others[begin + i] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
   }
   FT_PART(waiting);
 }
 
 template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpace<T>& space, int64_t n) {
   Lattice lattice = lattice_of(p, n);
-  T* blank = static_cast<T*>(p.arcs) + p.first_cells[n];
-  T* label = blank + p.first_cells[p.N];
+  Arcs<T> arcs(p);
+  T *blank = arcs.blank + p.first_cells[n], *label = arcs.label + p.first_cells[n];
   Diagonals rows(space.diagonals + thread_number() * Diagonals::bytes(p.U1), p.U1);
   double likelihood = alphas<T>(p, lattice, blank, label, rows);
   p.losses[n] = -likelihood;
@@ -280,10 +339,11 @@ template <class T> void forward(const Problem& p) {
 }
 
 template <class T> int64_t counted_in(const Problem& p, int64_t block) {
-  const T *blank = static_cast<const T*>(p.arcs), *label = blank + p.first_cells[p.N];
-  int64_t found = 0, end = least(p.first_cells[p.N], (block + 1) * CELLS_A_BLOCK);
-  for (int64_t cell = block * CELLS_A_BLOCK; cell < end; ++cell) found += counts<T>(p, blank[cell], label[cell]);
-  return found;
+  Arcs<T> arcs(p);
+  int64_t count = 0, end = least(p.first_cells[p.N], (block + 1) * CELLS_A_BLOCK);
+  for (int64_t cell = block * CELLS_A_BLOCK; cell < end; ++cell)
+    count += counts<T>(p, arcs.blank[cell], arcs.label[cell]);
+  return count;
 }
 
 // Counts the cells that count, block by block.  All threads call this; `begin_of_blocks` follows.
@@ -304,7 +364,7 @@ template <class T> void begin_of_blocks(const BackwardSpace<T>& space) {
 // The cells number `begin` to `begin + count` of those that count.
 template <class T>
 void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, int64_t count, Cell* cells) {
-  const T *blank = static_cast<const T*>(p.arcs), *label = blank + p.first_cells[p.N];
+  Arcs<T> arcs(p);
   int64_t block = 0, high = space.blocks;
   while (high - block > 1) {
     int64_t middle = (block + high) / 2;
@@ -312,7 +372,7 @@ void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, 
   }
   int64_t cell = block * CELLS_A_BLOCK, skip = begin - space.counted[block];
   for (Cursor cursor(p, cell); count > 0; ++cell, cursor.next()) {
-    if (!counts<T>(p, blank[cell], label[cell]) || skip-- > 0) continue;
+    if (!counts<T>(p, arcs.blank[cell], arcs.label[cell]) || skip-- > 0) continue;
     *cells++ = Cell{cursor.n, cursor.t(), cursor.u, cursor.target(), cell};
     --count;
   }
@@ -332,13 +392,14 @@ struct Tile {
 // The logits of one cell to their gradient, in place.
 template <class T> void softmax_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T* logits) {
   constexpr int W = Simd<T>::W;
-  const T* arcs = static_cast<const T*>(p.arcs) + cell.number;
-  int64_t row = p.first_cells[p.N], at_blank = p.blank - symbols.first, at_label = cell.target - symbols.first;
+  Arcs<T> arcs(p);
+  int64_t at_blank = p.blank - symbols.first, at_label = cell.target - symbols.first;
   bool has_blank = at_blank >= 0 && at_blank < symbols.count, has_label = at_label >= 0 && at_label < symbols.count;
-  double scale = static_cast<const T*>(p.grad_losses)[cell.n], of_blank = scale * arcs[0], of_label = scale * arcs[row];
-  T high = p.normalised ? arcs[2 * row] : largest_in<T>(logits, symbols.columns);
+  double scale = static_cast<const T*>(p.grad_losses)[cell.n];
+  double of_blank = scale * arcs.blank[cell.number], of_label = scale * arcs.label[cell.number];
+  T high = p.normalised ? arcs.largest[cell.number] : largest_in<T>(logits, symbols.columns);
   double sum = sum_of_exp<T, true>(logits, symbols.columns, high);
-  if (p.normalised) sum = 1 + (double)arcs[3 * row];
+  if (p.normalised) sum = 1 + (double)arcs.others[cell.number];
   double blank = has_blank ? logits[at_blank] : 0, label = has_label ? logits[at_label] : 0;
   T factor = (T)((of_blank + of_label) / sum);
   for (int64_t c = 0; c < symbols.columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor);
@@ -415,8 +476,8 @@ void add_weight_gradient(const Problem& p, const BackwardSpace<T>& space, const 
 // The gradient of encoder plus decoder: (cells, symbols) x (symbols, columns), added up over all symbols, and then times
 // the derivative of the activation.
 template <class T>
-void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t begin,
-                     int64_t count) {
+void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, const Cell* cells,
+                     int64_t begin, int64_t count) {
   typedef Block<T> B;
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns);
   const T* weight = static_cast<const T*>(p.weight) + symbols.first * p.H;
@@ -431,10 +492,8 @@ void input_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
       multiply<T>(
           symbols.count, space.logits + r * ldc, ldc, 1, panel, B::COLUMNS,
           [&](int i, int j) { return first ? Vector<T>{} : load<T>(to + i * lda + j * B::W); },
-          [&](int i, int j, Vector<T> sum) {
-            int64_t at = i * lda + j * B::W;
-            store<T>(to + at, last ? through_activation<T>(p, load<T>(activations + at), sum) : sum);
-          });
+          [&](int i, int j, Vector<T> sum) { store<T>(to + i * lda + j * B::W, sum); });
+      if (last) through_activation<T>(p, cells + r, least(B::ROWS, begin + count - r), activations, column, to);
     }
   }
   FT_PART(waiting);
@@ -465,13 +524,14 @@ void add_input_gradients(const Problem& p, const BackwardSpace<T>& space, const 
 // What is made of the gradients of a tile's logits, for some symbols.  All threads call this, and meet later: no item
 // waits for another, and the small ones come last, so that threads end together.
 template <class T>
-void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, int64_t rows) {
+void add_tile(const Problem& p, const BackwardSpace<T>& space, const Symbols& symbols, const Tile& tile) {
   typedef Block<T> B;
   int64_t across = round_up(p.H, B::COLUMNS) / B::COLUMNS, down = round_up(symbols.count, B::ROWS) / B::ROWS;
+  int64_t rows = tile.rows;
   if (p.d_encoder || p.d_decoder) {
 #pragma omp for schedule(dynamic) nowait
     for (int64_t begin = 0; begin < rows; begin += SHARE)
-      input_gradients<T>(p, space, symbols, begin, least(SHARE, rows - begin));
+      input_gradients<T>(p, space, symbols, tile.cells, begin, least(SHARE, rows - begin));
   }
   if (p.d_weight) {
     FT_PART(products);
@@ -530,7 +590,7 @@ template <class T> void backward(const Problem& p) {
         meeting.wait();
         int64_t next = first + space.columns < all ? first + space.columns : 0;
         if (packs && !once) pack_weight<T>(p, space.packed, next, least(space.columns, all - next));
-        add_tile<T>(p, space, symbols, tile.rows);
+        add_tile<T>(p, space, symbols, tile);
         meeting.wait();
       }
       before = tile;

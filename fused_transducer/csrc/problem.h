@@ -6,18 +6,19 @@
 struct Problem {
   // sizes
   int64_t N, T, U1, H, V;  // U1 = longest U + 1
-  int64_t blank, activation;  // activation: 0 none, 1 tanh, 2 relu
+  int64_t blank, activation;  // activation: its number in ACTIVATIONS of call.py
+  int64_t drop_below;  // dropout drops where a hash of 32 bits is below this; 0: no dropout
   int64_t is_double, gradient, threads, tile_cells, kept_cells;
-  int64_t normalised;  // arcs has normalisers too
+  int64_t normalised;  // arcs has the rows of the normaliser too
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
-  double negligible, fastemit_lambda;
+  double negligible, fastemit_lambda, delay_penalty, keep_scale;  // keep_scale: 1 / (1 - dropout)
   // inputs, float or double
   const void *encoder, *decoder, *weight, *bias, *grad_losses;
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
-  // between forward and backward: of the blank's arcs and then of the labels', a number for each cell (log-probability,
-  // then posterior), and where `normalised` the largest logit of each, and the sum of exp(logit - largest) of the
-  // others; the logits that were kept (kept_cells, V)
+  const int64_t* seed;  // of dropout; null without it
+  // between forward and backward: rows of a number for each cell (`Arcs` in cells.h); the logits that were kept
+  // (kept_cells, V)
   void *arcs, *kept;
   // outputs
   double *losses, *dropped;  // (N,)
