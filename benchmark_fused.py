@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.command import script_main
 from common.core.errors import NotRunnable
-from common.core.paths import ROOT
+from common.core.paths import BUILD
 from common.losses.adapter import Adapter
 
 
@@ -29,7 +29,7 @@ class Fused(Adapter):
     backend = ""
 
     def load(self, device):
-        os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))
+        os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(BUILD / "fused_transducer"))
         super().load(device)
         import torch
 

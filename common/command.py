@@ -1,14 +1,45 @@
-"""Starts the scripts of the top level: the one module that knows every tool of the suite.
+"""Starts the scripts of the top level and rnnt-bench: the one module that knows every tool of the suite.
 
-A tool of its own is one line of `_slices`.  Workers import this too, so nothing heavy is imported above.
+A tool of its own is one line of `_slices`, a command of rnnt-bench one of COMMANDS.  Workers import this too, so
+nothing heavy is imported above.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Optional, Sequence, Tuple
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from common.present import slices
 from common.present.slices import Slice
+
+
+class Command(NamedTuple):
+    """summary: one line of the help; script: the file of the top level that it runs, or a module with `main`; before:
+    flags that it is given before the user's."""
+
+    summary: str
+    script: str
+    before: Tuple[str, ...] = ()
+
+
+#: The commands of rnnt-bench, in the order of its help.
+COMMANDS: Dict[str, Command] = {
+    "run": Command("measure time, memory and correctness of the losses, and print the verdict", "benchmark_all.py"),
+    "list": Command("list the losses, where each would run and what it lacks", "benchmark_all.py", ("--list",)),
+    "largest": Command(
+        "find the largest batch that fits each loss", "benchmark_all.py", ("--find-largest", "batch-size")
+    ),
+    "sweep": Command("measure at each of some values: rnnt-bench sweep vocab-size=500,4096", "benchmark_all.py"),
+    "check": Command("ask the losses the corner cases: which is right in which", "conformance.py"),
+    "compare": Command("say what changed between two measurements", "compare.py"),
+    "summarize": Command("print the table of log folders", "summarize.py"),
+    "report": Command("write one HTML page from log folders", "report.py"),
+    "shapes": Command("make a shape file of a corpus", "generate_shape_info.py"),
+    "flops": Command("count the operations of a model", "count_flops.py"),
+    "profile": Command("profile a training step of a model and its loss", "profile_model.py"),
+    "inference": Command("measure whether a speech model is faster than real time", "profile_inference.py"),
+    "pipelines": Command("measure what an utterance costs a speech system", "pipeline_metrics.py"),
+}
+PROGRAM = "rnnt-bench"
 
 
 def _slices() -> Tuple[Slice, ...]:
@@ -32,6 +63,84 @@ def run(name: str, main: Callable[[], int]) -> int:
 
     register()
     return guarded(name, main)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `rnnt-bench` with these arguments; return its exit code."""
+    import os
+    import runpy
+    import sys
+    from importlib import import_module
+
+    from common.core import guard
+    from common.core.errors import EXIT_OK, EXIT_USAGE
+    from common.core.paths import INSTALLED, ROOT
+
+    guard.safe_streams()
+    name, *others = argv or ["--help"]
+    if name in ("-h", "--help"):
+        print(_help())
+        return EXIT_OK
+    if name in ("-V", "--version"):
+        print(_version())
+        return EXIT_OK
+    if name not in COMMANDS:
+        from common.core.text import closest
+
+        print(
+            f"{PROGRAM}: error: no command is named {name!r}{closest(name, COMMANDS)} (--help tells more)",
+            file=sys.stderr,
+        )
+        return EXIT_USAGE
+    command = COMMANDS[name]
+    guard.program_called = f"{PROGRAM} {name}"
+    for other, of in reversed(COMMANDS.items()):  # run, and not list, is benchmark_all.py
+        guard.names_of_scripts[of.script] = f"{PROGRAM} {other}"
+    if INSTALLED:
+        guard.names_of_scripts["`make bench`"] = f"`{PROGRAM} run`"
+    if name == "sweep":
+        others = [word for axis in others for word in (("--sweep", axis) if _is_axis(axis) else (axis,))]
+    arguments = [*command.before, *others]
+    if not command.script.endswith(".py"):
+        register()
+        sys.argv = [str(ROOT / "rnnt_bench" / "__main__.py"), name, *others]
+        return int(import_module(command.script).main(arguments))
+    sys.argv = [os.path.join(ROOT, command.script), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does
+    return EXIT_OK
+
+
+def _is_axis(word: str) -> bool:
+    """Return whether this is KEY=VALUES of --sweep, and no flag."""
+    return "=" in word and not word.startswith("-")
+
+
+def _help() -> str:
+    """Return what `rnnt-bench --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}s}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [flags]     ({PROGRAM} COMMAND --help: its flags)",
+            "",
+            "Which transducer (RNN-T) loss is fast, small and right on this machine.",
+            "",
+            *lines,
+            "",
+            f"  {PROGRAM} --version",
+        ]
+    )
+
+
+def _version() -> str:
+    """Return "rnnt-bench 0.1.0", with the revision of a checkout."""
+    import rnnt_bench
+    from common.core.paths import ROOT
+    from common.system import machine
+
+    revision, changed = machine.git_state(ROOT)
+    state = " with changes" if changed else ""
+    return f"{PROGRAM} {rnnt_bench.__version__}" + (f" ({revision[:12]}{state})" if revision else "")
 
 
 def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:

@@ -192,7 +192,7 @@ TAKES: Dict[str, Any] = {
     "--schedule": types.schedule,
     "--gzip-traces": settings.GZIP_TRACES,
     "--format": ("table", "markdown", "csv", "json"),
-    "--log-dir": {"type": types.path, "default": paths.ROOT / "log"},
+    "--log-dir": {"type": types.path, "default": paths.LOG},
     "--wait": {"type": types.whole(0)},
     "--timeout": {"type": types.positive, "default": 1800.0},
     **dict.fromkeys(("--tf32", "--record-shapes", "--with-stack", "--profile-memory", "--memory-snapshot"), BOOL),

@@ -11,8 +11,8 @@ from typing import FrozenSet, Sequence
 
 from common.core import implementations, scripts
 from common.core.errors import EXIT_OK
-from common.core.paths import ROOT
-from common.setup import environments, extensions, interpreters
+from common.core.paths import BUILD, ROOT
+from common.setup import environments, interpreters
 from common.system.processes import output
 
 FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
@@ -48,6 +48,6 @@ def state(one: implementations.Implementation, choice: interpreters.Choice, devi
     if device not in said["devices"]:
         return f"unsupported: it has no {device} version and runs on {' and '.join(said['devices'])} ({where})"
     if one.built:
-        compiled = any(extensions.BUILD.glob(f"{one.package}-*-{device}-*/"))
+        compiled = any(BUILD.glob(f"{one.package}-*-{device}-*/"))
         return where + ("" if compiled else ", compiled when it is first run")
     return where if one.package in there else f"missing: {one.package} is not in {where}: {said['hint']}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from common.cli import flag_types
-from common.core import paths, scripts, settings, workloads
+from common.core import guard, paths, scripts, settings, workloads
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
         safe_streams()  # before --help or an error is printed
         if "\n" in (more.get("epilog") or ""):
             more.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(*of, **{"prog": Path(sys.argv[0]).name, **more})
+        super().__init__(*of, **{**more, "prog": guard.program_called or more.get("prog") or Path(sys.argv[0]).name})
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: Any = None) -> None:
         with suppress(OSError):  # as Python 3.12 does: a help that cannot be written is no error
-            super()._print_message(message, file)
+            super()._print_message(guard.as_called(message), file)
 
 
 class _HelpAll(argparse.Action):

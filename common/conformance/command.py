@@ -25,7 +25,7 @@ from common.core import settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import find, with_variants
-from common.core.paths import ROOT
+from common.core.paths import LOG, ROOT
 from common.core.text import LONGEST_MESSAGE, count
 from common.jobs.executor import Executor
 from common.jobs.progress import Progress
@@ -112,7 +112,7 @@ def main(arguments: argparse.Namespace) -> int:
         print(aligned(tabulated("cases", "Cases", rows), LONGEST_MESSAGE))
         return EXIT_OK
     suite = machine.git_state(ROOT)  # as it is now, whatever changes while it runs
-    folder, advice = arguments.output or ROOT / "log", another("--output", "folder")
+    folder, advice = arguments.output or LOG, another("--output", "folder")
     make_folder(folder, advice)
     cases = [case for case in CASES if case.name in arguments.cases]
     if arguments.update and len(cases) < len(CASES):

@@ -14,15 +14,15 @@ from common.conformance.documents import Matrix
 from common.conformance.findings import FILE_NAME, called, cell, heading, judged_of, not_judged
 from common.conformance.matrix import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
 from common.conformance.records import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
+from common.core import paths
 from common.core.errors import UserError
-from common.core.paths import ROOT
 from common.present.section import Failure, Section
 from common.present.table import Link, Sentence
 from common.records import documents
 
-COMMITTED = ROOT / "docs" / FILE_NAME
+COMMITTED = paths.ROOT / "docs" / FILE_NAME
 #: Where conformance.py writes without --output.
-LOG = ROOT / "log" / FILE_NAME
+LOG = paths.LOG / FILE_NAME
 ID, TITLE = "conformance", "Conformance: which loss is right in which corner"
 
 
@@ -65,7 +65,7 @@ def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
     said = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
     if file != COMMITTED:
         return [Link(file.name, file), said]
-    name = f"Committed with the suite as {COMMITTED.relative_to(ROOT)}, not made with the runs above"
+    name = f"Committed with the suite as {COMMITTED.relative_to(paths.ROOT)}, not made with the runs above"
     return [f"{name}{said} ./conformance.py makes one of this machine."]
 
 

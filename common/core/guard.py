@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, TextIO
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
-from common.core.paths import ROOT
+from common.core.paths import INSTALLED, ROOT
 from common.core.text import plain, without_middle
 
 #: Seconds within which a second signal repeats the first: `timeout` sends two, and compare.py hands its own on to a
 #: benchmark that got it from the terminal already.  A repetition must not stop the writing of the results.
 SAME_REQUEST = 1.0
 LONGEST_MISTAKE = 4000  # characters
+#: Variable of the environment: what the user called a command, where that is not the name of its script.
+CALLED = "RNNT_BENCH_CALLED"
+#: "rnnt-bench run"; "" for a script.  Not handed on to the processes that a command starts.
+program_called = os.environ.pop(CALLED, "")
+#: What help and errors call a script then: {"compare.py": "rnnt-bench compare"}.
+names_of_scripts: Dict[str, str] = {}
 
 
 def say(line: str) -> None:
@@ -36,12 +43,11 @@ def require(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         safe_streams()
         _go_on_in_main()
-        name = Path(sys.argv[0]).name
-        print(
-            f"{name}: error: {package} is not installed in {sys.executable}: pip install {package}, or run "
-            "`make setup` and use .venv/main/bin/python",
-            file=sys.stderr,
-        )
+        advice = f"pip install {package}"
+        if not INSTALLED:
+            advice += ", or run `make setup` and use .venv/main/bin/python"
+        name = program_called or Path(sys.argv[0]).name
+        print(f"{name}: error: {package} is not installed in {sys.executable}: {advice}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
 
@@ -52,7 +58,20 @@ def _go_on_in_main() -> None:
     ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
     python = subprocess.run(ask, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.strip()
     if python and Path(python).parents[1].resolve() != Path(sys.prefix).resolve():
-        os.execv(python, [python, *sys.argv])
+        go_on_with(python)
+
+
+def go_on_with(python: str) -> NoReturn:
+    """Replace this process by the same command under another Python."""
+    os.environ.update({CALLED: program_called} if program_called else {})
+    os.execv(python, [python, *sys.argv])
+
+
+def as_called(text: str) -> str:
+    """Return a text of help or of an error with the scripts in it named as the user calls them."""
+    for script, name in names_of_scripts.items():
+        text = re.sub(rf"(?<![\w/])(\./)?{re.escape(script)}(?!\w)", name, text)
+    return text
 
 
 class Lossy:
@@ -99,7 +118,7 @@ def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupt
     number."""
     safe_streams()
     with _interruptions() as signals:
-        code = _ended(program, body, interrupted)
+        code = _ended(program_called or program, body, interrupted)
     return EXIT_SIGNAL + signals[-1] if code == EXIT_INTERRUPTED and signals else code
 
 
@@ -109,7 +128,7 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        reason = without_middle(str(error), LONGEST_MISTAKE)  # it may quote any file
+        reason = without_middle(as_called(str(error)), LONGEST_MISTAKE)  # it may quote any file
         print(f"{program}: error: {reason}", file=sys.stderr)
         return finished(EXIT_USAGE)
     except KeyboardInterrupt:

@@ -10,6 +10,13 @@ from typing import Callable, Union
 
 #: The folder that holds the scripts and common/.
 ROOT = Path(__file__).resolve().parents[2]
+#: Whether this is the suite within the installed package rnnt_bench, which measures in the running Python alone.
+INSTALLED = ROOT.name == "_suite"
+#: Where compiled losses are kept, and results without --log-dir: an installed suite writes nothing beside itself.
+BUILD = (
+    Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rnnt-bench" if INSTALLED else ROOT / ".build"
+)
+LOG = Path("log") if INSTALLED else ROOT / "log"
 
 
 def not_a_file(path: Union[str, Path]) -> str:

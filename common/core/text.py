@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import html
 import math
 import re
@@ -33,6 +34,12 @@ def number(value: Optional[float], digits: int = 4) -> str:
         return "0"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{value:.{min(max(decimals, 0), 6)}f}"
+
+
+def closest(word: str, choices: Iterable[str]) -> str:
+    """Return "; did you mean 'k2'?" for the choice most like a mistyped word; "" where none is like it."""
+    matches = difflib.get_close_matches(word, list(choices), 1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def count(number: int, noun: str) -> str:

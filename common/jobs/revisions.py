@@ -25,13 +25,12 @@ from common.core import scripts
 from common.core.errors import EXIT_USAGE, STOPPED, UserError
 from common.core.guard import say
 from common.core.implementations import find
-from common.core.paths import ROOT
+from common.core.paths import BUILD, ROOT
 from common.records import schema, store
 from common.setup import environments
 from common.system import git
 from common.system.locks import locked
 
-BUILD = ROOT / ".build"
 WORKTREE = "WORKTREE"
 _SHARED = (".venv", ".build")
 #: Where revisions that know --limits measure them.

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Tuple
 
 from common.core import files
 from common.core.errors import EXIT_OK, EXIT_USAGE, NotRunnable, OutOfMemory, UserError, WrongResult
-from common.core.paths import ROOT
+from common.core.paths import BUILD, ROOT
 from common.core.text import clipped, reason_of
 from common.jobs.spec import SUBJECTS
 from common.system import stops
@@ -69,7 +69,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> Tuple[s
 def main(path: str) -> int:
     begin = time.perf_counter_ns()
     stops.watch()
-    os.environ.setdefault("TRITON_CACHE_DIR", str(ROOT / ".build" / "triton"))  # as all else that is compiled here
+    os.environ.setdefault("TRITON_CACHE_DIR", str(BUILD / "triton"))  # as all else that is compiled here
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     files.keep_scratch_in(Path(path).parent)
     with open(job["output"], "a", encoding="utf-8") as output:

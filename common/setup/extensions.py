@@ -21,12 +21,10 @@ from typing import List, Optional
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable
 from common.core.guard import guarded, say
-from common.core.paths import ROOT
+from common.core.paths import BUILD, ROOT
 from common.setup import sdists, toolchain
 from common.setup.source_packages import SOURCE_PACKAGES, SourcePackage
 from common.system.locks import locked
-
-BUILD = ROOT / ".build"
 
 
 def load(package: str, device: str) -> ModuleType:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.errors import UserError
+from common.core.guard import go_on_with
 from common.core.implementations import Implementation, find
-from common.core.paths import ROOT
+from common.core.paths import INSTALLED, ROOT
 from common.setup import environments
 from common.system import machine
 from common.system.processes import output
@@ -40,9 +40,10 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     """The Python for one implementation.  in_place: the running one, whatever it has; prefer_here: the running one
     where it has the implementation."""
     here = Path(sys.executable)
+    in_place = in_place or INSTALLED
     if implementation.placed:  # there, or nowhere
         managed = None if in_place else environments.interpreter(implementation.environment)
-        why = "--in-place uses this Python alone" if in_place else environments.reason(implementation.environment)
+        why = "this Python alone is used" if in_place else environments.reason(implementation.environment)
         return Choice(managed, "" if managed else why)
     if in_place or (prefer_here and _here(implementation)):
         return Choice(here)
@@ -112,7 +113,7 @@ def continue_in(environment: str) -> None:
     if managed is not None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(str(managed), [str(managed), *sys.argv])
+        go_on_with(str(managed))
 
 
 def with_torch(*packages: str) -> Path:
@@ -121,7 +122,8 @@ def with_torch(*packages: str) -> Path:
     if lacks("torch", *packages):
         continue_in("main")
     if lacks("torch"):
-        raise UserError("torch is not installed here: run `make setup`, or use a Python that has it")
+        advice = "pip install torch" if INSTALLED else "run `make setup`, or use a Python that has it"
+        raise UserError(f"torch is not installed in {sys.executable}: {advice}")
     return Path(sys.executable)
 
 

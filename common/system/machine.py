@@ -124,6 +124,8 @@ def cache_bytes() -> Optional[int]:
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
     """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one."""
+    if not (root / ".git").exists():  # a repository around an installed suite is the user's
+        return None, None
     try:
         status = git.run(root, "status", "--porcelain=v2", "--branch", timeout=30)
     except git.GitError:

@@ -1,0 +1,21 @@
+"""rnnt-bench: which transducer (RNN-T) loss is fast, small and right on this machine.
+
+``rnnt-bench --help`` lists the commands.  From Python: `load`, `measure`, `check` and, for tests,
+`assert_is_transducer_loss` (rnnt_bench/api.py; docs/install.md has examples).  The suite itself lies in `_suite` beside
+this file, or around it in a checkout; importing this package imports nothing of it, and no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Results", "Row", "assert_is_transducer_loss", "check", "load", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'rnnt_bench' has no attribute {name!r}")
+    from rnnt_bench import api
+
+    return getattr(api, name)
