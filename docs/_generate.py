@@ -144,7 +144,7 @@ def _paragraphs(text: Optional[str]) -> str:
 
 
 def _scripts() -> List[str]:
-    return sorted(path.name for path in ROOT.glob("*.py"))
+    return sorted(path.name for path in ROOT.glob("*.py") if path.name != "setup.py")
 
 
 def _parser_of(script: str) -> argparse.ArgumentParser:
