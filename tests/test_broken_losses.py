@@ -14,7 +14,7 @@ from common.core import settings
 from common.core.errors import WrongResult
 from common.core.implementations import find, with_variants
 from common.data import batching
-from common.losses import fingerprint, oracle, vectorised
+from common.losses import fingerprint, vectorised
 from common.losses.context import Context
 from common.losses.layouts import table
 from common.losses.passes import correctness, small_batches, timing
@@ -388,18 +388,6 @@ def test_every_implementation_is_right_on_the_small_batches(implementation):
     assert checked.wrong == ""
     again = small_batches.judge(adapter, CPU, torch.float32, [small_batches.again(adapter)])
     assert again.wrong == ""
-
-
-@pytest.mark.parametrize("topology", oracle.TOPOLOGIES)
-@pytest.mark.parametrize("T, U", [(1, 0), (1, 1), (5, 0), (4, 4), (9, 4), (3, 5)])
-def test_the_likelihood_without_a_loop_over_cells_is_that_of_the_lattice(topology, T, U):
-    generator = torch.Generator().manual_seed(T * 10 + U)
-    blank = torch.randn(T, U + 1, generator=generator, dtype=torch.float64)
-    label = torch.randn(T, U, generator=generator, dtype=torch.float64)
-    if T > 2:
-        blank[1, 0] = -torch.inf
-    right = oracle.lattice(blank.tolist(), label.tolist(), T, U, topology)[0]
-    assert oracle.log_likelihood(blank.numpy(), label.numpy(), topology) == pytest.approx(right, abs=1e-12)
 
 
 def test_a_fingerprint_has_every_bit():

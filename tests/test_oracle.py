@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from common.losses import oracle
+from common.losses.topologies import TOPOLOGIES
 
 
 def loss_of(logits, targets, shapes):
@@ -77,44 +79,114 @@ def test_gradient_scales_with_what_comes_from_above():
     assert torch.allclose(weighted, once * torch.tensor([1.0, -2.5]).view(2, 1, 1, 1), atol=1e-15)
 
 
-def paths(T, U, topology):
-    """Every path as its arcs ("blank" or "label", t, u), by brute force."""
-    ahead = 0 if topology == "regular" else 1
+def steps(name, z, t, u, T, U, target):
+    """The ways on from cell (t, u) of outputs z as (t, u, log-weight), by the definition of each paper.
 
-    def go(t, u, taken):
+    z: (T, U+1, C) float64; blank is 0; the last columns are of durations.
+    """
+    tokens = z[t, u].log_softmax(-1)
+    if name == "tdt":
+        D = (0, 2, 3)
+        tokens, lasting = z[t, u, :-3].log_softmax(-1) - 0.1, z[t, u, -3:].log_softmax(-1)
+        for d, of_duration in zip(D, lasting):
+            if d > 0:
+                yield t + d, u, tokens[0] + of_duration
+            if u < U and t + d < T:
+                yield t + d, u + 1, tokens[target] + of_duration
+    elif name == "multi-blank":
+        tokens = tokens - 0.1
+        yield t + 1, u, tokens[0]
+        yield t + 2, u, tokens[-2]
+        yield t + 3, u, tokens[-1]
+        if u < U:
+            yield t, u + 1, tokens[target]
+    elif name == "hat":
+        blank = torch.sigmoid(z[t, u, 0])
+        yield t + 1, u, blank.log()
+        if u < U:
+            yield t, u + 1, (1 - blank).log() + z[t, u, 1:].log_softmax(-1)[target - 1]
+    else:
+        yield t + 1, u, tokens[0]
+        if name == "star":
+            yield t + 1, u, torch.tensor(-1.5, dtype=torch.float64)
+        if u < U and name in ("regular", "star"):
+            yield t, u + 1, tokens[target]
+        if u < U and name == "delay-penalty":
+            yield t, u + 1, tokens[target] + 0.3 * ((T - 1) / 2 - t)
+        if u < U and (name == "modified" or name == "modified-last-blank" and t < T - 1):
+            yield t + 1, u + 1, tokens[target]
+        if u < U and name == "constrained":
+            yield t + 1, u + 1, tokens[target] + z[t, u + 1].log_softmax(-1)[0]
+
+
+def summed_over_paths(name, z, targets, T, U):
+    """-log of the sum over every path from (0, 0) to (T, U)."""
+    totals = []
+
+    def go(t, u, score):
         if (t, u) == (T, U):
-            yield taken
+            totals.append(score)
         if t < T:
-            yield from go(t + 1, u, [*taken, ("blank", t, u)])
-            if u < U and not (topology == "modified-last-blank" and t == T - 1):
-                forced = [("blank", t, u + 1)] if topology == "constrained" else []
-                yield from go(t + ahead, u + 1, [*taken, ("label", t, u), *forced])
+            for next_t, next_u, weight in steps(name, z, t, u, T, U, targets[u] if u < U else 0):
+                if next_t <= T:
+                    go(next_t, next_u, score + weight)
 
-    return list(go(0, 0, []))
+    go(0, 0, torch.zeros((), dtype=torch.float64))
+    return -torch.stack(totals).logsumexp(0) if totals else torch.tensor(math.inf, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("topology", oracle.TOPOLOGIES)
+#: Small parameters, so that every arc is taken in a few frames.
+PARAMETERS = {
+    "tdt": {"durations": (0, 2, 3), "sigma": 0.1},
+    "multi-blank": {"durations": (2, 3), "sigma": 0.1},
+    "star": {"skip": -1.5},
+    "delay-penalty": {"penalty": 0.3},
+}
+
+
+def small(name):
+    return dataclasses.replace(TOPOLOGIES[name], **PARAMETERS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("T, U", [(1, 0), (3, 2), (4, 3), (2, 1), (1, 1)])
-def test_every_topology_is_the_sum_over_its_paths(topology, T, U):
-    log_probs = torch.randn(T, U + 1, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+def test_every_topology_is_the_sum_over_its_paths(name, T, U):
+    topology = small(name)
+    columns = 4 + topology.extra
+    logits = 2 * torch.randn(T, U + 1, columns, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     targets = [1 + u % 3 for u in range(U)]
-    scores = [
-        sum(float(log_probs[t, u, 0 if arc == "blank" else targets[u]]) for arc, t, u in path)
-        for path in paths(T, U, topology)
-    ]
-    wanted = -torch.logsumexp(torch.tensor(scores, dtype=torch.float64), 0).item() if scores else math.inf
-    found = oracle.arc_losses(
-        log_probs.unsqueeze(0), torch.tensor([targets], dtype=torch.long), [(T, U)], topology=topology
-    )
-    assert found.item() == pytest.approx(wanted, rel=1e-12)
+    theirs, ours = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    wanted = summed_over_paths(name, theirs, targets, T, U)
+    loss = oracle.losses(ours.unsqueeze(0), torch.tensor([targets], dtype=torch.long), [(T, U)], topology=topology)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-12)
+    loss.sum().backward()
+    if math.isinf(wanted.item()):
+        assert not ours.grad.any()
+    else:
+        wanted.backward()
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("topology", oracle.TOPOLOGIES)
-def test_gradients_of_every_topology(topology):
-    logits = torch.randn(2, 4, 3, 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    targets = torch.tensor([[1, 4], [2, 2]])
+def test_every_topology_has_paths_and_none_is_another():
+    logits = torch.randn(1, 4, 3, 7, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    targets = torch.tensor([[1, 2]])
+    losses = [oracle.losses(logits, targets, [(4, 2)], topology=small(name)).item() for name in TOPOLOGIES]
+    assert all(math.isfinite(loss) for loss in losses) and len(set(losses)) == len(losses)
 
-    def loss(x):
-        return oracle.losses(x, targets, [(4, 2), (3, 1)], 0, topology)
 
-    assert torch.autograd.gradcheck(loss, logits.requires_grad_())
+def test_a_target_that_no_duration_reaches_has_an_infinite_loss_and_no_gradient():
+    topology = dataclasses.replace(TOPOLOGIES["tdt"], durations=(4,), sigma=0.0)
+    logits = torch.randn(1, 3, 2, 6, dtype=torch.float64).requires_grad_()
+    loss = oracle.losses(logits, torch.tensor([[1]]), [(3, 1)], topology=topology)
+    assert math.isinf(loss.item())
+    loss.sum().backward()
+    assert not logits.grad.any()
+
+
+def test_a_masked_symbol_leaves_gradients_finite():
+    logits = torch.randn(1, 4, 3, 8, dtype=torch.float64)
+    logits[..., 3] = -math.inf
+    for name in TOPOLOGIES:
+        leaf = logits.clone().requires_grad_()
+        oracle.losses(leaf, torch.tensor([[1, 2]]), [(4, 2)], topology=small(name)).sum().backward()
+        assert leaf.grad.isfinite().all(), name

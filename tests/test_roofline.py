@@ -99,10 +99,9 @@ def test_a_step_multiplies_once_where_needed_three_times_and_stores_no_logits(ki
 
 
 def test_the_oracle_counts_the_cells_that_float32_can_tell_from_zero():
-    of_blank = torch.tensor([[0.5, 3e-8, 2e-8], [0.25, 1e-17, 0.0]], dtype=torch.float64)
-    of_label = torch.tensor([[0.5, 4e-8, 2e-8], [0.25, 0.0, 0.0]], dtype=torch.float64)
-    counted = [oracle.needed_cells(of_blank, of_label, dtype) for dtype in (torch.float32, torch.bfloat16)]
-    assert counted == [3, 3] and oracle.needed_cells(of_blank, of_label, torch.float64) == 4
+    of_cells = torch.tensor([[1.0, 7e-8, 4e-8], [0.25, 1e-17, 0.0]], dtype=torch.float64)
+    counted = [oracle.needed_cells(of_cells, dtype) for dtype in (torch.float32, torch.bfloat16)]
+    assert counted == [3, 3] and oracle.needed_cells(of_cells, torch.float64) == 4
 
 
 @pytest.mark.parametrize(

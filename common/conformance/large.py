@@ -93,21 +93,20 @@ def _large_question(exam: Examination) -> Question:
 def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Tensor) -> Outcome:
     """The whole loss, and the gradient of first, middle and last frame of each utterance."""
     (T, U), pattern = LARGE_SHAPES[0], _pattern().double()
+    topology = question.adapter.lattice
     total, worst, largest = 0.0, [], []
     for n, targets in enumerate(question.batch.targets.cpu().long()):
-        blank, label, rows = [], [], {}
+        parts, rows = [], {}
+        following = torch.nn.functional.pad(targets[:U], (0, 1))
         for t in range(T):
             logits = _frame(_pattern() if t == 0 else pattern.float(), n, t).double()
-            log_probs = logits - logits.logsumexp(-1, keepdim=True)
-            blank.append(log_probs[:, 0].tolist())
-            label.append(log_probs[:U].gather(1, targets[:U, None]).squeeze(1).tolist())
+            parts.append(topology.parts(logits, following, 0))
             if t in (0, T // 2, T - 1):
-                rows[t] = log_probs
-        likelihood, d_blank, d_label = oracle.lattice(blank, label, T, U, question.adapter.topology)
+                rows[t] = logits
+        likelihood, derivatives = oracle.of_parts(torch.stack(parts), topology)
         total -= likelihood
-        for t, log_probs in rows.items():
-            arcs = (torch.tensor(derivatives, dtype=torch.float64) for derivatives in (d_blank[t], [*d_label[t], 0.0]))
-            right = oracle.cell_gradient(log_probs, *arcs, torch.nn.functional.pad(targets[:U], (0, 1)))
+        for t, logits in rows.items():
+            right = oracle.cell_gradient(logits, following, derivatives[t], 0, topology)
             worst.append((gradient[n, t].cpu().double() - right).abs().max())
             largest.append(right.abs().max())
     loss_error = relative_error(answer.sum(), torch.tensor(total))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from common.core.settings import Settings
     from common.losses.inputs import Batch
+    from common.losses.topologies import Topology
 
 
 def import_package(package: str, hint: str) -> ModuleType:
@@ -53,7 +54,7 @@ class Adapter:
 
     What the loss computes:
       layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice, see
-      common.losses.oracle; log_probs: it takes log-probabilities, so a log_softmax of torch's is part of `loss`.
+      common.losses.topologies; log_probs: it takes log-probabilities, so a log_softmax of torch's is part of `loss`.
 
     What it can do:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
@@ -131,6 +132,13 @@ class Adapter:
         return extensions.load(self.package, device)
 
     @property
+    def lattice(self) -> Topology:
+        """Its topology, with the parameters of the run."""
+        from common.losses.topologies import TOPOLOGIES
+
+        return TOPOLOGIES[self.topology]
+
+    @property
     def simulated(self) -> bool:
         """Whether this process runs its kernels in a simulator, where times mean nothing."""
         return bool(self.simulator) and self.simulator.items() <= os.environ.items()
@@ -151,7 +159,7 @@ class Adapter:
 
     def outputs(self, vocab_size: int) -> int:
         """Outputs of the joiner: the V symbols, and what else the loss predicts after them."""
-        return vocab_size
+        return vocab_size + self.lattice.extra
 
     def prepare(self, batch: Batch) -> SimpleNamespace:
         """What the package wants beside the scores (targets, lengths, in its dtypes), by parameter name; the targets

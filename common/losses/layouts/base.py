@@ -100,7 +100,7 @@ class Layout:
 
     def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
         """(N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
-        return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.topology)
+        return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.lattice)
 
     def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
         """The logits (N, T, U+1, V) that `given` is made from; differentiable."""

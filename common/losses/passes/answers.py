@@ -81,7 +81,7 @@ def step_scope(adapter: Adapter, model: Joiner, batch: Batch, upstream: Optional
 
 
 def _lattice(adapter: Adapter, logits: torch.Tensor, batch: Batch) -> Lattice:
-    return Lattice(logits, batch.targets.cpu().clone(), batch.shapes, adapter.blank, adapter.topology)
+    return Lattice(logits, batch.targets.cpu().clone(), batch.shapes, adapter.blank, adapter.lattice)
 
 
 ANSWERS = {"loss": loss_scope, "step": step_scope}

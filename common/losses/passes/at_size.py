@@ -24,6 +24,7 @@ import torch
 from common.core.text import UNBOUNDED, finite
 from common.data.batching import heaviest, lightest
 from common.losses import fingerprint, oracle
+from common.losses.adapter import Adapter
 from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
 from common.losses.passes import diagnosis
@@ -40,8 +41,8 @@ SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 
 #: What belongs to a frame, a symbol, ... counts as at least this share of the mean one: rounding may exceed a smaller.
 FLOOR = 0.1
 
-#: Of one utterance: the log-likelihood, and the derivatives (T, U+2) for blank and for the next target at each cell.
-Lattice = Tuple[float, torch.Tensor, torch.Tensor]
+#: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see topologies.py).
+Lattice = Tuple[float, torch.Tensor]
 
 
 class Errors:
@@ -94,25 +95,35 @@ class Errors:
 
 
 class Marginals:
-    """|difference| of the logits' gradient, and what belongs to it, summed over each frame and u of an utterance and
-    each symbol of the batch.  To a cell belongs its posterior; to a symbol what is added up before it cancels."""
+    """Sum the differences of the logits' gradient, and what belongs to them, by frame, u and symbol.
 
-    def __init__(self, cells: Cells, blank: int):
+    To a cell belongs its posterior; to a symbol what is added up before it cancels.
+    """
+
+    def __init__(self, cells: Cells, adapter: Adapter):
         where = cells.batch.targets.device
-        self.blank, self.symbols = blank, torch.zeros(2, cells.width, dtype=torch.float64, device=where)
+        self.adapter, self.symbols = adapter, torch.zeros(2, cells.width, dtype=torch.float64, device=where)
         self.frames: List[torch.Tensor] = []
         self.cells: List[torch.Tensor] = []
         self.targets = torch.zeros(2, cells.U + 2, dtype=torch.float64, device=where)
 
-    def add(self, found, right, difference, of_blank, of_label, index, where) -> None:
-        """Of some frames: gradients (frames, cells, V); what their arcs have, their next target and their u."""
-        both = torch.stack([difference.sum(2), of_blank + of_label])
+    def add(self, gradient, right, difference, derivatives, target, where) -> None:
+        """Add some frames.
+
+        Args:
+            gradient, right, difference: (frames, cells, V), the gradient that is judged, the right one, and the
+                magnitude of their difference.
+            derivatives: (frames, cells, P), of the parts of the cells.
+            target, where: (frames, cells), the next target and the u of each cell.
+        """
+        topology = self.adapter.lattice
+        both = torch.stack([difference.sum(2), topology.posterior(derivatives)])
         self.frames.append(both.sum(2))
-        self.cells.append(torch.stack([found.double().sum(2).abs(), both[1]]).flatten(1))
+        self.cells.append(torch.stack([gradient.double().sum(2).abs(), both[1]]).flatten(1))
         self.targets.index_add_(1, where.flatten(), both.flatten(1))
         self.symbols += torch.stack([difference.sum((0, 1)), right.sum((0, 1))])
-        self.symbols[1, self.blank] += 2 * of_blank.sum()
-        self.symbols[1].index_add_(0, index.flatten(), 2 * of_label.flatten())
+        columns = topology.columns(target, self.adapter.blank, right.size(2))
+        self.symbols[1].index_add_(0, columns.flatten(), 2 * derivatives.flatten())
 
     def end(self, errors: Errors, U: int) -> None:
         """Of an utterance of U targets."""
@@ -130,56 +141,55 @@ def spans(cells: Cells, n: int) -> Iterator[Tuple[int, int]]:
     return ((begin, min(begin + frames, T)) for begin in range(0, T, frames))
 
 
-def arcs(cells: Cells, n: int, blank: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of blank (T, U+1) and of the next target (T, U) on the CPU; -inf where a range leaves a cell
-    out."""
+def parts(cells: Cells, n: int, adapter: Adapter) -> torch.Tensor:
+    """Return the parts (T, U+1, P) of the cells of an utterance on the CPU; -inf where a range leaves a cell out."""
     T, U = cells.batch.shapes[n]
-    blanks = torch.full((T, U + 2), -math.inf, dtype=torch.float64)
-    labels = torch.full((T, U + 2), -math.inf, dtype=torch.float64)
+    size = 2 + adapter.lattice.extra
+    values = torch.full((T, U + 2, size), -math.inf, dtype=torch.float64)
     for begin, end in spans(cells, n):
-        log_probs, symbols, index = _frames(cells, n, begin, end)
-        where = symbols.clamp(max=U + 1).cpu()
-        blanks[begin:end].scatter_(1, where, log_probs[..., blank].cpu())
-        labels[begin:end].scatter_(1, where, log_probs.gather(2, index.unsqueeze(2)).squeeze(2).cpu())
-    return blanks[:, : U + 1], labels[:, :U]
+        logits, symbols, target = _frames(cells, n, begin, end)
+        where = symbols.clamp(max=U + 1).cpu().unsqueeze(2).expand(-1, -1, size)
+        values[begin:end].scatter_(1, where, adapter.lattice.parts(logits, target, adapter.blank).cpu())
+    return values[:, : U + 1]
 
 
 def _frames(cells: Cells, n: int, begin: int, end: int) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(log-probabilities (frames, cells, V), u of each cell, index of the target that follows it or of any)."""
-    log_probs, symbols = cells.logits(n, begin, end).log_softmax(-1), cells.symbols(n, begin, end)
+    """Return the logits (frames, cells, V), the u, and the next target (or any symbol) of each cell of some frames."""
+    symbols = cells.symbols(n, begin, end)
     targets = torch.nn.functional.pad(cells.batch.targets[n].long(), (0, 2))
-    return log_probs, symbols, targets[symbols.clamp(max=cells.U)]
+    return cells.logits(n, begin, end), symbols, targets[symbols.clamp(max=cells.U)]
 
 
-def lattices(cells: Cells, topology: str, blank: int) -> List[Lattice]:
-    """Of each utterance; two columns more than targets: of the target after the last one, and of the cells of a range
-    beyond the last target."""
-    found: List[Lattice] = []
-    for n, (T, U) in enumerate(cells.batch.shapes):
-        blanks, labels = arcs(cells, n, blank)
-        likelihood, *derivatives = oracle.lattice(blanks.tolist(), labels.tolist(), T, U, topology)
-        of_blank, of_label = (_widened(values, T, U + 2).to(cells.batch.targets.device) for values in derivatives)
-        found.append((likelihood, of_blank, of_label))
-    return found
+def lattices(cells: Cells, adapter: Adapter) -> List[Lattice]:
+    """Return the lattice of each utterance.
+
+    The derivatives have one column more than cells, for cells of a range that are beyond the last target.
+    """
+    result: List[Lattice] = []
+    for n in range(len(cells.batch.shapes)):
+        likelihood, derivatives = oracle.of_parts(parts(cells, n, adapter), adapter.lattice)
+        widened = torch.nn.functional.pad(derivatives, (0, 0, 0, 1))
+        result.append((likelihood, widened.to(cells.batch.targets.device)))
+    return result
 
 
-def compare(cells: Cells, found_lattices: Sequence[Lattice], blank: int, errors: Errors) -> None:
+def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Errors) -> None:
     """Note the errors of all gradients that `cells` has."""
-    marginals = Marginals(cells, blank)
+    marginals = Marginals(cells, adapter)
     for n, (_, U) in enumerate(cells.batch.shapes):
-        _, d_blank, d_label = found_lattices[n]
+        _, of_cells = known[n]
         for begin, end in spans(cells, n):
-            log_probs, symbols, index = _frames(cells, n, begin, end)
+            logits, symbols, target = _frames(cells, n, begin, end)
             where = symbols.clamp(max=U + 1)
-            of_blank, of_label = (values[begin:end].gather(1, where) for values in (d_blank, d_label))
-            right = oracle.cell_gradient(log_probs, of_blank, of_label, index, blank)
+            derivatives = of_cells[begin:end].gather(1, where.unsqueeze(2).expand(-1, -1, of_cells.size(2)))
+            right = oracle.cell_gradient(logits, target, derivatives, adapter.blank, adapter.lattice)
             for name, found, expected in cells.compare(n, begin, end, right):
                 before = errors.worst[name]
                 difference = errors.note(name, found, expected)
                 if cells.by_cell and found is not None and errors.worst[name] > max(before, OFF * errors.largest[name]):
                     errors.locate(n, begin, symbols, found, expected)
                 if cells.by_cell:
-                    marginals.add(found, expected, difference, of_blank, of_label, index, where)
+                    marginals.add(found, expected, difference, derivatives, target, where)
                 else:
                     errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
         if cells.by_cell:
@@ -192,12 +202,6 @@ def compare(cells: Cells, found_lattices: Sequence[Lattice], blank: int, errors:
             errors.worst[name] = max(errors.worst[name], largest(found))
     if cells.by_cell:
         errors.note_sums("symbol", *marginals.symbols)
-
-
-def _widened(values: List[List[float]], T: int, columns: int) -> torch.Tensor:
-    """(T, columns) float64, with zeros after what is there."""
-    found = torch.tensor(values, dtype=torch.float64).view(T, -1)
-    return torch.nn.functional.pad(found, (0, columns - found.size(1)))
 
 
 def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[str, Any]:
@@ -218,21 +222,21 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     errors, (first, *others) = Errors(), layout.scopes
     differing = _repeated(context, first, index, utterances)
     loss, cells, overwritten = _answer(context, layout, first, index, utterances)
-    known = lattices(cells, adapter.topology, adapter.blank)
-    compare(cells, known, adapter.blank, errors)
+    known = lattices(cells, adapter)
+    compare(cells, known, adapter, errors)
     shapes, score = cells.batch.shapes, cells.largest_score()
-    right, left = -sum(likelihood for likelihood, _, _ in known), max(errors.largest.values())
+    right, left = -sum(likelihood for likelihood, _ in known), max(errors.largest.values())
     for scope in others:
         del cells  # before the other scope takes as much
         _, cells, changed = _answer(context, layout, scope, index, utterances)
         overwritten = sorted({*overwritten, *changed})
         if layout.approximate:  # equal arcs may give other ranges on a GPU
-            known = lattices(cells, adapter.topology, adapter.blank)
-        compare(cells, known, adapter.blank, errors)
+            known = lattices(cells, adapter)
+        compare(cells, known, adapter, errors)
     magnitude = max(abs(right), 1e-30)
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     scores = [(T + U) * score for T, U in shapes]
-    rounding = eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _, _) in zip(scores, known))
+    rounding = eps * max(sum_ - LOST_PLACES * likelihood for sum_, (likelihood, _) in zip(scores, known))
     short, sums = tolerance + rounding, SUM_TOLERANCE[context.settings.precision] + 2 * rounding
     left = min(max(left, 1e-30), 1.0)  # of posteriors of up to 1 where they cancel
     lost = LOST_PLACES * eps / left
@@ -257,7 +261,8 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     imprecise = [error for error, is_over in zip((found["loss_error"], found["grad_error"], rows), over) if is_over]
     ok = not wrong(found)
     sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
-    needed = sum(oracle.needed_cells(of_blank, of_label, context.dtype) for _, of_blank, of_label in known)
+    posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
+    needed = sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors)
     sizes.update({"useful_cells": sum(T * (U + 1) for T, U in shapes), "needed_cells": needed})
     found["imprecise"] = max(imprecise) if ok and imprecise else None
     where = "" if ok else _where(loss, right, errors, shapes, found["loss_tolerance"])

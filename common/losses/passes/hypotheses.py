@@ -8,6 +8,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 import torch
 
 from common.losses import oracle
+from common.losses.topologies import Topology
 
 #: How near, relative, a loss must be to that of a mistake.
 NEAR = 1e-4
@@ -22,7 +23,7 @@ class Lattice(NamedTuple):
     targets: torch.Tensor
     shapes: Sequence[Tuple[int, int]]
     blank: int
-    topology: str
+    topology: Topology
 
     def loss(self, shapes: Sequence[Tuple[int, int]], blank: int) -> float:
         """Return the summed loss of other lengths or another blank."""
@@ -38,9 +39,10 @@ def mistakes(lattice: Lattice) -> Dict[str, float]:
         losses["the loss of T - 1 frames"] = lattice.loss([(T - 1, U) for T, U in shapes], blank)
     if min(U for _, U in shapes) > 0:
         losses["the loss of U - 1 targets"] = lattice.loss([(T, U - 1) for T, U in shapes], blank)
-    log_probs = lattice.logits.log_softmax(-1)
-    last = sum(float(log_probs[n, T - 1, U, blank]) for n, (T, U) in enumerate(shapes))
-    losses["the loss without the final blank"] = lattice.loss(shapes, blank) + last
+    nothing = torch.zeros(len(shapes), dtype=torch.int64)
+    ends = torch.stack([lattice.logits[n, T - 1, U] for n, (T, U) in enumerate(shapes)])
+    last = lattice.topology.parts(ends, nothing, blank)[:, 0]
+    losses["the loss without the final blank"] = lattice.loss(shapes, blank) + float(last.sum())
     if blank != V - 1:
         losses["the loss where the blank is the last symbol"] = lattice.loss(shapes, V - 1)
     if any(shape != (T, U1 - 1) for shape in shapes):

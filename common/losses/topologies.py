@@ -1,0 +1,209 @@
+"""The lattices of the transducer family: which arcs leave a cell, and what each weighs.
+
+A lattice has cells (t, u): t frames are read and u targets are written.  A path starts at (0, 0) and ends at (T, U).
+A topology is its arcs, each with the frames `dt` and targets `du` that it goes ahead, and a log-weight at each cell.
+The weights are made in two steps, so that a large batch can be judged some frames at a time:
+
+1. `Topology.parts`: log-probabilities of one cell from its own outputs; the first is of blank, the second of the next
+   target, the others are what the topology adds (durations, longer blanks).
+2. `Topology.arcs`: arcs of a whole utterance from the parts of its cells.
+
+The float64 oracle, the reference in plain PyTorch and the conformance cases read this table.  A new topology is one
+entry with its arcs; see CONTRIBUTING.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import List, NamedTuple, Tuple
+
+import torch
+from torch.nn.functional import logsigmoid, pad
+
+
+class Arc(NamedTuple):
+    """An arc from every cell.
+
+    Attributes:
+        dt: frames that it goes ahead.
+        du: targets that it goes ahead, 0 or 1.
+        weight: (..., T, U+1) log-weights of the arc from (t, u); -inf where it is not allowed.  Arcs that leave the
+            lattice need no -inf.
+    """
+
+    dt: int
+    du: int
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The lattice of Graves (2012), and the base of the others.
+
+    Attributes:
+        name: as --topology takes it.
+        source: paper or package that defines it.
+        durations: of tdt: frames of each column of durations, in their order; of multi-blank: frames of each longer
+            blank.
+        sigma: is subtracted from the log-probability of each token (logit under-normalisation).
+        penalty: of delay-penalty: the bonus of a target a frame earlier.
+        skip: of star: log-weight of the arc that skips a frame.
+    """
+
+    name: str = "regular"
+    source: str = "arXiv 1211.3711"
+    durations: Tuple[int, ...] = ()
+    sigma: float = 0.0
+    penalty: float = 0.0
+    skip: float = 0.0
+
+    @property
+    def extra(self) -> int:
+        """Columns that the joiner has after the V symbols."""
+        return 0
+
+    def parts(self, logits: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
+        """Return the log-probabilities (..., P) of cells: of blank, of the next target, then what the topology adds.
+
+        Args:
+            logits: (..., V + extra) unnormalised outputs of the joiner.
+            target: (...) int64, the next target of each cell; any symbol where there is none.
+            blank: its column.
+        """
+        return chosen(logits.log_softmax(-1), target, blank)
+
+    def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
+        """Return the column (..., P) of each part of `parts`.  width: V + extra."""
+        own = torch.stack([torch.full_like(target, blank), target], -1)
+        added = torch.arange(width - self.extra, width, device=target.device).expand(*target.shape, self.extra)
+        return torch.cat([own, added], -1)
+
+    def posterior(self, derivatives: torch.Tensor) -> torch.Tensor:
+        """Return the posterior probability (...) of cells from the derivatives (..., P) of their parts."""
+        return derivatives[..., :2].sum(-1)
+
+    def arcs(self, parts: torch.Tensor) -> List[Arc]:
+        """Return the arcs of utterances of T frames and U targets from their parts (..., T, U+1, P)."""
+        blank, label = parts.unbind(-1)
+        return [Arc(1, 0, blank), Arc(0, 1, label)]
+
+
+def chosen(log_probs: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
+    """Return the log-probabilities (..., 2) of blank and of the target of each cell."""
+    return torch.stack([log_probs[..., blank], log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)], -1)
+
+
+class Modified(Topology):
+    """A target leads to the next frame, as blank does, so a frame has at most one symbol."""
+
+    def arcs(self, parts):
+        blank, label = parts.unbind(-1)
+        return [Arc(1, 0, blank), Arc(1, 1, label)]
+
+
+class ModifiedLastBlank(Modified):
+    """As modified, and the path ends with a blank."""
+
+    def arcs(self, parts):
+        blank, label = parts.unbind(-1)
+        return [Arc(1, 0, blank), Arc(1, 1, pad(label[..., :-1, :], (0, 0, 0, 1), value=-math.inf))]
+
+
+class Constrained(Topology):
+    """A target leads to the next frame together with the blank that follows it on its own frame."""
+
+    def arcs(self, parts):
+        blank, label = parts.unbind(-1)
+        return [Arc(1, 0, blank), Arc(1, 1, label + pad(blank[..., 1:], (0, 1), value=-math.inf))]
+
+
+class TokenAndDuration(Topology):
+    """Every token goes a predicted number of frames ahead; a blank goes at least one, and the last one ends on T."""
+
+    @property
+    def extra(self):
+        return len(self.durations)
+
+    def parts(self, logits, target, blank):
+        tokens, durations = logits.split([logits.size(-1) - self.extra, self.extra], -1)
+        return torch.cat([chosen(tokens.log_softmax(-1) - self.sigma, target, blank), durations.log_softmax(-1)], -1)
+
+    def arcs(self, parts):
+        blank, label, *lasting = parts.unbind(-1)
+        T = blank.size(-2)
+        result = []
+        for duration, weight in zip(self.durations, lasting):
+            if duration > 0:
+                result.append(Arc(duration, 0, blank + weight))
+            # a target may not be what ends the path, so it stays before frame T
+            before = max(T - duration, 0)
+            inside = (label + weight)[..., :before, :]
+            result.append(Arc(duration, 1, pad(inside, (0, 0, 0, T - before), value=-math.inf)))
+        return result
+
+
+class MultiBlank(Topology):
+    """Further blanks, in the same softmax, go several frames ahead."""
+
+    @property
+    def extra(self):
+        return len(self.durations)
+
+    def parts(self, logits, target, blank):
+        log_probs = logits.log_softmax(-1) - self.sigma
+        return torch.cat([chosen(log_probs, target, blank), log_probs[..., log_probs.size(-1) - self.extra :]], -1)
+
+    def posterior(self, derivatives):
+        return derivatives.sum(-1)
+
+    def arcs(self, parts):
+        blank, label, *longer = parts.unbind(-1)
+        several = [Arc(duration, 0, weight) for duration, weight in zip(self.durations, longer)]
+        return [Arc(1, 0, blank), Arc(0, 1, label), *several]
+
+
+class HybridAutoregressive(Topology):
+    """Blank has a sigmoid of its own, and the labels share the rest by a softmax without blank's column."""
+
+    def parts(self, logits, target, blank):
+        of_blank = logits[..., blank]
+        without = torch.arange(logits.size(-1), device=logits.device) == blank
+        labels = logits.masked_fill(without, -math.inf).log_softmax(-1)
+        label = labels.gather(-1, target.unsqueeze(-1)).squeeze(-1) + logsigmoid(-of_blank)
+        return torch.stack([logsigmoid(of_blank), label], -1)
+
+
+class Star(Topology):
+    """A frame may be skipped at a constant weight, beside its blank."""
+
+    def arcs(self, parts):
+        blank, label = parts.unbind(-1)
+        return [Arc(1, 0, blank), Arc(0, 1, label), Arc(1, 0, torch.full_like(blank, self.skip))]
+
+
+class DelayPenalty(Topology):
+    """A target at frame t gets penalty * ((T - 1) / 2 - t), so that early ones are preferred."""
+
+    def arcs(self, parts):
+        blank, label = parts.unbind(-1)
+        T = blank.size(-2)
+        early = self.penalty * ((T - 1) / 2 - torch.arange(T, dtype=blank.dtype, device=blank.device))
+        return [Arc(1, 0, blank), Arc(0, 1, label + early.unsqueeze(-1))]
+
+
+#: By name, with the parameters that papers and recipes use.
+TOPOLOGIES = {
+    topology.name: topology
+    for topology in (
+        Topology(),
+        Modified("modified", "k2 and fast_rnnt, rnnt_type"),
+        ModifiedLastBlank("modified-last-blank", "optimized_transducer, one_sym_per_frame"),
+        Constrained("constrained", "k2 and fast_rnnt, rnnt_type"),
+        TokenAndDuration("tdt", "arXiv 2304.06795", durations=(0, 1, 2, 3, 4), sigma=0.05),
+        MultiBlank("multi-blank", "arXiv 2211.03541", durations=(2, 4, 8), sigma=0.05),
+        HybridAutoregressive("hat", "arXiv 2003.07705"),
+        Star("star", "arXiv 2309.11430", skip=-5.0),
+        DelayPenalty("delay-penalty", "arXiv 2305.11558", penalty=0.01),
+    )
+}
