@@ -16,8 +16,7 @@ from common.command import run
 
 
 def main() -> int:
-    parser = Parser(description=__doc__)
-    parser.shorten(flags.short(parser.prog, __doc__, chooses=True))
+    parser = Parser(description=__doc__, examples=flags.EXAMPLES)
     add_choice(parser)
     parser.add_argument(
         "--list", action="store_true", help="list them, with where each would run and what it lacks, and stop"

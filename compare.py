@@ -14,11 +14,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 from common.analysis import comparison, pairs
 from common.analysis.change_verdicts import percent
 from common.analysis.pairs import Sides
-from common.cli import flag_types
 from common.cli.flags import add_flags
 from common.cli.parser import Parser, add_choice, chosen
 from common.cli.screen import how
 from common.command import run
+from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
 from common.core.settings import with_correctness
 from common.core.statistics import TOLERANCE

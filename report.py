@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
-from common.cli import flag_types
 from common.cli.parser import Parser
 from common.command import run
+from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.setup import interpreters
 

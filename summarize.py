@@ -12,9 +12,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.analysis import logs
 from common.analysis.logs import Log
-from common.cli import flag_types, screen
+from common.cli import screen
 from common.cli.parser import Parser
 from common.command import run
+from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.core.files import another, write_whole
 from common.present import slices

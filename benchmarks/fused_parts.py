@@ -23,8 +23,8 @@ from typing import Any, Callable, Dict, List
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.cli import flag_types  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
+from common.core import flag_types  # noqa: E402
 from common.core.errors import EXIT_OK, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.core.settings import Settings  # noqa: E402

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from common.analysis import logs  # noqa: E402
 from common.analysis.row import PEAKS, Row  # noqa: E402
-from common.cli import flag_types  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
+from common.core import flag_types  # noqa: E402
 from common.core.errors import EXIT_OK, EXIT_USAGE, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.core.settings import LOGITS  # noqa: E402
@@ -302,7 +302,7 @@ def parser() -> Parser:
     add("--workloads", type=flag_types.some_of(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="A,B")
     add("--logits", type=flag_types.some_of(LOGITS), default=LOGITS, metavar="A,B", help="Default: random,peaky")
     add("--peers", type=lambda text: tuple(text.split(",")), metavar="A,B", help="the rows beside fused in all runs")
-    add("--size", choices=("cpu", "seed", "quick"), default="cpu", help="preset of benchmark_all.py. Default: cpu")
+    add("--size", choices=("cpu", "full", "quick"), default="cpu", help="preset of benchmark_all.py. Default: cpu")
     add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")
     add("--parts", action="store_true", help="time the parts of fused's steps too (CPU)")
     add("--resume", action="store_true", help="go on with the runs that are in --log-dir")

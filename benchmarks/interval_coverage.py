@@ -158,7 +158,7 @@ DESIGNS = (
     Design("10 rounds of 2 own batches; t over rounds", 10, 2, True, over_rounds),
     Design("10 rounds of 2 own batches; regression (the CPU preset)", 10, 2, True, regression),
     Design("10 rounds of 1 own batch; regression (scope loss in the CPU preset)", 10, 1, True, regression),
-    Design("6 rounds of 14 own batches; regression (the seed preset)", 6, 14, True, regression),
+    Design("6 rounds of 14 own batches; regression (the full preset)", 6, 14, True, regression),
 )
 
 

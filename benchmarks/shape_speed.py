@@ -82,8 +82,8 @@ def measure(manifest: Path, model: Path, jobs: int) -> Run:
 
 
 def parser() -> argparse.ArgumentParser:
-    from common.cli.flag_types import whole
     from common.cli.parser import Parser
+    from common.core.flag_types import whole
 
     result = Parser(description=__doc__.splitlines()[0])
     add = result.add_argument

@@ -228,8 +228,8 @@ def chosen_readers(text: str) -> List[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    from common.cli.flag_types import positive, whole
     from common.cli.parser import Parser
+    from common.core.flag_types import positive, whole
 
     result = Parser(description=__doc__.splitlines()[0])
     result.add_argument(

@@ -147,20 +147,20 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
     """The benchmark script `file` of one implementation, from flags to exit code.  A template, or a copy of one,
     measures every other implementation too, to be compared with them."""
     # Here and not above: every worker imports a script, and needs none of this.
-    from common.cli import benchmark, flag_types, flags
+    from common.cli import benchmark, flags
     from common.cli.parser import Parser, add_choice, chosen
-    from common.core import scripts
+    from common.core import flag_types, scripts
     from common.core.errors import UserError
 
     parser = Parser(
         description=description,
+        examples=flags.EXAMPLES,
         epilog="docs/reading.md tells how to read the table; summarize.py prints it again for any log folder.",
     )
     try:
         implementation = scripts.of_file(file)
     except UserError as error:
         parser.error(str(error))
-    parser.shorten(flags.short(parser.prog, description or "", implementation.template))
     name, variants = implementation.name, implementation.variants
     if variants:
         parser.add_argument(

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from common.cli import flag_types  # noqa: E402
 from common.cli.parser import Parser  # noqa: E402
+from common.core import flag_types  # noqa: E402
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError  # noqa: E402
 from common.core.guard import guarded  # noqa: E402
 from common.plots.png import STYLE  # noqa: E402

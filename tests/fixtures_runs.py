@@ -35,6 +35,7 @@ SETTINGS: Dict[str, Any] = {
     "threads": None,
     "seed": 1,
     "denormals": "flush",
+    "allocator": "system",
     "pruned_recipe": "icefall",
     "prune_range": 5,
 }

@@ -13,9 +13,9 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
-from common.cli import flag_types, flags
+from common.cli import flags
 from common.cli.parser import Parser, given_settings, with_limits
-from common.core import settings
+from common.core import flag_types, settings
 from common.core.errors import UserError
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.data.provenance import path_of
@@ -91,19 +91,19 @@ def parsed(*arguments):
 
 def test_presets_follow_the_device_and_flags_win():
     full = settings.resolve(parsed(), "cuda")
-    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("seed", 30, 14, "30")
+    assert (full.preset, full.batch_size, full.num_batches, full.suffix) == ("full", 30, 14, "30")
     assert full.max_samples == 2 * full.num_batches  # more batches and processes, fewer repeats
     assert full.schedule == {"wait": 10, "warmup": 10, "active": 20, "repeat": 2} and full.trace_steps == 80
     small = settings.resolve(parsed(), "cpu")
     assert small.preset == "cpu" and small.batch_size < 30 and small.vocab_size == 500 and small.encoder_dim == 512
     mixed = settings.resolve(
-        parsed("--preset", "seed", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu"
+        parsed("--preset", "full", "--batch-size", "7", "--schedule", "wait=0,warmup=1,active=2,repeat=3"), "cpu"
     )
     assert (mixed.suffix, mixed.trace_steps) == ("7", 9)
 
 
 def test_batches_stand_for_the_file_by_default():
-    chosen = settings.resolve(parsed("--sort-utterance", "true", "--preset", "seed"), "cpu")
+    chosen = settings.resolve(parsed("--sort-utterance", "true", "--preset", "full"), "cpu")
     assert (chosen.batches, chosen.suffix) == ("spread", "max-frames-10000")
     assert settings.resolve(parsed(), "cpu").batches == "random"
     assert settings.resolve(parsed("--sort-utterance", "yes", "--batches", "longest"), "cpu").batches == "longest"

@@ -15,8 +15,7 @@ from fixtures_runs import MIB, correctness, environment, records_of, sample, sta
 
 from common.analysis import logs, pairs
 from common.analysis.metrics import largest
-from common.cli import flag_types
-from common.core import settings, units
+from common.core import flag_types, settings, units
 from common.core.errors import UserError
 from common.jobs import local, spec, worker
 from common.jobs.search import TOLERANCE, memory_limit, next_size

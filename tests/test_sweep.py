@@ -12,7 +12,7 @@ from commands import run
 from fixtures_runs import correctness, memory, records_of, status, timing
 
 from common.analysis.sweep import find, read
-from common.cli import flag_types, flags
+from common.cli import flags
 from common.cli.benchmark import benchmark as run_benchmark
 from common.cli.parser import Parser
 from common.core import grid, settings
@@ -71,13 +71,6 @@ def test_bad_sweeps_are_one_line(text, words, capsys):
     assert end.value.code == 2 and "argument --sweep: " in line
     for word in words:
         assert word in line
-
-
-def test_every_setting_is_swept_or_fixed():
-    """A new setting is one of the two: what is measured, or how."""
-    known = {field.name for field in settings.fields(settings.Settings)}
-    swept = {action.dest for action in flag_types.sweepable(parser()).values()}
-    assert swept | set(grid.FIXED) == known and not swept & set(grid.FIXED)
 
 
 def test_the_last_key_varies_fastest():

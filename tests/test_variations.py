@@ -12,7 +12,7 @@ from fixtures_runs import write_run
 
 from common.analysis import logs, pairs
 from common.analysis.groups import groups, heading
-from common.core import settings, workloads
+from common.core import presets, settings
 from common.core.errors import UserError
 from common.data import measured_batches, provenance, shapes, variations
 
@@ -117,12 +117,12 @@ def test_a_shape_file_of_another_front_end_is_not_taken_for_x4(tiny_shapes):
     "text, device, preset, expected",
     [
         (None, "cpu", "cpu", {"vocab_size": 500, "batch_size": 2, "subsampling": 4}),
-        ("bpe500", "cuda", "seed", {"vocab_size": 500, "batch_size": 30}),
+        ("bpe500", "cuda", "full", {"vocab_size": 500, "batch_size": 30}),
         ("quick,bpe500", "cpu", "quick", {"vocab_size": 50}),
         ("chars", "cpu", "cpu,chars", {"vocab_size": 30, "token_scale": 2.66, "batch_size": 2}),
-        ("chars, seed", "cpu", "seed,chars", {"vocab_size": 30, "batch_size": 30}),
+        ("chars, seed", "cpu", "full,chars", {"vocab_size": 30, "batch_size": 30}),
         ("quick,bpe4096-x8", "cpu", "quick,bpe4096-x8", {"vocab_size": 4096, "encoder_dim": 32, "subsampling": 8}),
-        ("long-form", "cuda:1", "seed,long-form", {"concatenate": 4, "batch_size": 8}),
+        ("long-form", "cuda:1", "full,long-form", {"concatenate": 4, "batch_size": 8}),
         ("cpu,long-form", "cpu", "cpu,long-form", {"concatenate": 4, "batch_size": 1}),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_preset_is_a_size_a_workload_or_both(text, device, preset, expected):
     assert chosen.preset == preset
     assert {key: getattr(chosen, key) for key in expected} == expected
     assert settings.resolve({"preset": preset}, device) == chosen
-    assert settings.preset_note(preset)
+    assert presets.note(preset)
 
 
 def test_flags_win_over_both_presets():
@@ -142,7 +142,7 @@ def test_flags_win_over_both_presets():
 @pytest.mark.parametrize("text", ["large", "cpu,quick", "chars,long-form", "cpu,cpu", "cpu,", ""])
 def test_other_presets_are_refused(text):
     with pytest.raises(UserError, match="bpe4096-x8"):
-        settings.preset_parts(text)
+        presets.parts(text)
 
 
 def test_bad_flags_in_one_line():
@@ -160,36 +160,38 @@ OTHERS = {
     "tokens": 0,
     "logits": "peaky",
 }
+OTHER_JOINERS = {"amp": "bfloat16", "compile": True}
+DEFAULTS = {key: settings.SETTINGS[key].default for key in (*OTHERS, "margin")}
 
 
 def test_every_workload_setting_has_words_and_decides_what_is_compared():
-    assert {*OTHERS, "margin"} == set(workloads.DEFAULTS) == set(pairs.WORKLOAD)
-    assert workloads.described({}) == workloads.described(workloads.DEFAULTS) == []
-    assert workloads.described(workloads.comparable({})) == []
-    assert workloads.described(OTHERS) == [
+    assert settings.described({}) == settings.described(DEFAULTS) == []
+    assert settings.described(settings.in_rows(DEFAULTS, "cpu", "exact")) == []
+    assert settings.described({**OTHERS, "margin": 6.0}) == [
         *(
             "at least 1 s",
             "at most 20.5 s",
+            "4 utterances as one",
             "x8 frames",
             "2.66 x tokens",
-            "4 utterances as one",
             "T 100",
             "U 0",
             "peaky logits",
-            "margin 5",
+            "margin 6",
         )
     ]
 
 
-@pytest.mark.parametrize("key", sorted(OTHERS))
-def test_rows_of_other_lengths_never_share_a_group(key, tmp_path):
+@pytest.mark.parametrize("key", sorted(OTHERS | OTHER_JOINERS))
+def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     """A run from before these settings counts as one with the defaults."""
+    value = {**OTHERS, **OTHER_JOINERS}[key]
     write_run(tmp_path / "a", "torchaudio")
-    write_run(tmp_path / "b", "k2", **workloads.DEFAULTS)
-    write_run(tmp_path / "c", "k2", **{**workloads.DEFAULTS, key: OTHERS[key]})
+    write_run(tmp_path / "b", "k2", **DEFAULTS)
+    write_run(tmp_path / "c", "k2", **{**DEFAULTS, key: value})
     found = groups(logs.rows([tmp_path]))
     assert sorted(sorted(row.log_dir[-1] for row in group) for group in found) == [["a", "b"], ["c"]]
-    words = workloads.described({key: OTHERS[key]})[0]
+    words = settings.described({key: value})[0]
     assert [words in heading(group) for group in found] == [len(group) == 1 for group in found]
 
     old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")

@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, TypeVar
 
 from common.analysis import ranking
 from common.analysis.row import Row
-from common.core import settings, workloads
+from common.core import settings
 from common.core.implementations import KINDS, with_variants
 from common.core.text import plain, without_folders
 
@@ -104,7 +104,8 @@ def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> 
     return found
 
 
-OWN = ("pruned_recipe", "prune_range", "scopes")  # settings that part no groups
+#: Settings that part no groups.
+OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_tables]
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
@@ -165,24 +166,7 @@ def heading(group: Sequence[Row]) -> str:
     measured = {row.measured_batches for row in group} - {None}
     if len(measured) == 1 and not known.get("find_largest"):
         known["num_batches"] = measured.pop()
-    batches = "batch" if known.get("num_batches") == 1 else "batches"
-    size = "max frames {max_frames}, sorted" if known.get("sort_utterance") else "batch size {batch_size}"
-    if known.get("find_largest"):
-        size = f"largest {known['find_largest']} that fits"
-    parts = [
-        " ".join(filter(None, (_known(size, known), _known(f"({{batches}} {{num_batches}} {batches})", known)))),
-        *workloads.described(known),
-        _known("V {vocab_size}", known),
-        _known("joiner {encoder_dim}", known),
-        _known("{dtype}", known),
-        _known("autocast {amp}", known) if known.get("amp") else "",
-        "joiner compiled" if known.get("compile") else "",
-        " ".join(str(known[key]) for key in ("device", "device_name") if key in known),
-    ]
-    if known.get("device") == "cpu":
-        spare = known.get("cores") not in (None, known.get("threads"))
-        parts.append(_known("{threads} threads" + " of {cores} cores" * spare, known))
-    parts += _surroundings(group, known)
+    parts = [*settings.heading(known), *_variables(group)]
     most = max(row.rounds for row in group)
     parts.append(f"{most} round{'' if most == 1 else 's'}")
     useful = {row.useful_fraction for row in group if row.useful_fraction is not None}
@@ -191,15 +175,10 @@ def heading(group: Sequence[Row]) -> str:
     return plain(", ".join(filter(None, parts))) + _search_heading(group)
 
 
-def _surroundings(group: Sequence[Row], known: Dict[str, Any]) -> List[str]:
-    """What changes how fast the device computes: how the suite sets it up, default or not, and variables of the
-    environment that are not the suite's."""
-    said = [_known("denormals: {denormals}", known), _known("allocator: {allocator}", known)]
-    if known.get("device") == "cuda":
-        said = [f"TF32: {'on' if known['tf32'] else 'off'}" if "tf32" in known else "", _known("L2: {l2}", known)]
+def _variables(group: Sequence[Row]) -> List[str]:
+    """Return the variables of the environment that tune a run and are not the suite's own."""
     given = {f"{key}={without_folders(value)}" for row in group for key, value in row.environment.variables.items()}
-    own = {f"{key}={value}" for key, value in settings.VARIABLES.items()}
-    return [*said, *sorted(given - own)]
+    return sorted(given - {f"{key}={value}" for key, value in settings.VARIABLES.items()})
 
 
 def _search_heading(group: Sequence[Row]) -> str:
@@ -214,11 +193,3 @@ def _search_heading(group: Sequence[Row]) -> str:
     elif timed:
         same = "; throughput NOT over the same utterances: run these together"
     return f"; scope {searches[0].scope}{same}"
-
-
-def _known(text: str, known: Dict[str, Any]) -> str:
-    """The text with what is known of the rows; nothing where that does not fill it."""
-    try:
-        return text.format_map(known)
-    except KeyError:
-        return ""

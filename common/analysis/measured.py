@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import roofline
 from common.analysis.parts import Sample
 from common.analysis.row import COUNTERS, SCOPES, Row, batches_of, newest
-from common.core import statistics, workloads
+from common.core import settings, statistics
 from common.core.text import UNBOUNDED, count, gathered, gathered_twice
 from common.core.units import MB
 from common.records import schema, store
@@ -32,24 +32,6 @@ Jobs = Mapping[str, Sequence[JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
-_SETTINGS = (
-    "dtype",
-    "amp",
-    "compile",
-    "batch_size",
-    "max_frames",
-    "sort_utterance",
-    "batches",
-    "num_batches",
-    "vocab_size",
-    "encoder_dim",
-    "seed",
-    "scopes",
-    "pruned_recipe",
-    "prune_range",
-)
-#: How CUDA was set up; keys of the settings too.
-OF_CUDA = ("tf32", "l2")
 BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, also next to those without the profiler"
 
 
@@ -134,21 +116,14 @@ def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
 
 def _configuration(header: Header, environment: Environment) -> Dict[str, Any]:
     """The settings that make rows comparable; None where they are not known or do not apply."""
-    settings = header.settings
-    found = {key: settings.get(key) for key in _SETTINGS}
-    if settings:
-        found.update(workloads.comparable(settings))
-    found["max_frames" if not settings.get("sort_utterance") else "batch_size"] = None
-    if header.kind != "pruned":
-        found["pruned_recipe"] = found["prune_range"] = None
-    device = found["device"] = device_of(header, environment)
+    device = device_of(header, environment)
+    found = settings.in_rows(header.settings, device, header.kind)
+    found["device"] = device
     found["device_name"] = environment.device_name
     found["cores"] = header.machine.cores if device == "cpu" else None
-    found["threads"] = environment.threads or settings.get("threads")
-    found["denormals"] = environment.denormals or settings.get("denormals")
-    # Runs that are older than the allocator's setting took the system's way.
-    found["allocator"] = (environment.allocator or settings.get("allocator") or "system") if device == "cpu" else None
-    found.update({key: settings.get(key) if device == "cuda" else None for key in OF_CUDA})
+    for key in ("threads", "denormals", "allocator"):
+        if key == "threads" or device == "cpu":
+            found[key] = getattr(environment, key) or header.settings.get(key)
     found["shape_file_sha256"] = environment.shape_file_sha256
     return found
 

@@ -17,32 +17,10 @@ from common.analysis.row import Row
 from common.analysis.search import is_search
 from common.core.errors import UserError
 from common.core.paths import not_there
+from common.core.settings import SETTINGS
 from common.core.text import plain
 from common.records import schema, store
 from common.records.schema import Batch, Line
-
-#: What decides what is measured, as tables call it: of a row's configuration.
-_SETTINGS = {
-    "sort_utterance": "sorted",
-    "batches": "choice of batches",
-    "num_batches": "number of batches",
-    "vocab_size": "vocabulary",
-    "encoder_dim": "joiner dimension",
-    **{key: key.replace("_", " ") for key in ("max_frames", "batch_size", "pruned_recipe", "prune_range")},
-    **{key: key for key in ("dtype", "seed", "device", "threads", "denormals", "allocator", *measured.OF_CUDA)},
-}
-#: Likewise, of common.core.workloads.
-WORKLOAD = {
-    "min_duration": "shortest utterance, s",
-    "max_duration": "longest utterance, s",
-    "subsampling": "subsampling",
-    "token_scale": "token scale",
-    "concatenate": "utterances as one",
-    "frames": "T of every utterance",
-    "tokens": "U of every utterance",
-    "logits": "logits",
-    "margin": "margin",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +63,7 @@ def conditions(run: Row) -> Dict[str, Any]:
     known, machine = run.configuration, run.header.machine
     shapes = known["shape_file_sha256"]
     return {
-        **{label: known.get(key) for key, label in (*_SETTINGS.items(), *WORKLOAD.items())},
-        "autocast": known["amp"] or "off",
-        "torch.compile": bool(known["compile"]),
+        **{setting.label: known.get(key) for key, setting in SETTINGS.items() if setting.label},
         "shape file": shapes and f"sha256 {shapes[:12]}",
         "batches": _batches(run.batches),
         "device name": run.device_name if run.device != "cpu" else None,

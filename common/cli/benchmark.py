@@ -12,7 +12,7 @@ from common.analysis.logs import Log
 from common.cli import devices, ending, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
-from common.core import settings, workloads
+from common.core import presets, settings
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.core.text import count
@@ -97,8 +97,8 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
         size = f"of {resolved.batch_size} utterances"
     each = " in each round" if resolved.own_batches else ""
     chosen = f"{resolved.num_batches} batches {size} ({resolved.batches}{each})"
-    batches = [chosen, *workloads.described(resolved.to_json())]
-    print(f"preset {resolved.preset}: {settings.preset_note(resolved.preset)}", file=sys.stderr)
+    batches = [chosen, *settings.described(resolved.to_json())]
+    print(f"preset {resolved.preset}: {presets.note(resolved.preset)}", file=sys.stderr)
     what = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
     print(f"{what}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 

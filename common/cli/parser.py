@@ -10,12 +10,12 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
-from common.cli import flag_types
-from common.core import guard, paths, scripts, settings, workloads
+from common.cli.flags import add
+from common.core import flag_types, guard, paths, presets, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
@@ -26,31 +26,50 @@ WAIT_SECONDS = 60.0
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is one line; short: what --help shows, where --help-all shows every flag.  With an epilog
-    of several lines, description and epilog are printed as they are."""
+    """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
 
-    short = ""
+    examples: commands that the short --help ends with; flags with a text for it (flags.add) stand above them, and
+    --help-all shows every flag."""
 
-    def shorten(self, text: str) -> None:
-        self.short = text
-        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, with its unit and default")
+    def __init__(self, *arguments: Any, examples: str = "", **options: Any):
+        safe_streams()  # before --help or an error is printed
+        if "\n" in (options.get("epilog") or ""):
+            options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        called = guard.program_called or options.get("prog") or Path(sys.argv[0]).name
+        super().__init__(*arguments, **{**options, "prog": called})
+        self.examples = examples
+        if examples:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag, with its unit and default")
 
     def print_help(self, file: Any = None) -> None:
-        self._print_message(self.short or self.format_help(), file or sys.stdout)
+        text = self.format_short_help() if self.examples else self.format_help()
+        self._print_message(text, file or sys.stdout)
 
-    def parse_known_args(self, *arguments: Any, **more: Any) -> Any:
+    def format_short_help(self) -> str:
+        """Return the first paragraph of the description, the flags that have a short text, and the examples."""
+        lines = []
+        for action in self._actions:
+            text = getattr(action, "short", "")
+            if text:
+                value = "" if action.nargs == 0 else f" {action.metavar or 'VALUE'}"
+                lines.append(f"  {action.option_strings[0] + value:<26}  {text}")
+        first = " ".join((self.description or "").strip().partition("\n\n")[0].split())
+        return "\n\n".join(
+            [
+                f"usage: {self.prog} [flags]     (--help-all: every flag, with unit and default)",
+                fill(first, 100, break_on_hyphens=False),
+                "\n".join(lines),
+                self.examples.format(prog=self.prog),
+            ]
+        )
+
+    def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
         if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
             with suppress(ImportError):
                 import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
 
                 argcomplete.autocomplete(self)
-        return super().parse_known_args(*arguments, **more)
-
-    def __init__(self, *of: Any, **more: Any):
-        safe_streams()  # before --help or an error is printed
-        if "\n" in (more.get("epilog") or ""):
-            more.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(*of, **{**more, "prog": guard.program_called or more.get("prog") or Path(sys.argv[0]).name})
+        return super().parse_known_args(*arguments, **options)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
@@ -73,8 +92,7 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
     """The flags that are settings of the run (see common.core.settings), those not given as None.  Raises UserError for
     a shape file that is not there, before anything is started."""
     values = vars(arguments)
-    known = [field.name for field in fields(settings.Settings)]
-    given = {key: values.get(key) for key in known if key != "device"}
+    given = {key: values.get(key) for key in settings.SETTINGS if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
     if shape_file is not None:
         problem = paths.not_a_file(shape_file)
@@ -88,14 +106,14 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         given["file_vocab_size"] = provenance.known_vocab_size(path)
     shortest, longest = given["min_duration"], given["max_duration"]
     if shortest is not None and longest is not None and shortest > longest:
-        raise UserError(f"--min-duration {shortest:g}: is above --max-duration {longest:g}; no utterance is between")
+        raise UserError(f"--min-duration {shortest:g} is above --max-duration {longest:g}: no utterance is between")
     return given
 
 
 def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
     """Whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is None:
-        return settings.preset_parts(resolved.preset)[0] not in settings.WITHOUT_LIMITS
+        return presets.parts(resolved.preset)[0] != "quick"  # half of whose time they would take
     return bool(arguments.limits)
 
 
@@ -103,7 +121,7 @@ def wait(arguments: argparse.Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
     if arguments.wait is not None:
         return float(arguments.wait)
-    size, _ = settings.preset_parts(arguments.preset or workloads.DEFAULT)
+    size, _ = presets.parts(arguments.preset or presets.DEFAULT_WORKLOAD)
     return 0.0 if size == "quick" or arguments.sweep else WAIT_SECONDS
 
 
@@ -144,9 +162,9 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "or a loss of your own, by its file (benchmark_flash.py); each with @ENVIRONMENT under the torch of another "
         "environment: fast_rnnt@k2. Default: all but those variants, and a control of each kind for each other torch"
     )
-    of: Dict[str, Any] = {"type": implementations(standard()), "metavar": "A,B"}
-    group.add_argument("--only", **of, default=standard(), help=which)
-    group.add_argument("--skip", **of, default=(), help="all but these")
+    names_of = implementations(standard())
+    add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="only these losses")
+    add(group, "--skip", type=names_of, metavar="A,B", default=(), help="all but these", short="all but these losses")
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:

@@ -17,6 +17,7 @@ from common.cli import ending, parser, screen
 from common.cli.ending import Shown
 from common.core import grid, settings
 from common.core.errors import UserError
+from common.core.setting import worded
 from common.core.settings import Settings
 from common.core.statistics import mean
 from common.core.text import count
@@ -98,14 +99,14 @@ def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
     for key, of_sorted in (("batch_size", False), ("max_frames", True)):
         if key in keys and all(resolved.sort_utterance is not of_sorted for resolved in settings_of):
             raise UserError(
-                f"--sweep {grid.flag(key)}: has no effect with --sort-utterance {grid.said(not of_sorted)}; "
-                f"give --sort-utterance {grid.said(of_sorted)}"
+                f"--sweep {grid.flag(key)} has no effect with --sort-utterance {worded(not of_sorted)}: "
+                f"give --sort-utterance {worded(of_sorted)}"
             )
 
 
 def announce(names: Sequence[str], axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
     first = settings_of[0]
-    listed = " x ".join(f"{grid.flag(axis.key)} {', '.join(map(grid.said, axis.values))}" for axis in axes)
+    listed = " x ".join(f"{grid.flag(axis.key)} {', '.join(map(worded, axis.values))}" for axis in axes)
     print(f"sweep of {len(settings_of)} cells: {listed}", file=sys.stderr)
     how = f"preset {first.preset}, {count(first.rounds, 'round')}; passes {', '.join(first.passes)}"
     print(f"measuring {', '.join(names)} on {first.device} in each: {how}", file=sys.stderr)

@@ -6,8 +6,8 @@ import sys
 from typing import List, Optional
 
 from common.analysis.logs import run_folders
-from common.cli import flag_types
 from common.cli.parser import Parser
+from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError
 from common.core.guard import guarded
 from common.core.paths import not_a_folder

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from common.cli import flag_types
 from common.cli.parser import Parser
+from common.core import flag_types
 from common.core.errors import EXIT_OK
 from common.core.guard import guarded
 from common.report.trace_viewer import PORT, choose, serve

@@ -14,14 +14,14 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
-from common.cli import devices, flag_types, flags
+from common.cli import devices, flags
 from common.cli.parser import Parser, implementations
 from common.cli.screen import how, in_color
 from common.conformance import findings as conformance
 from common.conformance.cases import CASES, Case
 from common.conformance.matrix import markdown, screen, table
 from common.conformance.records import ERROR, Judged
-from common.core import settings
+from common.core import flag_types, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.implementations import find, with_variants
@@ -99,7 +99,7 @@ def parser() -> Parser:
         help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
         "memory are free",
     )
-    flags.add_table(result, flags.EXECUTOR)
+    flags.add_executor(result)
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
     result.add_argument("--quiet", action="store_true", help="no progress on stderr")
     result.add_argument("--details", action="store_true", help="print the matrix, case by case, and every finding")

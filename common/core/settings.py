@@ -1,49 +1,27 @@
-"""Every choice of a run as plain data: the presets, the settings they resolve to, and their JSON form for worker
-processes.
+"""Every setting of a run, each declared in one field, and how flags, presets and defaults become the settings of a run.
 
-No torch here: the parent process, which only plans and waits, reads this too.
+No torch here: the parent process, which only plans and waits, reads this too, and so do the readers of records.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.core import workloads
+from common.core import flag_types, presets
 from common.core.errors import UserError
+from common.core.presets import ESTIMATE
+from common.core.setting import Setting, declared, setting, worded
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
 LOGITS = ("random", "peaky")
-DTYPES = ("float32", "float64", "float16", "bfloat16")
-AMP = ("bfloat16", "float16")
-GZIP_TRACES = ("auto", "true", "false")
 #: What --find-largest searches the largest of, and whether that is of sorted utterances.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
-
-#: The throughput of --find-largest is over the utterances of so many of the largest batches.
-LARGEST_NUM_BATCHES = 2
-LARGEST_ROUNDS = 3
-
-_SMALL = {"batch_size": 2, "max_frames": 1000, "schedule": {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}}
-#: What is specific to a preset; everything else has one default, in Settings.
-PRESETS: Dict[str, Dict[str, Any]] = {
-    "seed": {
-        **{"batch_size": 30, "max_frames": 10000, "num_batches": 14, "rounds": 6, "max_seconds": 60.0},
-        "max_samples": 28,
-        "schedule": {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
-    },
-    "cpu": {**_SMALL, "num_batches": 2, "rounds": 10, "max_seconds": 0.7, "max_samples": 20},
-    "quick": {
-        **_SMALL,
-        "num_batches": 2,
-        "vocab_size": 50,
-        "encoder_dim": 32,
-        "rounds": 1,
-        "max_seconds": 0.5,
-        "max_samples": 400,
-    },
-}
+#: The name of --find-largest among the presets of a setting.
+SEARCH = "--find-largest"
+#: Each round is a process of a second or more, for each implementation.
+MOST_ROUNDS = 10_000
 
 #: Variables of the environment that the suite itself gives to its processes (common.jobs.spec).  glibc keeps freed
 #: blocks below a threshold that moves; with a fixed one (bytes), VmHWM tells what is in use.
@@ -54,72 +32,497 @@ PROBE_VARIABLES = {**MEMORY_VARIABLES, "MALLOC_ARENA_MAX": "1"}
 REUSE_VARIABLES = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 VARIABLES = {**PROBE_VARIABLES, **REUSE_VARIABLES}
 
-#: Presets for which the limits of the device would take too much of the time.
-WITHOUT_LIMITS = ("quick",)
+# The groups of --help.
+MEASURED = "what is measured"
+BATCHES = "batches"
+LENGTHS = "other lengths, from the same utterances (in this order)"
+FITS = "what fits"
+TIMING = "timing (profiler off)"
+TRACE = "trace (torch.profiler, for TensorBoard)"
 
-PRESET_NOTES = {
-    "seed": "the full size: batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
-    "cpu": "sized for a CPU: real utterance shapes and vocabulary, but batches of 2 utterances (or 1,000 frames when "
-    "sorted); about a minute of measuring for each implementation on two cores.  --preset seed is the full size",
-    "quick": "a smoke run: small joiner and vocabulary, one round; a quarter of a minute for each implementation, most "
-    "of it start-up.  Its numbers compare nothing",
-}
+_BOOL = {"type": flag_types.str2bool, "metavar": "BOOL"}
+_COUNT = {"type": flag_types.whole(1), "metavar": "K"}
+_SECONDS = {"type": flag_types.positive, "metavar": "S"}
+_HOW = {"sweepable": False}  # how a run measures, not what
+_ON_CPU = {"only": ("device", ("cpu",))}
+_ON_CUDA = {"only": ("device", ("cuda",)), "refused": True}
+_IN_SEARCH = {"only": ("find_largest", tuple(FIND_LARGEST)), "refused": True, **_HOW}
+_OF_PRUNED = {"only": ("kind", ("pruned",)), "parts_tables": False}
+_AS_IN_FILE = {"unset": "as in the shape file", "heading_of_default": False}
+_SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
+
+
+def _batches_heading(known: Mapping[str, Any]) -> str:
+    """Return "batch size 30 (random 14 batches)", as far as it is known."""
+    if known.get("find_largest"):
+        text = f"largest {known['find_largest']} that fits"
+    elif known.get("sort_utterance"):
+        text = f"max frames {known['max_frames']}, sorted" if known.get("max_frames") else ""
+    else:
+        text = f"batch size {known['batch_size']}" if known.get("batch_size") else ""
+    if known.get("batches") and known.get("num_batches"):
+        noun = "batch" if known["num_batches"] == 1 else "batches"
+        text += f" ({known['batches']} {known['num_batches']} {noun})"
+    return text.strip()
+
+
+def _threads_heading(known: Mapping[str, Any]) -> str:
+    """Return "2 threads of 4 cores", on a CPU."""
+    if known.get("device") != "cpu" or known.get("threads") is None:
+        return ""
+    spare = known.get("cores") not in (None, known["threads"])
+    return f"{known['threads']} threads" + (f" of {known['cores']} cores" if spare else "")
+
+
+def _device_heading(known: Mapping[str, Any]) -> str:
+    return " ".join(str(known[key]) for key in ("device", "device_name") if known.get(key))
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The flags of a run as resolved.  `shape_file` is relative to the suite where it lies in there, so that runs
-    of two checkouts can be compared; `max_seconds` is the cap on timed samples of one scope in one round, in seconds;
-    `spread` the wanted half-width of the 95% interval of the median, as a fraction of it; `schedule` counts steps;
-    `preset` is as `preset_parts` reads it; `min_duration` and `max_duration` are in seconds; `subsampling` to `tokens`
-    are explained in common.data.variations, `logits` and `margin` (nats) in common.losses.peaky; `memory_limit` is as
-    it was given ("4GiB", "80%"), `largest_cap` in the unit of what `find_largest` searches."""
+    """The settings of a run as resolved.  Each field is declared by common.core.setting.Setting, whose help is that of
+    its flag.
 
-    device: str
-    preset: str
-    batch_size: int
-    max_frames: int
-    num_batches: int
-    batches: str
-    schedule: Mapping[str, int]
-    max_samples: int
-    max_seconds: float
-    shape_file: str = "shape_info.pt"
-    dtype: str = "float32"
-    sort_utterance: bool = False
-    subsampling: int = workloads.DEFAULTS["subsampling"]
-    token_scale: float = workloads.DEFAULTS["token_scale"]
-    concatenate: int = workloads.DEFAULTS["concatenate"]
-    frames: Optional[int] = workloads.DEFAULTS["frames"]
-    tokens: Optional[int] = workloads.DEFAULTS["tokens"]
-    logits: str = workloads.DEFAULTS["logits"]
-    margin: float = workloads.DEFAULTS["margin"]
-    vocab_size: int = 500
-    encoder_dim: int = 512
-    passes: Tuple[str, ...] = PASSES
-    scopes: Tuple[str, ...] = SCOPES
-    rounds: int = 5
-    threads: Optional[int] = None
-    seed: int = 20220227
-    denormals: str = "flush"
-    pruned_recipe: str = "icefall"
-    prune_range: int = 5
-    spread: float = 0.02
-    record_shapes: bool = True
-    with_stack: bool = True
-    profile_memory: bool = True
-    gzip_traces: str = "auto"
-    memory_snapshot: bool = False
-    find_largest: Optional[str] = None
-    memory_limit: Optional[str] = None
-    largest_cap: Optional[int] = None
-    allocator: str = "reuse"
-    tf32: bool = False
-    l2: str = "cold"
-    amp: Optional[str] = None
-    compile: bool = False
-    min_duration: Optional[float] = workloads.DEFAULTS["min_duration"]
-    max_duration: Optional[float] = workloads.DEFAULTS["max_duration"]
+    `device` is "cpu", "cuda" or "cuda:N"; `shape_file` is relative to the suite where it lies in there, so that runs of
+    two checkouts can be compared; `spread` is the half-width of the interval as a fraction of the median; `schedule`
+    counts steps; durations are in seconds, `margin` in nats; `memory_limit` is as it was given ("4GiB", "80%")."""
+
+    preset: str = setting(
+        "",
+        MEASURED,
+        "a size, a workload, or both: cpu,chars. The flags below override parts of it. Sizes: "
+        f"{'; '.join(map(': '.join, presets.SIZES.items()))}. Workloads: "
+        f"{'; '.join(map(': '.join, presets.WORKLOADS.items()))} ({ESTIMATE})",
+        short="full, cpu or quick; bpe500, chars, bpe4096-x8 or long-form",
+        type=flag_types.preset,
+        metavar="SIZE,WORKLOAD",
+        default_text="full on CUDA, cpu on a CPU, and bpe500",
+        **_HOW,
+    )
+    passes: Tuple[str, ...] = setting(
+        PASSES,
+        MEASURED,
+        "correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness always comes "
+        "first, and a loss that fails it is not measured",
+        short="some of correctness, timing, memory, trace",
+        type=flag_types.some_of(PASSES),
+        metavar="A,B",
+        default_text="all",
+        presets={SEARCH: ("correctness",)},
+        **_HOW,
+    )
+    scopes: Tuple[str, ...] = setting(
+        SCOPES,
+        MEASURED,
+        "loss (logits in, gradient of the logits out), step (encoder and decoder outputs through the joiner and the "
+        "loss to their gradients and the joiner's), or both: loss,step",
+        flag="--scope",
+        type=flag_types.some_of(SCOPES),
+        metavar="A,B",
+        default_text="both; step with --find-largest",
+        presets={SEARCH: ("step",)},
+        in_rows=True,
+        parts_tables=False,
+        **_HOW,
+    )
+    shape_file: str = setting(
+        "shape_info.pt",
+        BATCHES,
+        "(T, U) of every utterance, as generate_shape_info.py writes it",
+        short="your own (T, U), from generate_shape_info.py",
+        type=flag_types.path,
+        metavar="FILE",
+        default_text="the suite's shape_info.pt",
+        **_HOW,
+    )
+    sort_utterance: bool = setting(
+        False,
+        BATCHES,
+        "true: sort utterances by length and fill batches up to --max-frames; false: --batch-size utterances in file "
+        "order",
+        short="sorted by length instead, in batches of up to --max-frames",
+        extra={"nargs": "?", "const": True},
+        label="sorted",
+        **_BOOL,
+    )
+    batch_size: int = setting(
+        30,
+        BATCHES,
+        "utterances in a batch, unsorted",
+        short="utterances in a batch, in file order",
+        type=flag_types.whole(1),
+        metavar="N",
+        presets={"cpu": 2, "quick": 2, "full,long-form": 8, "cpu,long-form": 1, "quick,long-form": 1},
+        label="batch size",
+        only=("sort_utterance", (False,)),
+    )
+    max_frames: int = setting(
+        10000,
+        BATCHES,
+        "the largest sum of T in a batch, sorted",
+        type=flag_types.whole(1),
+        metavar="FRAMES",
+        presets={"cpu": 1000, "quick": 1000},
+        label="max frames",
+        only=("sort_utterance", (True,)),
+    )
+    batches: str = setting(
+        "random",
+        BATCHES,
+        "which batches are measured. first, longest: the same in every round; random, spread: a seeded choice, or a "
+        "seeded spread over the whole range of lengths, other batches in every round",
+        choices=("first", "longest", "random", "spread"),
+        default_text="random; spread with --sort-utterance true; first with --find-largest",
+        label="choice of batches",
+        heading=_batches_heading,
+    )
+    num_batches: int = setting(
+        14,
+        BATCHES,
+        "how many batches each round measures; with --find-largest, from how many of the largest batches the "
+        "utterances of the throughput are",
+        presets={"cpu": 2, "quick": 2, SEARCH: 2},
+        label="number of batches",
+        **_COUNT,
+    )
+    seed: int = setting(
+        20220227,
+        BATCHES,
+        "of inputs, weights, choice of batches and order of processes",
+        type=flag_types.seed,
+        label="seed",
+    )
+    min_duration: Optional[float] = setting(
+        None,
+        LENGTHS,
+        "leave out utterances of the shape file that are shorter, as recipes do (icefall: 1), from their frames to "
+        "0.03 s",
+        short="leave out shorter utterances",
+        default_text="none",
+        label="shortest utterance, s",
+        heading="at least {:g} s",
+        **_AS_IN_FILE,
+        **_SECONDS,
+    )
+    max_duration: Optional[float] = setting(
+        None,
+        LENGTHS,
+        "leave out utterances that are longer (icefall: 20)",
+        short="leave out longer utterances",
+        default_text="none",
+        label="longest utterance, s",
+        heading="at most {:g} s",
+        **_AS_IN_FILE,
+        **_SECONDS,
+    )
+    concatenate: int = setting(
+        1,
+        LENGTHS,
+        "long form: so many utterances in a row become one, their T and U added up; --batch-size counts the long ones",
+        presets={"long-form": 4},
+        label="utterances as one",
+        heading="{} utterances as one",
+        heading_of_default=False,
+        **_COUNT,
+    )
+    subsampling: int = setting(
+        4,
+        LENGTHS,
+        "of the front end: the frames that the same audio has after x6 or x8, at least 1; 4 is the shape file as it is",
+        type=int,
+        choices=(4, 6, 8),
+        presets={"bpe4096-x8": 8},
+        label="subsampling",
+        heading="x{} frames",
+        heading_of_default=False,
+    )
+    token_scale: float = setting(
+        1.0,
+        LENGTHS,
+        f"U is multiplied by F and rounded, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
+        type=flag_types.positive,
+        metavar="F",
+        presets={"bpe4096-x8": 0.66, "chars": 2.66},
+        label="token scale",
+        heading="{:g} x tokens",
+        heading_of_default=False,
+    )
+    frames: Optional[int] = setting(
+        None,
+        LENGTHS,
+        "every utterance has T frames, whatever the shape file and --subsampling say",
+        type=flag_types.whole(1),
+        metavar="T",
+        default_text="their own",
+        label="T of every utterance",
+        heading="T {}",
+        **_AS_IN_FILE,
+    )
+    tokens: Optional[int] = setting(
+        None,
+        LENGTHS,
+        "every utterance has U target tokens, whatever the shape file and --token-scale say",
+        type=flag_types.whole(0),
+        metavar="U",
+        default_text="their own",
+        label="U of every utterance",
+        heading="U {}",
+        **_AS_IN_FILE,
+    )
+    logits: str = setting(
+        "random",
+        MEASURED,
+        "random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; peaky: inputs and "
+        "weights that give one random alignment almost all of the probability, more than a trained model does",
+        choices=LOGITS,
+        label="logits",
+        heading="{} logits",
+        heading_of_default=False,
+    )
+    margin: float = setting(
+        5.0,  # leaves an utterance about half a nat; 10 leaves a few thousandths, which float32 can hardly add up
+        MEASURED,
+        "with --logits peaky: by how much the target's logit is above the blank's where the alignment emits it, and "
+        "the blank's above the next target's where it does not",
+        type=flag_types.margin,
+        metavar="NATS",
+        label="margin",
+        heading="margin {:g}",
+        heading_of_default=False,
+        only=("logits", ("peaky",)),
+        refused=True,
+    )
+    vocab_size: int = setting(
+        500,
+        MEASURED,
+        "symbols, blank included. A shape file that says how many symbols its tokens are of, as files of "
+        "generate_shape_info.py from a corpus do, replaces the default",
+        short="symbols, blank included",
+        type=flag_types.whole(2),
+        metavar="V",
+        presets={"quick": 50, "bpe4096-x8": 4096, "chars": 30},
+        label="vocabulary",
+        heading="V {}",
+    )
+    encoder_dim: int = setting(
+        512,
+        MEASURED,
+        "dimension of encoder and decoder outputs and of the joiner's input; with --preset quick and --pruned-recipe "
+        "benchmark-2022 at least V",
+        type=flag_types.whole(1),
+        metavar="D",
+        presets={"quick": 32},
+        label="joiner dimension",
+        heading="joiner {}",
+    )
+    dtype: str = setting(
+        "float32",
+        MEASURED,
+        "of encoder and decoder outputs, joiner and logits",
+        short="float32, float64, float16 or bfloat16",
+        choices=("float32", "float64", "float16", "bfloat16"),
+        label="dtype",
+        heading="{}",
+        of_device=True,
+    )
+    amp: Optional[str] = setting(
+        None,
+        MEASURED,
+        "the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as --dtype "
+        "says, and a loss that does not take the dtype gets float32 logits",
+        choices=("bfloat16", "float16"),
+        default_text="off",
+        label="autocast",
+        unset="off",
+        heading="autocast {}",
+        heading_of_default=False,
+    )
+    compile: bool = setting(
+        False,
+        MEASURED,
+        "the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
+        "Compiling is not timed",
+        label="torch.compile",
+        heading="joiner compiled",
+        heading_of_default=False,
+        **_BOOL,
+    )
+    device: str = setting(
+        "auto",
+        MEASURED,
+        "auto, cpu, cuda or cuda:N",
+        short="cpu, cuda or cuda:N",
+        type=flag_types.device,
+        extra={"default": "auto"},
+        default_text="auto (CUDA where there is one)",
+        label="device",
+        heading=_device_heading,
+        **_HOW,
+    )
+    pruned_recipe: str = setting(
+        "icefall",
+        MEASURED,
+        "the step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
+        "benchmark-2022: no projections, backward through the pruned loss alone",
+        choices=("icefall", "benchmark-2022"),
+        label="pruned recipe",
+        **_OF_PRUNED,
+    )
+    prune_range: int = setting(
+        5,
+        MEASURED,
+        "symbols that the pruned losses keep for each frame",
+        type=flag_types.whole(2),
+        metavar="S",
+        label="prune range",
+        **_OF_PRUNED,
+    )
+    find_largest: Optional[str] = setting(
+        None,
+        FITS,
+        "instead of the passes: find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
+        "step, by doubling and bisection, each try in a process of its own; then the throughput at that size, over the "
+        "same utterances for all",
+        short="what fits (--memory-limit 16GB), and how fast it trains then",
+        choices=tuple(FIND_LARGEST),
+        default_text="no search",
+        **_HOW,
+    )
+    memory_limit: Optional[str] = setting(
+        None,
+        FITS,
+        "what a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
+        "Enforced: a limit on address space on a CPU; on CUDA the rest of the device is held back",
+        type=flag_types.memory_size,
+        metavar="SIZE",
+        default_text="nine tenths of what is available now on a CPU, all that is free on CUDA",
+        **_IN_SEARCH,
+    )
+    largest_cap: Optional[int] = setting(
+        None,
+        FITS,
+        "try nothing above this many utterances or frames",
+        default_text="all of the shape file",
+        **_COUNT,
+        **_IN_SEARCH,
+    )
+    rounds: int = setting(
+        6,
+        TIMING,
+        "fresh processes for each implementation, in shuffled order",
+        short="fresh processes for each loss; intervals are over them",
+        type=flag_types.whole(1, MOST_ROUNDS),
+        metavar="K",
+        presets={"cpu": 10, "quick": 1, SEARCH: 3},
+        **_HOW,
+    )
+    spread: float = setting(
+        0.02,
+        TIMING,
+        "stop sampling a scope once the 95% interval of its median is narrower than +-P%, with every batch measured",
+        type=flag_types.percentage,
+        metavar="P%",
+        default_text="2%",
+        **_HOW,
+    )
+    max_seconds: float = setting(
+        60.0,
+        TIMING,
+        "at most so many seconds of samples of one scope in one round; a sweep over the batches is always finished",
+        presets={"cpu": 0.7, "quick": 0.5},
+        **_SECONDS,
+        **_HOW,
+    )
+    max_samples: int = setting(
+        28,
+        TIMING,
+        "at most so many samples of one scope in one round, likewise",
+        presets={"cpu": 20, "quick": 400},
+        **_COUNT,
+        **_HOW,
+    )
+    threads: Optional[int] = setting(
+        None,
+        TIMING,
+        "CPU threads of torch, at most 4 for each CPU",
+        short="CPU threads",
+        type=flag_types.threads,
+        metavar="K",
+        default_text="the CPUs this process may use",
+        label="threads",
+        heading=_threads_heading,
+        of_device=True,
+    )
+    denormals: str = setting(
+        "flush",
+        TIMING,
+        "flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are computed, slowly",
+        choices=("flush", "keep"),
+        label="denormals",
+        heading="denormals: {}",
+        of_device=True,
+        **_ON_CPU,
+    )
+    allocator: str = setting(
+        "reuse",
+        TIMING,
+        "reuse: glibc keeps freed memory on a CPU for the next step, as caching allocators do on a GPU and in tuned "
+        "training; system: tensors above 32 MiB are mapped anew in every step",
+        choices=("reuse", "system"),
+        label="allocator",
+        heading="allocator: {}",
+        **_ON_CPU,
+    )
+    tf32: bool = setting(
+        False,
+        TIMING,
+        "CUDA: whether float32 products of the joiner may round their inputs to TF32, set both ways whatever the "
+        "environment says; the correctness pass never does",
+        label="tf32",
+        heading="TF32: {}",
+        of_device=True,
+        **_ON_CUDA,
+        **_BOOL,
+    )
+    l2: str = setting(
+        "cold",
+        TIMING,
+        "CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with "
+        "what making the inputs put there",
+        choices=("cold", "warm"),
+        presets={SEARCH: "warm"},  # the buffer that empties the cache would take from the memory
+        label="l2",
+        heading="L2: {}",
+        **_ON_CUDA,
+    )
+    schedule: Mapping[str, int] = setting(
+        {"wait": 10, "warmup": 10, "active": 20, "repeat": 2},
+        TRACE,
+        "steps of the profiler's schedule",
+        type=flag_types.schedule,
+        metavar="wait=A,warmup=B,active=C,repeat=D",
+        presets={"cpu": _SMALL_SCHEDULE, "quick": _SMALL_SCHEDULE},
+        **_HOW,
+    )
+    record_shapes: bool = setting(True, TRACE, "record operator input shapes", **_BOOL, **_HOW)
+    with_stack: bool = setting(True, TRACE, "record Python stacks", **_BOOL, **_HOW)
+    profile_memory: bool = setting(True, TRACE, "record allocations", **_BOOL, **_HOW)
+    gzip_traces: str = setting(
+        "auto",
+        TRACE,
+        "compress the traces; auto: those of more than 50 MB",
+        choices=("auto", "true", "false"),
+        **_HOW,
+    )
+    memory_snapshot: bool = setting(
+        False,
+        TRACE,
+        "CUDA: one more step, not profiled, whose allocations go into memory_snapshot.pickle beside the traces "
+        "(pytorch.org/memory_viz shows it)",
+        **_ON_CUDA,
+        **_BOOL,
+        **_HOW,
+    )
 
     @property
     def precision(self) -> str:
@@ -135,7 +538,7 @@ class Settings:
 
     @property
     def own_batches(self) -> bool:
-        """Whether each timing round measures batches that no other round has; else all rounds have the same."""
+        """True where each timing round measures batches that no other round has; else all rounds have the same."""
         return self.batches in ("random", "spread") and not self.find_largest
 
     @property
@@ -149,97 +552,112 @@ class Settings:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
-        known = {field.name for field in fields(cls)}
-        values = {key: value for key, value in data.items() if key in known}
-        return cls(**{**OLDER, **values, "passes": tuple(values["passes"]), "scopes": tuple(values["scopes"])})
+        """Return the settings that `data` has, with defaults for the others; ignore other keys."""
+        known = {key: value for key, value in data.items() if key in SETTINGS}
+        values: Dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
+        }
+        return cls(**values)
 
 
-#: Of runs that are older than these settings.
-OLDER = {"allocator": "system", "l2": "warm"}
-DEFAULTS: Dict[str, Any] = {field.name: field.default for field in fields(Settings) if field.default is not MISSING}
+#: The declaration of every setting, by name.
+SETTINGS: Dict[str, Setting] = declared(fields(Settings))
+SWEEPABLE = {value.flag[2:]: value for value in SETTINGS.values() if value.sweepable}
 
 
-def preset_parts(text: str) -> Tuple[Optional[str], str]:
-    """(size preset or None, workload) of "cpu", "chars", "cpu,chars" or "chars,cpu".  Raises UserError for others."""
-    words = [word.strip() for word in text.split(",")]
-    sizes = [word for word in words if word in PRESETS]
-    kinds = [word for word in words if word in workloads.WORKLOADS]
-    if len(sizes) > 1 or len(kinds) > 1 or len(sizes) + len(kinds) != len(words):
-        raise UserError(
-            f"give a size ({', '.join(PRESETS)}), a workload ({', '.join(workloads.WORKLOADS)}), or both "
-            f"(cpu,chars), not {text!r}"
-        )
-    return (sizes[0] if sizes else None), (kinds[0] if kinds else workloads.DEFAULT)
+def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str]) -> Dict[str, Any]:
+    """Return the settings by which rows are compared or told apart, from those of a record.
+
+    None: the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
+    known = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
+    result: Dict[str, Any] = {}
+    for key, declaration in SETTINGS.items():
+        if declaration.label or declaration.in_rows:
+            value = values.get(key)
+            if key not in values and values and not declaration.heading_of_default:
+                value = declaration.default  # of records that are older than the setting
+            if value is None and values:
+                value = declaration.unset
+            result[key] = value if declaration.applies(known) else None
+    return result
 
 
-def preset_note(preset: str) -> str:
-    """What the preset of resolved settings is, for people."""
-    size, workload = preset_parts(preset)
-    notes = [PRESET_NOTES[size]] if size else []
-    return "; ".join(notes + ([] if workload == workloads.DEFAULT else [workloads.NOTES[workload]]))
+def described(values: Mapping[str, Any], groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:
+    """Return what is not default of a run's settings, in a few words each.  groups: those of --help to look at."""
+    known = {key: values.get(key, declaration.default) for key, declaration in SETTINGS.items()}
+    chosen = [value for value in SETTINGS.values() if value.group in groups and not value.heading_of_default]
+    return [text for value in chosen if (text := value.heading_text(known))]
+
+
+def heading(known: Mapping[str, Any]) -> List[str]:
+    """Return the parts of a table's heading, from what is known of its rows (see `in_rows`)."""
+    return [text for value in SETTINGS.values() if (text := value.heading_text(known))]
 
 
 def with_correctness(passes: Sequence[str]) -> Tuple[str, ...]:
-    """The passes in their order; correctness is always among them: no time without it."""
+    """Return the passes in their order; correctness is always among them: no time without it."""
     return tuple(name for name in PASSES if name == "correctness" or name in passes)
 
 
 def resolve(given: Mapping[str, Any], device: str) -> Settings:
-    """Settings from the flags that were `given` (absent or None: not given), the workload, the size preset and the
-    defaults, in this order.  `device` is "cpu", "cuda" or "cuda:N", already found; the size is "seed" on CUDA and "cpu"
-    on a CPU unless given.  file_vocab_size: of the shape file, for a size preset that does not say another.  Raises
-    UserError for a setting that this device has no use for."""
-    size, workload = preset_parts(given.get("preset") or workloads.DEFAULT)
-    size = size or ("cpu" if device == "cpu" else "seed")
-    values = {**DEFAULTS, **PRESETS[size]}
-    if given.get("file_vocab_size") and "vocab_size" not in PRESETS[size]:
+    """Return the settings of a run: what is `given`, else what the preset says, else the defaults.
+
+    Args:
+        given: values by setting, None for what no flag gave; "file_vocab_size": symbols of the shape file, in place of
+            the default for sizes without a vocabulary of their own.
+        device: "cpu", "cuda" or "cuda:N", already found; "cpu" is measured at size cpu by default, others at full.
+
+    Raises UserError for a setting that has no effect on this device or beside the others."""
+    size, workload = presets.parts(given.get("preset") or presets.DEFAULT_WORKLOAD)
+    size = size or presets.default_size(device)
+    names = [size, workload, f"{size},{workload}", *([SEARCH] if given.get("find_largest") else [])]
+    values: Dict[str, Any] = {"device": device, "preset": presets.name(size, workload)}
+    for key, declaration in SETTINGS.items():
+        chosen = [declaration.presets[name] for name in names if name in declaration.presets]
+        if given.get(key) is not None:
+            chosen.append(given[key])
+        values.setdefault(key, chosen[-1] if chosen else declaration.default)
+    vocabulary = SETTINGS["vocab_size"]
+    if given.get("file_vocab_size") and given.get("vocab_size") is None and not set(names) & set(vocabulary.presets):
         values["vocab_size"] = given["file_vocab_size"]
-    own = workloads.WORKLOADS[workload]
-    values.update({key: value[size] if isinstance(value, dict) else value for key, value in own.items()})
-    values.update({key: value for key, value in given.items() if value is not None})
     if size == "quick" and values["pruned_recipe"] == "benchmark-2022" and given.get("encoder_dim") is None:
         values["encoder_dim"] = max(values["encoder_dim"], values["vocab_size"])  # whose scores are encoder outputs
     if values["find_largest"]:
-        values.update(_of_a_search(given))
-    elif values["memory_limit"] or values["largest_cap"]:
-        flag = "--memory-limit" if values["memory_limit"] else "--largest-cap"
-        raise UserError(f"{flag}: belongs to --find-largest batch-size or max-frames; give that too, or leave it out")
-    values.update(device=device, preset=size if workload == workloads.DEFAULT else f"{size},{workload}")
+        values["sort_utterance"] = _sorted_for_search(given)
     values["passes"] = with_correctness(values["passes"])
-    if values.get("batches") is None:
+    if given.get("batches") is None:
         values["batches"] = "spread" if values["sort_utterance"] else "first" if values["find_largest"] else "random"
-    if values["logits"] == "random" and given.get("margin") is not None:
-        raise UserError(f"--margin {given['margin']:g}: is of --logits peaky; give both or none")
-    if values["logits"] == "peaky" and values["pruned_recipe"] == "benchmark-2022":
-        raise UserError(
-            "--logits peaky: --pruned-recipe benchmark-2022 takes encoder outputs for scores; peaky ones are none; "
-            "leave out one of them"
-        )
-    if values["tf32"] and device == "cpu":
-        raise UserError("--tf32 true: is of CUDA, and this run is on the CPU; leave the flag out")
-    if given.get("l2") and device == "cpu":
-        raise UserError(f"--l2 {given['l2']}: is of CUDA, and this run is on the CPU; leave the flag out")
-    if values["memory_snapshot"] and device == "cpu":
-        raise UserError("--memory-snapshot true: is of CUDA memory, and this run is on the CPU; leave the flag out")
-    return Settings.from_json(values)
+    _check(given, values)
+    return Settings(**values)
 
 
-def _of_a_search(given: Mapping[str, Any]) -> Dict[str, Any]:
-    """What --find-largest settles: order of the utterances, passes, and the one scope whose step must fit."""
+def _sorted_for_search(given: Mapping[str, Any]) -> bool:
+    """Return whether the utterances of --find-largest are sorted.  Raises UserError for flags that do not go with
+    it."""
     kind = given["find_largest"]
     if given.get("passes"):
-        raise UserError("--passes: --find-largest has passes of its own; leave one of the two out")
+        raise UserError("--passes has no effect with --find-largest, which has passes of its own: remove one of them")
     if given.get("sort_utterance") not in (None, FIND_LARGEST[kind]):
-        wanted = "true" if FIND_LARGEST[kind] else "false"
-        raise UserError(f"--find-largest {kind}: is of batches with --sort-utterance {wanted}; leave that flag out")
-    scopes = given.get("scopes") or ("step",)
-    if len(scopes) != 1:
-        raise UserError(f"--find-largest {kind}: takes one scope; give --scope step (the default) or --scope loss")
-    return {
-        "sort_utterance": FIND_LARGEST[kind],
-        "passes": ("correctness",),
-        "scopes": tuple(scopes),
-        "num_batches": given.get("num_batches") or LARGEST_NUM_BATCHES,
-        "rounds": given.get("rounds") or LARGEST_ROUNDS,
-        "l2": given.get("l2") or "warm",  # the buffer that empties the cache would take from the memory
-    }
+        wanted = worded(FIND_LARGEST[kind])
+        raise UserError(f"--find-largest {kind} needs --sort-utterance {wanted}: remove --sort-utterance")
+    if len(given.get("scopes") or ("step",)) != 1:
+        raise UserError(f"--find-largest {kind} takes one scope: give --scope step (the default) or --scope loss")
+    return FIND_LARGEST[kind]
+
+
+def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise UserError for a setting that was given and has no effect beside the others."""
+    known = {**values, "device": values["device"].partition(":")[0]}
+    for key, declaration in SETTINGS.items():
+        if not declaration.refused or not given.get(key) or declaration.applies(known):
+            continue
+        needed, accepted = declaration.only or ("", ())
+        if needed == "device":
+            raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
+        condition = f"{SETTINGS[needed].flag} {' or '.join(accepted)}"
+        raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
+    if values["logits"] == "peaky" and values["pruned_recipe"] == "benchmark-2022":
+        raise UserError(
+            "--logits peaky does not go with --pruned-recipe benchmark-2022, whose scores are the encoder outputs: "
+            "remove one of them"
+        )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Dict, List, Mapping, Optional, Set
 
 from common.core.errors import NOT_RUNNABLE
+from common.core.settings import SETTINGS
 from common.records import schema
 from common.records.schema import Limits, Record
 from common.records.store import latest_jobs, status_of
 from common.records.sweep import SweepFile, SweepRun
 
-#: Settings that the device's limits depend on.
-OF_LIMITS = ("dtype", "threads", "denormals", "tf32")
+OF_LIMITS = [key for key, setting in SETTINGS.items() if setting.of_device]
 
 
 def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> Set[str]:

@@ -12,6 +12,7 @@ from common.analysis.metrics import METRICS, Metric, others
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms
 from common.core import grid
+from common.core.setting import worded
 from common.core.statistics import Summary
 from common.core.text import gathered, number
 from common.present import scales
@@ -128,7 +129,7 @@ def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequ
     if quantity.key == "time":
         sentences += [f"{line[0].upper()}{line[1:]}." for line in growth(sweep, key)]
     failed = [run for run in along(sweep, key) if run.row.status != "ok"]
-    gone = gathered(((run.row.name, run.row.status), grid.said(run.values[key])) for run in failed)
+    gone = gathered(((run.row.name, run.row.status), worded(run.values[key])) for run in failed)
     if gone:
         listed = "; ".join(f"{name} at {', '.join(values)} ({status})" for (name, status), values in gone.items())
         sentences.append(f"Not drawn: {listed}.")
@@ -152,11 +153,11 @@ def _is_same(one: Curve, other: Curve) -> bool:
 
 
 def _in_words(curve: Curve, unit: str) -> str:
-    return ", ".join(f"{number(point.measured.median)} {unit} at {grid.said(point.value)}" for point in curve)
+    return ", ".join(f"{number(point.measured.median)} {unit} at {worded(point.value)}" for point in curve)
 
 
 def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence[Curve]) -> Dict[str, Any]:
-    ticks = {"tickvals": sorted(values), "ticktext": [grid.said(value) for value in sorted(values)]}
+    ticks = {"tickvals": sorted(values), "ticktext": [worded(value) for value in sorted(values)]}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
     summaries = [point.measured for curve in curves for point in curve]
@@ -165,7 +166,7 @@ def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence
 
 
 def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Dict[str, Any]:
-    order = {"type": "category", "categoryorder": "array", "categoryarray": [grid.said(value) for value in values]}
+    order = {"type": "category", "categoryorder": "array", "categoryarray": [worded(value) for value in values]}
     return {"xaxis": axis(flag, **order), "yaxis": axis(unit), "barmode": "group", "bargap": 0.25}
 
 
@@ -185,7 +186,7 @@ def _curve(curve: Curve, unit: str, widened: int) -> Trace:
 
 
 def _bars(curve: Curve, unit: str) -> Trace:
-    x, y = [grid.said(point.value) for point in curve], [point.measured.median for point in curve]
+    x, y = [worded(point.value) for point in curve], [point.measured.median for point in curve]
     return bars(curve[0].row.marked, x, y, bar_of(curve[0].row.look), f"%{{x}}: %{{y:.4g}} {unit}", **_spread(curve))
 
 
@@ -193,7 +194,7 @@ def _table(name: str, flag: str, title: str, quantity: Quantity, curves: Sequenc
     rows = []
     for point in (point for curve in curves for point in curve):
         row = {"implementation": Cell(point.row.label)}
-        row[flag] = Cell(grid.said(point.value), point.value if is_number(point.value) else None)
+        row[flag] = Cell(worded(point.value), point.value if is_number(point.value) else None)
         numbers = {quantity.unit: point.measured.median}
         if quantity.key == "time":
             numbers = {f"{part} ms": getattr(point.measured, part) for part in ("median", "p20", "p80")}

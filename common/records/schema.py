@@ -20,9 +20,12 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Dict, List, Optional, Type, Union
+from typing import Annotated, Any, Dict, List, Mapping, Optional, Tuple, Type, Union, get_args, get_type_hints
 
+from common.core import flag_types
 from common.core.guard import require
+from common.core.setting import Setting
+from common.core.settings import SETTINGS, Settings
 
 require("msgspec")
 
@@ -54,21 +57,22 @@ def of(description: str) -> Meta:
     return Meta(description=description)
 
 
-#: The settings that readers use: their types are checked, the others are kept as they are.
+def _type_of(setting: Setting, hint: Any) -> Any:
+    """Return the type that a setting has in a record; hint: its type in Settings."""
+    if hint == Mapping[str, int]:
+        return Dict[str, Count]
+    if hint is int or int in get_args(hint):
+        bounds = setting.type if isinstance(setting.type, flag_types.Whole) else flag_types.Whole(1, 2**53)
+        whole = Annotated[int, Meta(ge=bounds.low, le=bounds.high)]
+        return whole if hint is int else Optional[whole]
+    if hint == Tuple[str, ...]:
+        return Annotated[List[str], Meta(min_length=1)]
+    return hint
+
+
+#: The types of the settings that a record has.
 _Settings = msgspec.defstruct(
-    "_Settings",
-    [
-        *((key, str, "") for key in ("device", "dtype", "batches", "denormals", "pruned_recipe", "logits")),
-        *((key, Positive, 1) for key in ("batch_size", "max_frames", "num_batches", "vocab_size", "encoder_dim")),
-        *((key, Positive, 1) for key in ("rounds", "prune_range", "subsampling", "concatenate")),
-        *((key, Optional[Positive], None) for key in ("threads", "frames", "largest_cap")),
-        *((key, Optional[str], None) for key in ("find_largest", "memory_limit", "allocator", "l2", "amp")),
-        *((key, float, 0.0) for key in ("token_scale", "margin")),
-        *((key, bool, False) for key in ("sort_utterance", "compile")),
-        *(("seed", int, 0), ("tokens", Optional[Count], None), ("tf32", Optional[bool], None)),
-        *(("schedule", Dict[str, Count], {}), ("passes", List[str], [])),
-        ("scopes", Annotated[List[str], Meta(min_length=1)], []),
-    ],
+    "_Settings", [(key, _type_of(SETTINGS[key], hint), None) for key, hint in get_type_hints(Settings).items()]
 )
 
 

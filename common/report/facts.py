@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis.row import Row
-from common.core import statistics, workloads
+from common.core import statistics
+from common.core.settings import LENGTHS, MEASURED, described
 from common.core.text import plain
 from common.core.units import GIB
 from common.present.table import Cell, Column, Table, measured, tabulated
@@ -80,6 +81,7 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Joiner", f"{settings.get('encoder_dim')} to V = {vocabulary}" if vocabulary else None),
         ("Dtype", settings.get("dtype")),
         ("Shapes", _shapes(entry, settings)),
+        ("Options", ", ".join(described(settings, (MEASURED,))) or None),
         ("Seed", settings.get("seed")),
         ("Rounds", f"{rounds} fresh process{'es' * (rounds != 1)}" if rounds else None),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
@@ -105,4 +107,4 @@ def _shapes(entry: Row, settings: Dict[str, Any]) -> Optional[str]:
     path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
     if not path or not digest:
         return None
-    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *workloads.described(settings)])
+    return ", ".join([f"{Path(path).name} (sha256 {digest[:12]})", *described(settings, (LENGTHS,))])

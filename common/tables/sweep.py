@@ -10,6 +10,7 @@ from common.analysis import groups, metrics, verdict
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, growth, is_number, is_numeric
 from common.core import grid
+from common.core.setting import worded
 from common.core.text import count, gathered, plain
 from common.present.table import Cell, Column, Table
 from common.present.text import aligned, block, listed, spaced
@@ -40,7 +41,7 @@ def table(of: str, title: str, sweep: Sweep) -> Table:
     lead = [Column(grid.flag(key), is_numeric(values)) for key, values in sweep.grid.items()]
     cells = []
     for run in sweep.runs:
-        swept = [Cell(grid.said(value), value if is_number(value) else None) for value in run.values.values()]
+        swept = [Cell(worded(value), value if is_number(value) else None) for value in run.values.values()]
         cells.append([*swept, *results.cells(run.row, shown)])
     return Table(sweep.name, title, [*lead, *results.columns(shown, of)], cells)
 
@@ -54,7 +55,7 @@ def _is_told(metric: metrics.Metric, of: str, sweep: Sweep) -> bool:
 
 def heading(sweep: Sweep) -> str:
     """One line: the grid, and what all cells have in common."""
-    axes = " x ".join(f"{grid.flag(key)} {', '.join(map(grid.said, values))}" for key, values in sweep.grid.items())
+    axes = " x ".join(f"{grid.flag(key)} {', '.join(map(worded, values))}" for key, values in sweep.grid.items())
     varied = dict.fromkeys(sweep.grid)
     shown = [replace(row, configuration={**row.configuration, **varied}) for row in sweep.rows]
     return plain(f"{sweep.name}: {axes}; {groups.heading(shown)}")
@@ -82,7 +83,7 @@ def where(sweep: Sweep, cells: Sequence[Dict[str, Any]]) -> str:
     }
     if len(cells) == math.prod(map(len, among.values())):
         some = {key: values for key, values in among.items() if len(values) < len(sweep.grid[key])}
-        named = [f"{grid.flag(key)} {', '.join(map(grid.said, values))}" for key, values in some.items()]
+        named = [f"{grid.flag(key)} {', '.join(map(worded, values))}" for key, values in some.items()]
         return f" at {' and '.join(named)}" if named else ""
     return f" at {'; '.join(map(grid.words, cells))}" if len(cells) <= MOST_CELLS else f" at {len(cells)} cells"
 
@@ -154,7 +155,7 @@ def _pivot(sweep: Sweep, title: str, metric: metrics.Metric, width: int, colors:
 
 
 def _head(values: Mapping[str, Any]) -> str:
-    return " ".join(map(grid.said, values.values()))
+    return " ".join(map(worded, values.values()))
 
 
 def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:

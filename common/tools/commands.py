@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Mapping, Optional, Sequence
 
-from common.cli import ending, flag_types, flags
+from common.cli import ending, flags
 from common.cli.ending import Shown
-from common.cli.parser import Parser
+from common.core import flag_types, paths
 from common.core.errors import UserError
 from common.core.files import write_whole
-from common.core.settings import DEFAULTS, Settings
+from common.core.settings import Settings
 from common.core.text import plain
 from common.jobs import tasks as jobs
 from common.jobs.executor import Executor
@@ -24,55 +24,51 @@ from common.present.section import Section
 from common.present.style import Figure
 from common.records.run import Run, remove
 from common.report import page
+from common.tables.results import FORMATS
 
 #: The advice where a file of a run cannot be written.
 SPACE = "free some space and go on with --resume"
-#: Flags of every command about a model, see flags.add_table.  {quick}: what --preset quick means; {timeout}: seconds;
-#: {folder}: what a run calls its folder.
-EVERY = """
-  --preset: quick: a smoke run: {quick}; what other flags say counts
-  --timeout S: seconds after which one process is ended and reads timeout; the others go on. Default: {timeout}
-  --format: of what is printed. Default: table
-  --quiet: no progress
-  --log-dir DIR: where the run makes its folder, {folder}. Default: log/ beside this script
-"""
-#: Flags of those that measure, one after the other or on a cluster.
-MEASURING = f"""\
-  --resume: continue the newest run of the same: what ended well is not run again
-  --png: write the charts as PNGs too
-{flags.EXECUTOR}
-"""
 #: Seconds of --timeout by default; None is no limit.
 TIMEOUT = 600.0
 
 
-def add_flags(
-    parser: Parser,
-    table: str,
-    takes: Mapping[str, Any],
-    *,
-    folder: str,
-    quick: str,
-    timeout: Optional[float] = TIMEOUT,
-    measuring: bool = True,
-) -> None:
-    """Add the flags of a command, whose last group, "the run", gets those that all such commands have.
+def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = TIMEOUT, measuring: bool = True) -> None:
+    """Add the flags that every command about a model has.
 
     Args:
-        parser: that gets them.
-        table: of the command's own flags, see flags.add_table, as is what they take, in `takes`.
-        folder: what a run calls its own.
-        quick: what --preset quick changes, in words.
-        timeout: default of --timeout, in seconds.
-        measuring: with the flags of MEASURING, and --seed.
+        run: the group of flags about the run.
+        folder: what a run calls its folder, for --help.
+        quick: what --preset quick changes, for --help.
+        timeout: default of --timeout, in seconds; None is no limit.
+        measuring: whether the command measures, on this machine or a cluster, and can go on with a run.
     """
-    words = EVERY.format(folder=folder, quick=quick, timeout="none" if timeout is None else f"{timeout:g}")
-    every = {"--preset": ("quick",), **({"--seed": flag_types.whole(0)} if measuring else {})}
-    flags.add_table(parser, table.rstrip() + words + (MEASURING if measuring else ""), {**every, **takes})
-    # what is printed is all there is: no details
-    parser.set_defaults(details=False, timeout=math.inf if timeout is None else timeout, format="table")
+    run.add_argument("--preset", choices=("quick",), help=f"quick: a smoke run: {quick}; what other flags say counts")
+    seconds = "none" if timeout is None else f"{timeout:g}"
+    run.add_argument(
+        "--timeout",
+        type=flag_types.positive,
+        default=math.inf if timeout is None else timeout,
+        metavar="S",
+        help=f"seconds after which one process is ended and reads timeout; the others go on. Default: {seconds}",
+    )
+    run.add_argument("--format", choices=FORMATS, default="table", help="of what is printed. Default: table")
+    run.add_argument("--quiet", action="store_true", help="no progress")
+    run.add_argument(
+        "--log-dir",
+        type=flag_types.path,
+        default=paths.LOG,
+        metavar="DIR",
+        help=f"where the run makes its folder, {folder}. Default: log/ beside this script",
+    )
+    run.set_defaults(details=False)  # what is printed is all there is
     if measuring:
-        parser.set_defaults(seed=DEFAULTS["seed"])
+        run.add_argument(
+            "--resume",
+            action="store_true",
+            help="continue the newest run of the same: what ended well is not run again",
+        )
+        run.add_argument("--png", action="store_true", help="write the charts as PNGs too")
+        flags.add_executor(run)
 
 
 def set_quick(arguments: argparse.Namespace, values: Mapping[str, Any]) -> None:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
-from common.cli import flag_types, flags
+from common.cli import flags
 from common.cli.parser import Parser
-from common.core import settings
+from common.core import flag_types, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.text import plain
 from common.jobs.executor import Executor
@@ -50,32 +50,6 @@ QUICK_SAMPLES = 16000
 PRESENTATION = ("by", "depth", "details", "format", "log_dir", "preset", "quiet", "rules", "strict", "timeout")
 #: Names below the model of the modules that a table shows, and of more than there are.
 DEPTH, ALL = 2, 10**6
-#: See common.cli.flags.add_table.
-HELP = f"""
-the model
-  --args FILE: the constructor's arguments, YAML or JSON
-  --arg KEY=VALUE: one of them, over --args; repeatable
-  --method NAME: what is called. Default: forward
-  --device: cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu
-  --train: in training mode. Default: evaluation
-  --backward: the backward too, from ones for every output
-its input
-  --input-shape SHAPE: one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); with
-    audio S is its number of samples, F that of its frames. Default with audio: 1xS
-  --audio DIR: one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file
-  --pseudo-input SAMPLES: an utterance of random numbers. Without a number: {PSEUDO_SAMPLES}
-  --batch-size N: utterances of --pseudo-input
-  --sample-rate HZ: Default: 16000
-  --hop N: samples of a frame. Default: 160
-the count
-  --by: what a row is. Default: module
-  --depth N: modules so many names below the model; all: every one. Default: 2; all with --format csv and json
-  --convention: superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, softmax and
-    dropout for MACs. Default: exact
-  --strict: an operator without a rule is an error
-  --register FILE: a Python file that calls common.flops.rules.register
-  --rules: print the table of rules, and stop
-"""
 
 
 def parser() -> Parser:
@@ -87,24 +61,71 @@ def parser() -> Parser:
         help="package.module:name or file.py:name (a class, a function that makes a model, or a model), s3prl:upstream "
         "or hf:name (with weights that are here already)",
     )
-    takes: Dict[str, Any] = {
-        **dict.fromkeys(("--args", "--audio", "--register"), flag_types.path),
-        **dict.fromkeys(("--train", "--backward", "--strict", "--rules"), flags.SWITCH),
-        **dict.fromkeys(("--sample-rate", "--hop"), flag_types.whole(1)),
-        "--arg": flags.repeatable(flag_types.pair("KEY=VALUE", empty=True)),
-        "--method": {"default": "forward"},
-        "--device": {"default": None},
-        "--input-shape": {"nargs": "+", "default": []},
-        "--pseudo-input": {"nargs": "?", "type": flag_types.whole(1), "const": PSEUDO_SAMPLES},
-        "--by": flops.BREAKDOWNS,
-        "--depth": _depth,
-        "--convention": ("exact", "superb"),
-    }
+    group = result.add_argument_group("the model")
+    group.add_argument("--args", type=flag_types.path, metavar="FILE", help="the constructor's arguments, YAML or JSON")
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=flag_types.pair("KEY=VALUE", empty=True),
+        metavar="KEY=VALUE",
+        help="one of them, over --args; repeatable",
+    )
+    group.add_argument("--method", default="forward", metavar="NAME", help="what is called. Default: forward")
+    group.add_argument("--device", help="cpu, cuda, cuda:N, or meta: no weights, no time. Default: cpu")
+    group.add_argument("--train", action="store_true", help="in training mode. Default: evaluation")
+    group.add_argument("--backward", action="store_true", help="the backward too, from ones for every output")
+    group = result.add_argument_group("its input")
+    group.add_argument(
+        "--input-shape",
+        nargs="+",
+        default=[],
+        metavar="SHAPE",
+        help="one tensor each: 1x80x1000, 2x50:int64 (ones), 2:int64=1000 (filled), name@1x80 (a keyword); "
+        "with audio S is its number of samples, F that of its frames. Default with audio: 1xS",
+    )
+    group.add_argument(
+        "--audio",
+        type=flag_types.path,
+        metavar="DIR",
+        help="one run for each file below DIR, by its length alone, in four buckets; or for each number in a text file",
+    )
+    group.add_argument(
+        "--pseudo-input",
+        nargs="?",
+        type=flag_types.whole(1),
+        const=PSEUDO_SAMPLES,
+        metavar="SAMPLES",
+        help="an utterance of random numbers. Without a number: 160000",
+    )
+    flags.add_setting(group, "batch_size", "utterances of --pseudo-input", default=1)
+    group.add_argument("--sample-rate", type=flag_types.whole(1), default=16000, metavar="HZ", help="Default: 16000")
+    group.add_argument(
+        "--hop", type=flag_types.whole(1), default=160, metavar="N", help="samples of a frame. Default: 160"
+    )
+    group = result.add_argument_group("the count")
+    group.add_argument("--by", choices=flops.BREAKDOWNS, default="module", help="what a row is. Default: module")
+    group.add_argument(
+        "--depth",
+        type=_depth,
+        metavar="N",
+        help="modules so many names below the model; all: every one. Default: 2; all with --format csv and json",
+    )
+    group.add_argument(
+        "--convention",
+        choices=("exact", "superb"),
+        default="exact",
+        help="superb: the MACs of SUPERB's profiler, which takes an attention's biases, scaling, mask, "
+        "softmax and dropout for MACs. Default: exact",
+    )
+    group.add_argument("--strict", action="store_true", help="an operator without a rule is an error")
+    group.add_argument(
+        "--register", type=flag_types.path, metavar="FILE", help="a Python file that calls common.flops.rules.register"
+    )
+    group.add_argument("--rules", action="store_true", help="print the table of rules, and stop")
     quick = f"--device meta, and --pseudo-input {QUICK_SAMPLES} where no input is given"
-    defaults = {"batch_size": 1, "sample_rate": 16000, "hop": 160, "by": "module", "convention": "exact"}
-    table = f"{HELP}the run"
-    model_run.add_flags(result, table, takes, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
-    result.set_defaults(**defaults)
+    run = result.add_argument_group("the run")
+    model_run.add_flags(run, folder="flops-<model>", quick=quick, timeout=None, measuring=False)
     return result
 
 

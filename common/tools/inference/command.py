@@ -11,10 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.cli import devices, ending, flag_types
+from common.cli import devices, ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
-from common.core import paths, settings
+from common.core import flag_types, paths, settings
 from common.core.errors import UserError
 from common.core.settings import Settings
 from common.core.text import count, shown
@@ -72,20 +72,6 @@ TYPES = (
     *("WaveformEnhancement", "SNREstimator"),
 )
 DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
-#: See common.cli.flags.add_table.
-HELP = f"""
-further axes: the grid is repeated for each value
-  --threads A,B: of torch on a CPU: 1,2,4
-  --dtype A,B: {", ".join(DTYPES)}: autocast
-  --quantize A,B: none, dynamic: weights of Linear and LSTM in int8, on a CPU
-  --compile BOOL,BOOL: torch.compile the parts of the model that take tensors alone; false,true has both. Each of these
-    is checked against the float32 outputs before it is timed
-the run
-  --device: auto, cpu, cuda or cuda:N. Default: auto
-  --seed: of random weights and noise
-  --max-seconds S: at most so many seconds of timed calls of a cell, after at least one. Default: 1
-  --max-samples K: at most so many calls. Default: 200
-"""
 
 
 def parsed(words: Sequence[str]) -> Tuple[argparse.Namespace, List[str]]:
@@ -117,16 +103,43 @@ def parser() -> Parser:
         "(audio_mockup_secs, batch_sizes, example_audio, triangle_only, export_logs); --key=value sets one of them. "
         "Default: the suite's profile.yaml",
     )
-    takes = {
-        "--threads": _listed(flag_types.threads),
-        "--dtype": _listed(_one_of(DTYPES)),
-        "--quantize": _listed(_one_of(QUANTIZE)),
-        "--compile": {"nargs": "?", "const": (True,), "type": _listed(flag_types.str2bool)},
-    }
-    axes = {"threads": (None,), "dtype": ("float32",), "quantize": ("none",), "compile": (False,)}
+    group = result.add_argument_group("further axes: the grid is repeated for each value")
+    group.add_argument(
+        "--threads", type=_listed(flag_types.threads), default=(None,), metavar="A,B", help="of torch on a CPU: 1,2,4"
+    )
+    group.add_argument(
+        "--dtype",
+        type=_listed(_one_of(DTYPES)),
+        default=("float32",),
+        metavar="A,B",
+        help="float32, bfloat16, float16: autocast",
+    )
+    group.add_argument(
+        "--quantize",
+        type=_listed(_one_of(QUANTIZE)),
+        default=("none",),
+        metavar="A,B",
+        help="none, dynamic: weights of Linear and LSTM in int8, on a CPU",
+    )
+    group.add_argument(
+        "--compile",
+        nargs="?",
+        const=(True,),
+        type=_listed(flag_types.str2bool),
+        default=(False,),
+        metavar="BOOL,BOOL",
+        help="torch.compile the parts of the model that take tensors alone; false,true has both. Each of "
+        "these is checked against the float32 outputs before it is timed",
+    )
+    group = result.add_argument_group("the run")
+    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "seed", "of random weights and noise", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(
+        group, "max_seconds", "at most so many seconds of timed calls of a cell, after at least one. Default: 1"
+    )
+    flags.add_setting(group, "max_samples", "at most so many calls. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
-    model_run.add_flags(result, HELP, takes, folder="inference-<config>", quick=quick)
-    result.set_defaults(**axes)
+    model_run.add_flags(group, folder="inference-<config>", quick=quick)
     return result
 
 

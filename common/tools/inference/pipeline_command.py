@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from common.cli import devices, ending, flag_types, flags
+from common.cli import devices, ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
-from common.core import paths, settings
+from common.core import flag_types, paths, settings
 from common.core.errors import EXIT_OK, UserError
 from common.core.text import count, shown
 from common.jobs import carried
@@ -81,49 +81,58 @@ MODEL_TYPES = {
 }
 
 
-#: See common.cli.flags.add_table.
-HELP = f"""
-the stages
-  --config FILE: YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, environment,
-    builder, converter, name, warmup, repeats. Default: the suite's pipeline.yaml
-the data set
-  --dataset-type: made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or pickled ones
-    in npy. Default: {WHOLE["dataset_type"]}
-  --dataset-path FILE: of raw and npy
-  --dataset-size K: the first K examples. Default: all
-  --target-sr HZ: of audio. Default: {WHOLE["target_sr"]}
-  --made-seconds A,B: of made examples. Default: 2,4,8
-  --trust-pickle: load npy files of pickled objects, which can run any code
-  --write-subsets DIR: write random, short and long subsets, and stop
-  --subset-size K: examples of each. Default: 10
-the run
-  --device: auto, cpu, cuda or cuda:N. Default: auto
-  --threads K: of torch on a CPU. Default: all
-  --seed: of weights, noise and subsets
-  --warmup K: calls before. Default: {STAGE["warmup"]}
-  --repeats K: timed calls. Default: {STAGE["repeats"]}
-  --dump-speech-waveforms-dir DIR: write the waveform of each example's last stage there
-  --dump-waveform-file-prefix TEXT: of their names. Default: none
-"""
-
-
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
-    takes: Dict[str, Any] = {
-        **dict.fromkeys(("--config", "--write-subsets", "--dump-speech-waveforms-dir"), flag_types.path),
-        **dict.fromkeys(("--dataset-path", "--dump-waveform-file-prefix"), str),
-        **dict.fromkeys(("--target-sr", "--subset-size", "--repeats"), flag_types.whole(1)),
-        "--dataset-type": DATASET_TYPES,
-        "--dataset-size": int,
-        "--made-seconds": lambda text: [flag_types.positive(word) for word in flag_types.words(text)],
-        "--trust-pickle": flags.SWITCH,
-        "--warmup": flag_types.whole(0),
-    }
-    defaults = {"config": DEFAULT, "subset_size": 10, "dump_waveform_file_prefix": ""}
+    group = result.add_argument_group("the stages")
+    group.add_argument(
+        "--config",
+        type=flag_types.path,
+        default=DEFAULT,
+        metavar="FILE",
+        help="YAML with general and stage1 ... stageN: factory (module:name or file.py:name), arguments, "
+        "environment, builder, converter, name, warmup, repeats. Default: the suite's pipeline.yaml",
+    )
+    group = result.add_argument_group("the data set")
+    group.add_argument(
+        "--dataset-type",
+        choices=DATASET_TYPES,
+        help="made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or "
+        "pickled ones in npy. Default: made",
+    )
+    group.add_argument("--dataset-path", metavar="FILE", help="of raw and npy")
+    group.add_argument("--dataset-size", type=int, metavar="K", help="the first K examples. Default: all")
+    group.add_argument("--target-sr", type=flag_types.whole(1), metavar="HZ", help="of audio. Default: 16000")
+    group.add_argument("--made-seconds", type=_seconds, metavar="A,B", help="of made examples. Default: 2,4,8")
+    group.add_argument(
+        "--trust-pickle", action="store_true", help="load npy files of pickled objects, which can run any code"
+    )
+    group.add_argument(
+        "--write-subsets", type=flag_types.path, metavar="DIR", help="write random, short and long subsets, and stop"
+    )
+    group.add_argument(
+        "--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="examples of each. Default: 10"
+    )
+    group = result.add_argument_group("the run")
+    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "of torch on a CPU. Default: all")
+    flags.add_setting(group, "seed", "of weights, noise and subsets", default=settings.SETTINGS["seed"].default)
+    group.add_argument("--warmup", type=flag_types.whole(0), metavar="K", help="calls before. Default: 2")
+    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="timed calls. Default: 5")
+    group.add_argument(
+        "--dump-speech-waveforms-dir",
+        type=flag_types.path,
+        metavar="DIR",
+        help="write the waveform of each example's last stage there",
+    )
+    group.add_argument("--dump-waveform-file-prefix", default="", metavar="TEXT", help="of their names. Default: none")
     quick = "the first example, one call and none before it"
-    model_run.add_flags(result, HELP, takes, folder="pipeline-<config>", quick=quick)
-    result.set_defaults(**defaults)
+    model_run.add_flags(group, folder="pipeline-<config>", quick=quick)
     return result
+
+
+def _seconds(text: str) -> List[float]:
+    """Parse lengths in seconds, with commas between them."""
+    return [flag_types.positive(word) for word in flag_types.words(text)]
 
 
 def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> int:

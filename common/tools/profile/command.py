@@ -10,10 +10,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.cli import devices, ending, flag_types
-from common.cli.flags import BOOL, SWITCH, by_preset, repeatable
+from common.cli import devices, ending, flags
 from common.cli.parser import Parser
-from common.core import paths, settings
+from common.core import flag_types, paths, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, read_text, write_whole
 from common.core.implementations import find
@@ -58,46 +57,6 @@ PRESETS: Dict[str, Dict[str, Any]] = {
 SIZES = {"batch-size": False, "max-frames": True}
 LOSS = "fast_rnnt-pruned"
 
-
-#: See common.cli.flags.add_table.
-HELP = f"""
-batches
-  --shape-file FILE: (frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames are
-    the fewest feature frames that give them. Default: the suite's shape_info.features.pt
-  --sort-utterance: batches of --max-frames, sorted by length. Default: false
-  --max-frames K: feature frames. Default: {by_preset("max_frames", PRESETS)}
-  --batch-size N: utterances. Default: {by_preset("batch_size", PRESETS)}
-  --num-batches K: drawn from all, in turn. Default: 1
-  --seed: of inputs and weights
-  --sweep KEY=A,B,...: profile each of these sizes, KEY being {" or ".join(SIZES)}
-the model
-  --config FILE: sizes of the Conformer transducer, YAML or JSON; icefall: icefall's own Conformer (relative positions,
-    BasicNorm, balancers), at its own sizes
-  --size KEY=VALUE: one of them, over --config; repeatable
-  --model MODULE:NAME: package.module:name or file.py:name of a model, called with features (N, frames, F), their
-    lengths, symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits (N, T, U+1, V) first
-  --arg KEY=VALUE: an argument of --model; repeatable
-  --loss: a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio,
-    optimized_transducer, fused. Default: {LOSS}
-  --prune-range S: of a pruned loss. Default: 5
-  --dropout: keep the model's dropout
-  --no-dropout: set every dropout to 0. The default
-  --amp: autocast of the model; losses are float32. Default: none
-  --compile: torch.compile each labelled module that holds no other labelled one
-  --optimizer: AdamW's step too
-  --checkpoint PATTERN: compute the forward of these modules again in the backward; repeatable
-labels
-  --label NAME=PATTERN: label modules by their dotted names, * within a name; repeatable. Default: encoder, embed,
-    layers, their feed-forwards, attention and convolution, and decoder; joiner and losses are always labelled
-  --depth K: instead: every module of at most K names
-the run
-  --device: auto, cpu, cuda or cuda:N. Default: auto
-  --threads K: of torch on a CPU. Default: all
-  --steps K: timed, with labels. Default: {by_preset("steps", PRESETS)}
-  --warmup K: before them. Default: {by_preset("warmup", PRESETS)}
-  --trace-steps K: under torch.profiler. Default: 2
-  --limits: measure the device's matrix rate, which 'of limit' needs. Default: true
-"""
 #: With --preset quick, of flags that are not given: a smaller batch in either kind, and a smaller model.
 QUICK: Dict[str, Any] = {"steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
 QUICK_BATCH = {False: {"batch_size": 1}, True: {"max_frames": 1000}}
@@ -106,25 +65,117 @@ QUICK_SIZE = [("layers", "2")]
 
 def parser() -> Parser:
     result = Parser(description=DESCRIPTION, epilog=EXAMPLES)
-    takes: Dict[str, Any] = {
-        **dict.fromkeys(("--size", "--arg"), repeatable(flag_types.pair("KEY=VALUE"))),
-        **dict.fromkeys(("--model", "--loss"), str),
-        **dict.fromkeys(("--dropout", "--compile", "--optimizer"), SWITCH),
-        **dict.fromkeys(("--depth", "--steps", "--trace-steps"), flag_types.whole(1)),
-        "--sort-utterance": BOOL,
-        "--sweep": _sizes,
-        "--config": flag_types.path,
-        "--no-dropout": {"dest": "dropout", "action": "store_false"},
-        "--amp": ("bfloat16",),
-        "--checkpoint": repeatable(str),
-        "--label": repeatable(flag_types.pair("NAME=PATTERN")),
-        "--warmup": flag_types.whole(0),
-    }
+    group = result.add_argument_group("batches")
+    flags.add_setting(
+        group,
+        "shape_file",
+        "(frames, U) or (T, U) of every utterance, as generate_shape_info.py writes it; T encoder frames"
+        " are the fewest feature frames that give them. Default: the suite's shape_info.features.pt",
+        default=paths.ROOT / "shape_info.features.pt",
+    )
+    flags.add_setting(
+        group, "sort_utterance", "batches of --max-frames, sorted by length. Default: false", default=False
+    )
+    flags.add_setting(group, "max_frames", f"feature frames. Default: {_by_device('max_frames')}", metavar="K")
+    flags.add_setting(group, "batch_size", f"utterances. Default: {_by_device('batch_size')}")
+    flags.add_setting(group, "num_batches", "drawn from all, in turn. Default: 1", default=1)
+    flags.add_setting(group, "seed", "of inputs and weights", default=settings.SETTINGS["seed"].default)
+    group.add_argument(
+        "--sweep",
+        type=_sizes,
+        metavar="KEY=A,B,...",
+        help="profile each of these sizes, KEY being batch-size or max-frames",
+    )
+    group = result.add_argument_group("the model")
+    group.add_argument(
+        "--config",
+        type=flag_types.path,
+        metavar="FILE",
+        help="sizes of the Conformer transducer, YAML or JSON; icefall: icefall's own Conformer (relative "
+        "positions, BasicNorm, balancers), at its own sizes",
+    )
+    group.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        type=flag_types.pair("KEY=VALUE"),
+        metavar="KEY=VALUE",
+        help="one of them, over --config; repeatable",
+    )
+    group.add_argument(
+        "--model",
+        metavar="MODULE:NAME",
+        help="package.module:name or file.py:name of a model, called with features (N, frames, F), their "
+        "lengths, symbols (N, U+1) with a blank first, and their lengths; it returns its loss, or logits"
+        " (N, T, U+1, V) first",
+    )
+    group.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        type=flag_types.pair("KEY=VALUE"),
+        metavar="KEY=VALUE",
+        help="an argument of --model; repeatable",
+    )
+    group.add_argument(
+        "--loss",
+        default=LOSS,
+        help="a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
+        "optimized_transducer, fused. Default: fast_rnnt-pruned",
+    )
+    flags.add_setting(group, "prune_range", "of a pruned loss. Default: 5")
+    group.add_argument("--dropout", action="store_true", help="keep the model's dropout")
+    group.add_argument("--no-dropout", dest="dropout", action="store_false", help="set every dropout to 0. The default")
+    group.add_argument("--amp", choices=("bfloat16",), help="autocast of the model; losses are float32. Default: none")
+    group.add_argument(
+        "--compile", action="store_true", help="torch.compile each labelled module that holds no other labelled one"
+    )
+    group.add_argument("--optimizer", action="store_true", help="AdamW's step too")
+    group.add_argument(
+        "--checkpoint",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="compute the forward of these modules again in the backward; repeatable",
+    )
+    group = result.add_argument_group("labels")
+    group.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        type=flag_types.pair("NAME=PATTERN"),
+        metavar="NAME=PATTERN",
+        help="label modules by their dotted names, * within a name; repeatable. Default: encoder, embed, "
+        "layers, their feed-forwards, attention and convolution, and decoder; joiner and losses are "
+        "always labelled",
+    )
+    group.add_argument(
+        "--depth", type=flag_types.whole(1), metavar="K", help="instead: every module of at most K names"
+    )
+    group = result.add_argument_group("the run")
+    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "of torch on a CPU. Default: all")
+    group.add_argument(
+        "--steps", type=flag_types.whole(1), metavar="K", help=f"timed, with labels. Default: {_by_device('steps')}"
+    )
+    group.add_argument(
+        "--warmup", type=flag_types.whole(0), metavar="K", help=f"before them. Default: {_by_device('warmup')}"
+    )
+    group.add_argument("--trace-steps", type=flag_types.whole(1), metavar="K", help="under torch.profiler. Default: 2")
+    group.add_argument(
+        "--limits",
+        type=flag_types.str2bool,
+        metavar="BOOL",
+        help="measure the device's matrix rate, which 'of limit' needs. Default: true",
+    )
     quick = "2 layers of the Conformer transducer, one utterance, 2 steps, no limits"
-    model_run.add_flags(result, HELP, takes, folder="profile-<size>", quick=quick, timeout=None)
-    shapes = paths.ROOT / "shape_info.features.pt"
-    result.set_defaults(shape_file=shapes, sort_utterance=False, num_batches=1, loss=LOSS)
+    model_run.add_flags(group, folder="profile-<size>", quick=quick, timeout=None)
     return result
+
+
+def _by_device(key: str) -> str:
+    """Return the default of a flag for --help: "30 (cuda), 1 (cpu)"."""
+    return ", ".join(f"{values[key]} ({device})" for device, values in PRESETS.items())
 
 
 def _sizes(text: str) -> Tuple[str, List[int]]:

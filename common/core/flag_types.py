@@ -1,75 +1,81 @@
-"""What a flag's text may be: each function turns it into a value, or says in one line what it should have been."""
+"""The types of flags: each turns a text into a value, or raises ArgumentTypeError with what it should have been."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from argparse import ArgumentTypeError
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from common.core import settings, units
+from common.core import presets, units
 from common.core.errors import UserError
-from common.core.grid import FIXED, Axis, flag
 from common.core.text import short
-from common.system import machine
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4
-#: Of a count, where a flag has no bound of its own: losses keep sizes in 32 bits.
+#: The largest count where a flag has no bound of its own: losses keep sizes in 32 bits.
 MOST = 2**31 - 1
 #: Nats; e to the minus as many is the smallest number of float32, and more of them change nothing.
 MOST_MARGIN = 100.0
 
 
 def str2bool(text: str) -> bool:
-    """True for yes, true, t, y, 1; False for no, false, f, n, 0; in any case."""
+    """Parse yes, true, t, y, 1 as True and no, false, f, n, 0 as False, in any case."""
     word = text.strip().lower()
     if word not in ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0"):
         raise ArgumentTypeError(f"give true or false, not {text!r}")
     return word in ("yes", "true", "t", "y", "1")
 
 
-def whole(low: int, high: int = MOST) -> Callable[[str], int]:
+@dataclass(frozen=True)
+class Whole:
     """A whole number from `low` to `high`."""
 
-    def parse(text: str) -> int:
+    low: int
+    high: int = MOST
+
+    def __call__(self, text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             raise ArgumentTypeError(f"give a whole number, not {short(text)!r}") from None
-        if value < low:
-            raise ArgumentTypeError(f"must be at least {low}, not {value}")
-        if value > high:
-            raise ArgumentTypeError(f"must be at most {high}, not {short(text)}")
+        if value < self.low:
+            raise ArgumentTypeError(f"must be at least {self.low}, not {value}")
+        if value > self.high:
+            raise ArgumentTypeError(f"must be at most {self.high}, not {short(text)}")
         return value
 
-    return parse
+
+def whole(low: int, high: int = MOST) -> Whole:
+    """Return the type of a whole number from `low` to `high`."""
+    return Whole(low, high)
 
 
-#: Of what is drawn; as large as records keep a whole number.
+#: Records keep no larger whole number.
 seed = whole(0, 2**53)
 
 
 def threads(text: str) -> int:
-    """At most MOST_THREADS for each CPU that this process may use: thousands bring the machine to a standstill."""
-    value, most = whole(1)(text), MOST_THREADS * machine.cpu_count()
+    """Parse a number of threads: at most MOST_THREADS for each CPU that this process may use, since thousands bring the
+    machine to a standstill."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    value, most = whole(1)(text), MOST_THREADS * cpus
     if value > most:
         raise ArgumentTypeError(f"must be at most {most}, {MOST_THREADS} for each CPU here, not {value}")
     return value
 
 
 def named(text: str) -> str:
-    """Not empty: an empty variable in a shell would name the current folder."""
+    """Parse a name; an empty one is an error, since an empty variable of a shell would name the current folder."""
     if not text:
         raise ArgumentTypeError("must not be empty: give a name, or leave it out")
     return text
 
 
 def path(text: str) -> Path:
-    """UTF-8, as records and pages that name it are."""
+    """Parse a path.  It has to be UTF-8, as records and pages that name it are."""
     try:
         named(text).encode()
     except UnicodeEncodeError:
@@ -78,7 +84,7 @@ def path(text: str) -> Path:
 
 
 def margin(text: str) -> float:
-    """In nats."""
+    """Parse a margin in nats."""
     value = positive(text)
     if value > MOST_MARGIN:
         raise ArgumentTypeError(f"must be at most {MOST_MARGIN:g}: below e^-{MOST_MARGIN:g} float32 ends, not {text}")
@@ -86,28 +92,29 @@ def margin(text: str) -> float:
 
 
 def positive(text: str) -> float:
+    """Parse a finite number above 0."""
     return float(_checked(text, units.positive))
 
 
 def percentage(text: str) -> float:
-    """A fraction from "2%".  The sign has to be there: 0.02 could mean 2% or 0.02%."""
+    """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):
         raise ArgumentTypeError(f"give a percentage such as 2%, with the sign, not {text!r}")
     return positive(text[:-1]) / 100
 
 
 def preset(text: str) -> str:
-    """A size preset, a workload, or both: see common.core.settings.preset_parts."""
-    return _checked(text, settings.preset_parts)
+    """Check a size preset, a workload, or both, and return the text: see common.core.presets.parts."""
+    return _checked(text, presets.parts)
 
 
 def memory_size(text: str) -> str:
-    """A size such as "4GiB", "500MB" or "80%" (of the device), as it was given."""
+    """Check a size such as "4GiB", "500MB" or "80%" (of the device), and return the text."""
     return _checked(text, lambda text: units.bytes_of(text, 2**40))
 
 
 def _checked(text: str, read: Callable[[str], Any]) -> str:
-    """`text`, once `read` has raised no UserError for it."""
+    """Return `text`, once `read` has raised no UserError for it."""
     try:
         read(text)
     except UserError as error:
@@ -116,13 +123,14 @@ def _checked(text: str, read: Callable[[str], Any]) -> str:
 
 
 def device(text: str) -> str:
+    """Check the name of a device, and return it."""
     if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", text):
         raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
     return text
 
 
 def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
-    """The words of KEY=VALUE, as `form` names them.  empty: VALUE may be."""
+    """Return the type of KEY=VALUE, which gives both.  form: names them in messages; empty: VALUE may be empty."""
 
     def parse(text: str) -> Tuple[str, str]:
         key, equals, value = (word.strip() for word in text.partition("="))
@@ -134,20 +142,20 @@ def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
 
 
 def _parts(text: str) -> List[str]:
-    """The words between commas."""
+    """Return the words between commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def words(text: str) -> Tuple[str, ...]:
-    """A comma-separated list of anything."""
+    """Parse a comma-separated list of anything."""
     if not _parts(text):
         raise ArgumentTypeError(f"give names with commas between them, not {text!r}")
     return tuple(_parts(text))
 
 
 def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) -> Callable[[str], Tuple[str, ...]]:
-    """A comma-separated list out of `choices`, in their order; "all" (or "both") is `everything`, by default all of
-    them."""
+    """Return the type of a comma-separated list out of `choices`, which gives them in their order; "all" (or "both") is
+    `everything`, by default all of them."""
 
     def parse(text: str) -> Tuple[str, ...]:
         given = _parts(text)
@@ -161,7 +169,7 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
 
 
 def schedule(text: str) -> Dict[str, int]:
-    """The profiler's schedule from "wait=10,warmup=10,active=20,repeat=2"."""
+    """Parse the profiler's schedule, "wait=10,warmup=10,active=20,repeat=2", in steps."""
     lows = {"wait": 0, "warmup": 0, "active": 1, "repeat": 1}
     given = {key.strip(): value for key, _, value in (part.partition("=") for part in text.split(","))}
     if not given.keys() <= lows.keys():
@@ -170,47 +178,3 @@ def schedule(text: str) -> Dict[str, int]:
     if missing:
         raise ArgumentTypeError(f"{', '.join(missing)} is not given in {text!r}")
     return {key: whole(lows[key])(value) for key, value in given.items()}
-
-
-def sweepable(parser: argparse.ArgumentParser) -> Dict[str, argparse.Action]:
-    """The flags of `parser` that --sweep takes, by their names without dashes: those of one value that say what is
-    measured."""
-    known = {field.name for field in fields(settings.Settings)} - set(FIXED)
-    actions = [action for action in parser._actions if action.dest in known and action.nargs in (None, "?")]
-    return {flag(action.dest): action for action in actions if action.option_strings}
-
-
-def axis_of(parser: argparse.ArgumentParser) -> Callable[[str], Axis]:
-    """The type of --sweep: "vocab-size=500,1000" with values as --vocab-size takes them."""
-
-    def parse(text: str) -> Axis:
-        name, _, listed = text.partition("=")
-        name = name.strip()
-        there = sweepable(parser)
-        action = there.get(flag(name))
-        if action is None:
-            raise ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {', '.join(there)}")
-        if not _parts(listed):
-            raise ArgumentTypeError(f"{text!r}: give at least one value, as in {name}=A,B")
-        try:
-            values = tuple(_value(action, word) for word in _parts(listed))
-        except ArgumentTypeError as error:
-            raise ArgumentTypeError(f"{name}: {error}") from None
-        twice = [str(value) for place, value in enumerate(values) if value in values[:place]]
-        if twice:
-            raise ArgumentTypeError(f"{name}: {twice[0]} is given twice")
-        return Axis(action.dest, values)
-
-    return parse
-
-
-def _value(action: argparse.Action, word: str) -> Any:
-    """A value as the flag itself would take it.  Raises ArgumentTypeError."""
-    convert: Callable[[str], Any] = action.type if callable(action.type) else str
-    try:
-        value = convert(word)
-    except (TypeError, ValueError):
-        raise ArgumentTypeError(f"not a value of --{flag(action.dest)}: {word!r}") from None
-    if action.choices is not None and value not in action.choices:
-        raise ArgumentTypeError(f"{word!r} is none of {', '.join(map(str, action.choices))}")
-    return value
