@@ -272,7 +272,7 @@ def test_a_script_that_spoils_its_process_costs_its_own_row_alone(flags, tmp_pat
     assert "exit code 0" in rows["own0"]["reason"] and "nowhere_at_all" in rows["own2"]["reason"]
 
 
-def test_a_list_runs_no_script(tmp_path):
+def test_a_list_has_a_script_that_ends_its_process(tmp_path):
     script = own_loss(tmp_path, at_import="import os; os._exit(0)")
     done = run("benchmark_all.py", "--list", "--only", script, "--device", "cpu")
     (row,) = [line for line in done.stdout.splitlines() if line.startswith("own0 ")]

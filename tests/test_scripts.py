@@ -129,32 +129,42 @@ def test_a_file_of_the_table_is_its_line(tmp_path):
     assert found.name == "optimized_transducer" and found.script == "benchmark_ot"
 
 
-def test_what_a_copy_inherits_is_read_and_not_run(copy, tmp_path):
+def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
     """From a file beside it, and from the suite's own classes; the last word is that of the class itself."""
     (copy().parent / "beside.py").write_text(
-        "from common.losses.k2_package import SimpleLoss\nraise SystemExit('run')\n"
-        "class Beside(SimpleLoss):\n    name = 'beside'\n    topology = 'modified'\n"
+        "from common.losses.k2_package import SimpleLoss\nprint('imported')\n"
+        "class Beside(SimpleLoss):\n    name = 'beside'\n    topology = 'MODIFIED'.lower()\n"
     )
     path = copy(replaced={"from common.losses.adapter import Adapter": "from beside import Beside as Adapter"})
     text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
     path.write_text(text)
-    said = scripts.described(path)
-    assert said["name"] == "beside" and scripts.kind_of("beside", said) == "additive"
-    assert scripts.kind_of("beside", {**said, **said["variants"]["far"]}) == "exact"
+    attributes = scripts.described(path)
+    assert attributes["name"] == "beside" and scripts.kind_of("beside", attributes) == "additive"
+    assert scripts.kind_of("beside", {**attributes, **attributes["variants"]["far"]}) == "exact"
 
 
-def test_a_value_that_is_not_plain_is_told(copy):
-    path = copy("benchmark_odd.py", replaced={'name = "mine"': 'name = "odd".lower()'})
-    assert_user_error(run("benchmark_all.py", "--only", path), path, "name", "plain value")
+@pytest.mark.parametrize("line", ["import nowhere_at_all", "raise SystemExit(3)", "import os; os._exit(0)"])
+def test_a_copy_that_cannot_be_imported_has_a_row_of_its_own(copy, line, monkeypatch):
+    monkeypatch.setattr(scripts, "BY_NAME", {})
+    path = copy(replaced={"import sys\nfrom": f"import sys\n{line}\nfrom"})
+    row = scripts.of_file(str(path))
+    assert row.name == "flash" and row.kind == "exact" and not row.variants
+
+
+@pytest.mark.parametrize("value", ["'far'", "{'far': 1}", "[object()]"])
+def test_variants_that_are_none_are_told(copy, value):
+    path = copy("benchmark_odd.py", replaced={'name = "mine"': f'name = "odd"\n    variants = {value}'})
+    assert_user_error(run("benchmark_all.py", "--only", path), path, "variants")
 
 
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
-    said = scripts.described(scripts.file_of(implementation))
-    assert said == {key: getattr(adapter, key) for key in scripts.ATTRIBUTES}
+    attributes = scripts.described(scripts.file_of(implementation))
+    own = {key: getattr(adapter, key) for key in scripts.ATTRIBUTES}
+    assert attributes == {**own, "devices": list(adapter.devices)}
     changed = adapter.variants.get(implementation.variant, {})
-    assert scripts.kind_of(implementation.name, {**said, **changed}) == implementation.kind
+    assert scripts.kind_of(implementation.name, {**attributes, **changed}) == implementation.kind
 
 
 @pytest.mark.parametrize(

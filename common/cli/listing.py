@@ -1,6 +1,6 @@
 """benchmark_all.py --list: each implementation and variant, where it would run here, and what it lacks.
 
-Nothing is imported: of a script its text is read, and a package counts as there where its Python finds it.
+No package is imported: it counts as there where its Python finds it.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def packages(python: Path, wanted: Sequence[str]) -> FrozenSet[str]:
 
 def state(one: implementations.Implementation, choice: interpreters.Choice, device: str, there: FrozenSet[str]) -> str:
     """Where it would run, or why it would not."""
-    said = scripts.described(scripts.file_of(one))
+    attributes = scripts.described(scripts.file_of(one))
     managed = choice.python == environments.interpreter(one.environment)
     where = f"environment {one.environment}" if managed else str(choice.python)
-    if device not in said["devices"]:
-        return f"unsupported: it has no {device} version and runs on {' and '.join(said['devices'])} ({where})"
+    if device not in attributes["devices"]:
+        return f"unsupported: it has no {device} version and runs on {' and '.join(attributes['devices'])} ({where})"
     if one.built:
         compiled = any(BUILD.glob(f"{one.package}-*-{device}-*/"))
         return where + ("" if compiled else ", compiled when it is first run")
-    return where if one.package in there else f"missing: {one.package} is not in {where}: {said['hint']}"
+    return where if one.package in there else f"missing: {one.package} is not in {where}: {attributes['hint']}"

@@ -66,14 +66,13 @@ def examine(
 
 
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
-    """Environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no need, and
-    for a script that cannot be read, which its process says."""
+    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no
+    need, and for a script that cannot be read, which its process says."""
     try:
-        said = scripts.described(scripts.file_of(implementation))
+        attributes = scripts.described(scripts.file_of(implementation))
     except UserError:
         return {}
-    found: Mapping[str, str] = said["simulator"] if device == "cpu" and "cpu" not in said["devices"] else {}
-    return found
+    return attributes["simulator"] if device == "cpu" and "cpu" not in attributes["devices"] else {}
 
 
 def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
