@@ -29,6 +29,9 @@ COMMANDS: Dict[str, Command] = {
         "find the largest batch that fits each loss", "benchmark_all.py", ("--find-largest", "batch-size")
     ),
     "sweep": Command("measure at each of some values: rnnt-bench sweep vocab-size=500,4096", "benchmark_all.py"),
+    "which": Command(
+        "say which loss to take from the results that come with the suite, at once", "common.tools.which.command"
+    ),
     "check": Command("ask the losses the corner cases: which is right in which", "conformance.py"),
     "compare": Command("say what changed between two measurements", "compare.py"),
     "summarize": Command("print the table of log folders", "summarize.py"),

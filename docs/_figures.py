@@ -29,6 +29,7 @@ from common.analysis.row import Row  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.records.schema import Header  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
+from common.tools.which import rows as which  # noqa: E402
 
 command.register()
 
@@ -167,7 +168,8 @@ def written(page: str) -> str:
 
 
 def write() -> None:
-    """Write all pages anew."""
+    """Write all pages anew, and the file of `rnnt-bench which`."""
+    which.write()
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 
