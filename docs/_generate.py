@@ -58,7 +58,7 @@ def on_page_markdown(markdown, page, **_):
 def _moved(text: str) -> str:
     """Return a page of the top folder with its links as they are from docs/."""
     text = re.sub(r"(\]\(|src=\"|srcset=\")docs/", r"\1", text).replace("](README.md", "](index.md")
-    return _without_files(text, r"(?![\w/-]+\.(?:md|png|svg)[)#])(?![#\w]*:)(?!#)")
+    return _without_files(text, r"(?![\w-]+\.(?:md|png|svg)[)#])(?![#\w]*:)(?!#)")
 
 
 def _without_files(text: str, start: str) -> str:

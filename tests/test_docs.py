@@ -119,6 +119,17 @@ def site(tmp_path_factory):
     return folder
 
 
+def test_links_of_the_site_lead_to_its_files(site):
+    broken = []
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'href="?([^"\s>]+)', page.read_text(encoding="utf-8")):
+            name = link.partition("#")[0]
+            if name and not re.match(r"[a-z]+:|//", name) and page.name != "404.html":
+                if not (page.parent / name).exists():
+                    broken.append(link)
+    assert not broken
+
+
 @pytest.mark.skipif(
     not (CHROMIUM and DRIVER and find_spec("selenium")), reason="needs selenium, chromium and chromedriver"
 )
