@@ -1,4 +1,4 @@
-"""How every command ends: its exit code, and one line for a mistake instead of a traceback.
+"""End every command: with its exit code, and one line for a mistake instead of a traceback.
 
 Leaves out programming errors: those keep their traceback.
 """
@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, TextIO
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, NoReturn, TextIO
 
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_USAGE, UserError
 from common.core.paths import INSTALLED, ROOT
@@ -38,8 +38,8 @@ def say(line: str) -> None:
 
 
 def require(package: str) -> None:
-    """Where the running Python lacks `package`: go on with a script of the suite in the main environment, and end the
-    command where there is none, with one line on stderr and EXIT_USAGE."""
+    """Go on in the main environment where the running Python lacks `package`; where that cannot be, end the command with
+    one line on stderr and EXIT_USAGE."""
     if importlib.util.find_spec(package) is None:
         safe_streams()
         _go_on_in_main()
@@ -52,7 +52,8 @@ def require(package: str) -> None:
 
 
 def _go_on_in_main() -> None:
-    """Returns where this is no script of the suite, or has to run in this very Python, or there is no such Python."""
+    """Run this script of the suite in the main environment's Python; return where it is none, has to run in this very
+    Python, or there is no such environment."""
     if Path(sys.argv[0]).resolve().parent != ROOT or "--in-place" in sys.argv:
         return
     ask = [sys.executable, "-m", "common.setup.environments", "path", "main"]
@@ -110,12 +111,50 @@ def safe_streams() -> None:
         sys.stderr = Lossy(sys.stderr)
 
 
+class End(NamedTuple):
+    """One way for a command to end: for which errors, the line about it ("" for none), and the exit code."""
+
+    applies: Callable[[Exception], bool]
+    line: Callable[[Any], str]
+    code: int
+
+
+def _of_a_file(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.filename is not None
+
+
+def _of_stdout(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.filename is None
+
+
+#: The first that applies; any other error keeps its traceback.
+ENDS = (
+    End(
+        lambda error: isinstance(error, UserError),
+        lambda error: without_middle(as_called(str(error)), LONGEST_MISTAKE),  # it may quote any file
+        EXIT_USAGE,
+    ),
+    End(
+        lambda error: isinstance(error, PermissionError) and _of_a_file(error),
+        lambda error: plain(f"{error.filename}: {error.strerror}; change its mode, or run as its owner"),
+        EXIT_USAGE,
+    ),
+    End(lambda error: isinstance(error, BrokenPipeError) and _of_stdout(error), lambda _: "", EXIT_FAILED),
+    End(_of_stdout, lambda error: f"cannot write the output: {error.strerror or error}", EXIT_USAGE),
+    End(
+        lambda error: isinstance(error, MemoryError),
+        lambda _: "not enough memory here; free some, or ask for less at once",
+        EXIT_USAGE,
+    ),
+)
+
+
 def guarded(program: str, body: Callable[[], int], interrupted: str = "interrupted") -> int:
-    """Run the body of the command `program`; returns its exit code.  A user's mistake becomes one line on stderr and
-    EXIT_USAGE, Ctrl-C the line `interrupted` and EXIT_INTERRUPTED, a closed pipe, silently, EXIT_FAILED.  A stdout that
-    takes no more, a file that must not be read or written, and too little memory become one line and EXIT_USAGE.
-    SIGTERM and SIGHUP are a KeyboardInterrupt too, so that they end as Ctrl-C does, with EXIT_SIGNAL and their
-    number."""
+    """Run the body of the command `program` and return its exit code.
+
+    An error ends it as ENDS says, with one line on stderr.  Ctrl-C prints `interrupted` and returns EXIT_INTERRUPTED;
+    SIGTERM and SIGHUP likewise, and return EXIT_SIGNAL and their number.
+    """
     safe_streams()
     with _interruptions() as signals:
         code = _ended(program_called or program, body, interrupted)
@@ -127,33 +166,24 @@ def _ended(program: str, body: Callable[[], int], interrupted: str) -> int:
         code = body()
         sys.stdout.flush()
         return code
-    except UserError as error:
-        reason = without_middle(as_called(str(error)), LONGEST_MISTAKE)  # it may quote any file
-        print(f"{program}: error: {reason}", file=sys.stderr)
-        return finished(EXIT_USAGE)
     except KeyboardInterrupt:
-        print(f"{program}: {interrupted}", file=sys.stderr)
-        return finished(EXIT_INTERRUPTED)
-    except OSError as error:
-        if isinstance(error, PermissionError) and error.filename is not None:
-            why = f"{error.filename}: {error.strerror}; change its mode, or run as its owner"
-            print(f"{program}: error: {plain(why)}", file=sys.stderr)
-            return EXIT_USAGE
-        if error.filename is not None:  # not of stdout
+        line, code = interrupted, EXIT_INTERRUPTED
+    except Exception as error:
+        end = next((end for end in ENDS if end.applies(error)), None)
+        if end is None:
             raise
-        drop_stdout()
-        if isinstance(error, BrokenPipeError):
-            return EXIT_FAILED
-        print(f"{program}: error: cannot write the output: {error.strerror or error}", file=sys.stderr)
-        return EXIT_USAGE
-    except MemoryError:
-        pass  # said below, when what the body held is free again
-    print(f"{program}: error: not enough memory here; free some, or ask for less at once", file=sys.stderr)
-    return finished(EXIT_USAGE)
+        if _of_stdout(error):
+            drop_stdout()
+        line, code = end.line(error), end.code
+        line = line and f"error: {line}"
+    # Here what the body held is free again, also after a MemoryError.
+    if line:
+        print(f"{program}: {line}", file=sys.stderr)
+    return finished(code)
 
 
 def finished(code: int) -> int:
-    """What was printed before the command ended may not go out any more: Python would say so when it ends."""
+    """Flush stdout and return `code`; what cannot go out any more is dropped, or Python would say so when it ends."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -162,13 +192,13 @@ def finished(code: int) -> int:
 
 
 def drop_stdout() -> None:
-    """After stdout failed: what is still buffered would fail again when Python ends."""
+    """Send stdout, which failed, to the null device: what is still buffered would fail again when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _interruptions() -> Iterator[List[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields those that did.  One that is ignored stays so."""
+    """Let Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; yields those that did.  One that is ignored stays so."""
     raised: List[int] = []
     since = -SAME_REQUEST
 
