@@ -38,8 +38,8 @@ def say(line: str) -> None:
 
 
 def require(package: str) -> None:
-    """Go on in the main environment where the running Python lacks `package`; where that cannot be, end the command with
-    one line on stderr and EXIT_USAGE."""
+    """Go on in the main environment where the running Python lacks `package`; where that cannot be, end the command
+    with one line on stderr and EXIT_USAGE."""
     if importlib.util.find_spec(package) is None:
         safe_streams()
         _go_on_in_main()
