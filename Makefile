@@ -38,7 +38,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize lint coverage docs summary conformance report tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -60,6 +60,7 @@ help:
 	@echo 'make flops ARGS="torchaudio.models:hubert_base --preset quick"  operations of a model: count_flops.py'
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
+	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
@@ -132,6 +133,9 @@ summary: setup
 
 conformance: setup
 	@$(MAIN) conformance.py $(ARGS)
+
+gpu-check: setup
+	@$(MAIN) rnnt-bench doctor $(ARGS)
 
 report: setup
 	@$(MAIN) report.py $(ARGS)

@@ -32,6 +32,7 @@ COMMANDS: Dict[str, Command] = {
     "which": Command(
         "say which loss to take from the results that come with the suite, at once", "common.tools.which.command"
     ),
+    "doctor": Command("say what works here, what fails and why, in a block to paste", "common.tools.doctor"),
     "check": Command("ask the losses the corner cases: which is right in which", "conformance.py"),
     "compare": Command("say what changed between two measurements", "compare.py"),
     "summarize": Command("print the table of log folders", "summarize.py"),
@@ -106,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = [*command.before, *others]
     if not command.script.endswith(".py"):
         register()
-        sys.argv = [str(ROOT / "rnnt_bench" / "__main__.py"), name, *others]
+        sys.argv = [str(ROOT / PROGRAM), name, *others]
         return int(import_module(command.script).main(arguments))
     sys.argv = [os.path.join(ROOT, command.script), *arguments]
     runpy.run_path(sys.argv[0], run_name="__main__")  # ends in SystemExit, as the script does

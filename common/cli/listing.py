@@ -15,6 +15,8 @@ from common.core.paths import BUILD, ROOT
 from common.setup import environments, interpreters
 from common.system.processes import output
 
+#: What follows the place of a loss that has yet to be compiled.
+TO_COMPILE = ", compiled when it is first run"
 FINDS = "import importlib.util as u, json, sys; print(json.dumps([p for p in sys.argv[1:] if u.find_spec(p)]))"
 
 
@@ -49,5 +51,5 @@ def state(one: implementations.Implementation, choice: interpreters.Choice, devi
         return f"unsupported: it has no {device} version and runs on {' and '.join(attributes['devices'])} ({where})"
     if one.built:
         compiled = any(BUILD.glob(f"{one.package}-*-{device}-*/"))
-        return where + ("" if compiled else ", compiled when it is first run")
+        return where + ("" if compiled else TO_COMPILE)
     return where if one.package in there else f"missing: {one.package} is not in {where}: {attributes['hint']}"
