@@ -68,6 +68,29 @@ def test_bad_flags(arguments, words):
     assert_user_error(run("benchmark_torchaudio.py", *arguments), *words)
 
 
+@pytest.mark.parametrize(
+    "flags, meant",
+    [
+        (["--prest", "quick"], "--preset"),
+        (["--vocabsize=500"], "--vocab-size"),
+        (["--preset", "qick"], "quick"),
+        (["--only", "torchaudo,k2"], "torchaudio"),
+        (["--passes", "memry"], "memory"),
+        (["--allocator", "reus"], "reuse"),
+        (["--dtype", "flaot16"], "float16"),
+        (["--sweep", "vocb-size=5,6"], "vocab-size"),
+    ],
+)
+def test_a_typo_gets_the_word_that_was_meant(flags, meant):
+    assert_user_error(run("benchmark_all.py", *flags), f"did you mean {meant!r}?")
+
+
+def test_other_names_of_devices_and_dtypes_are_understood():
+    assert [flag_types.device(text) for text in ("gpu", "gpu:1", "cpu")] == ["cuda", "cuda:1", "cpu"]
+    assert parsed("--dtype", "fp16")["dtype"] == "float16" and parsed("--amp", "bf16")["amp"] == "bfloat16"
+    assert parsed("--dtype", "torch.float64")["dtype"] == "float64"
+
+
 def test_unknown_implementation():
     assert_user_error(run("benchmark_all.py", "--only", "torchaudio,k3"), "--only", "k3")
     assert_user_error(run("benchmark_all.py", "--only", "k2", "--skip", "k2"), "--skip")

@@ -19,6 +19,7 @@ from common.core import flag_types, guard, paths, presets, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
+from common.core.text import closest
 from common.data import provenance
 
 #: How long to wait, in all, for a quiet machine where --wait does not say.
@@ -71,7 +72,16 @@ class Parser(argparse.ArgumentParser):
                 argcomplete.autocomplete(self)
         return super().parse_known_args(*arguments, **options)
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = [str(choice) for choice in action.choices]
+            words = f"give one of {', '.join(choices)}, not {value!r}{closest(str(value), choices)}"
+            raise argparse.ArgumentError(action, words)
+
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: --"):
+            flag = message.split()[2].partition("=")[0]
+            message += closest(flag, self._option_string_actions)
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (--help tells more)\n")
 
     def exit(self, status: int = 0, message: Optional[str] = None) -> NoReturn:

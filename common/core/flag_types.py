@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from common.core import presets, units
 from common.core.errors import UserError
-from common.core.text import short
+from common.core.text import closest, short
 
 #: Threads for each CPU that --threads may ask for.
 MOST_THREADS = 4
@@ -123,10 +123,22 @@ def _checked(text: str, read: Callable[[str], Any]) -> str:
 
 
 def device(text: str) -> str:
-    """Check the name of a device, and return it."""
-    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", text):
+    """Check the name of a device, and return it; "gpu" is "cuda"."""
+    name = re.sub("^gpu(?=$|:)", "cuda", text)
+    if not re.fullmatch("auto|cpu|cuda(:[0-9]{1,4})?", name):
         raise ArgumentTypeError(f"give auto, cpu, cuda or cuda:N, not {short(text)!r}")
-    return text
+    return name
+
+
+#: Other names of dtypes, as frameworks have them.
+DTYPE_NAMES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+DTYPE_NAMES.update({"fp64": "float64", "double": "float64"})
+
+
+def dtype(text: str) -> str:
+    """Return torch's name of a dtype: "float16" for "fp16"."""
+    name = text.strip().lower().replace("torch.", "")
+    return DTYPE_NAMES.get(name, name)
 
 
 def pair(form: str, empty: bool = False) -> Callable[[str], Tuple[str, str]]:
@@ -162,7 +174,8 @@ def some_of(choices: Sequence[str], everything: Optional[Sequence[str]] = None) 
         if given in (["all"], ["both"]):
             return tuple(choices if everything is None else everything)
         if not given or not set(given) <= set(choices):
-            raise ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}")
+            wrong = next((word for word in given if word not in choices), "")
+            raise ArgumentTypeError(f"give some of {', '.join(choices)}, not {text!r}{closest(wrong, choices)}")
         return tuple(choice for choice in choices if choice in given)
 
     return parse

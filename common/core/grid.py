@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 from common.core import settings
 from common.core.errors import UserError
 from common.core.setting import worded
+from common.core.text import closest
 
 PASSES = ("correctness", "timing", "memory")
 
@@ -29,7 +30,8 @@ def axis(text: str) -> Axis:
     setting = settings.SWEEPABLE.get(flag(name))
     if setting is None:
         keys = ", ".join(settings.SWEEPABLE)
-        raise ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {keys}")
+        advice = closest(flag(name), settings.SWEEPABLE)
+        raise ArgumentTypeError(f"{text!r}: give KEY=VALUE,VALUE,... with one of {keys}{advice}")
     words = [word.strip() for word in listed.split(",") if word.strip()]
     if not words:
         raise ArgumentTypeError(f"{text!r}: give at least one value, as in {name}=A,B")

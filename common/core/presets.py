@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Tuple
 
 from common.core.errors import UserError
+from common.core.text import closest
 
 SIZES = {
     "full": "batches of 30 utterances (or 10,000 frames when sorted), 80 of them",
@@ -44,8 +45,10 @@ def parts(text: str) -> Tuple[str, str]:
     sizes = [word for word in words if word in SIZES]
     workloads = [word for word in words if word in WORKLOADS]
     if len(sizes) > 1 or len(workloads) > 1 or len(sizes) + len(workloads) != len(words):
+        wrong = next((word for word in words if word not in (*sizes, *workloads)), "")
         raise UserError(
             f"give a size ({', '.join(SIZES)}), a workload ({', '.join(WORKLOADS)}), or both (cpu,chars), not {text!r}"
+            f"{closest(wrong, (*SIZES, *WORKLOADS))}"
         )
     return (sizes[0] if sizes else ""), (workloads[0] if workloads else DEFAULT_WORKLOAD)
 

@@ -320,6 +320,7 @@ class Settings:
         MEASURED,
         "of encoder and decoder outputs, joiner and logits",
         short="float32, float64, float16 or bfloat16",
+        type=flag_types.dtype,
         choices=("float32", "float64", "float16", "bfloat16"),
         label="dtype",
         heading="{}",
@@ -330,6 +331,7 @@ class Settings:
         MEASURED,
         "the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as --dtype "
         "says, and a loss that does not take the dtype gets float32 logits",
+        type=flag_types.dtype,
         choices=("bfloat16", "float16"),
         default_text="off",
         label="autocast",

@@ -39,7 +39,11 @@ def parser() -> argparse.ArgumentParser:
         "--device", type=flag_types.device, default="auto", help="cpu or cuda. Default: cuda where a GPU is"
     )
     result.add_argument(
-        "--dtype", choices=SETTINGS["dtype"].choices, default=default.dtype, help=f"Default: {default.dtype}"
+        "--dtype",
+        type=flag_types.dtype,
+        choices=SETTINGS["dtype"].choices,
+        default=default.dtype,
+        help=f"Default: {default.dtype}",
     )
     result.add_argument(
         "--memory",
