@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import forked
 
@@ -25,6 +29,8 @@ def kill_the_command(once):
         stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(stat.rsplit(")", 1)[1].split()[1]), 9)
 '''
+#: Scripts that only read.
+READERS = ("summarize.py", "report.py", "compare.py", "count_flops.py")
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 
@@ -46,10 +52,34 @@ def command(script, *arguments):
     return [sys.executable, str(ROOT / script), *map(str, arguments)]
 
 
+def read(line, cwd):
+    """Run the script of a command line in this process; return what subprocess.run would."""
+    script, path, before = line[1], list(sys.path), Path.cwd()
+    output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code = 0
+    with mock.patch.object(sys, "argv", line[1:]), contextlib.redirect_stdout(output):
+        with contextlib.redirect_stderr(errors):
+            os.chdir(cwd)
+            try:
+                runpy.run_path(script, run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+            except Exception:
+                traceback.print_exc()
+                code = 1
+            finally:
+                os.chdir(before)
+                sys.path[:] = path
+    texts = [stream.buffer.getvalue().decode() for stream in (output, errors)]
+    return subprocess.CompletedProcess(line, code, *texts)
+
+
 def run(script, *arguments, **options):
-    """Run a script to its end; stdout and stderr as text."""
-    options = {"timeout": 600, "cwd": ROOT, **options}
+    """Run a script to its end, in this process where it only reads; stdout and stderr as text."""
     line = command(script, *arguments)
+    if options.keys() <= {"cwd"} and (script in READERS or "--list" in line) and "--rev" not in line:
+        return read(line, options.get("cwd", ROOT))
+    options = {"timeout": 600, "cwd": ROOT, **options}
     done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env", "limits"} else None
     limits = options.pop("limits", ())
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -1,9 +1,9 @@
 """Commands as forks of a process that has imported what they import: real processes, which start in no time.
 
-``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server for each set of imports forks
-a keeper for each command, which forks the command and says how it ends: nothing else of the suite is between a command
-and its end.  The servers of jobs that a command starts are forks of the command, with its imports; a script beside
-another `common` imports that one, and its servers are ordinary processes.
+``run`` and ``start`` are as subprocess.run and subprocess.Popen of the script.  A server forks a keeper for each
+command, which forks the command and says how it ends: nothing else of the suite is between a command and its end.
+The servers of jobs that a command starts are forks of the command, with its imports; a script beside another `common`
+imports that one, and its servers are ordinary processes.
 
 It is there for speed alone: importing torch takes two seconds of a processor, once for each command and once for each
 round of its jobs, and the tests run some hundred of them.
@@ -25,21 +25,19 @@ import tempfile
 import time
 from contextlib import suppress
 from ctypes import CDLL
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from common.system import forkserver, processes
 from common.system.processes import Server, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[1]
-READERS = (
+#: What their server imports.
+MODULES = (
     "jinja2",
     "common.cli.benchmark",
     "common.analysis.comparison",
     "common.tables.comparison",
-)
-MEASURES = (
-    *READERS,
     "torch",
     "numpy",
     "torch.optim",
@@ -58,12 +56,19 @@ MEASURES = (
     "common.tools.inference.pipeline_measure",
     "lhotse",
 )
-#: Each script that is forked -> what its server imports; those of the benchmarks are MEASURES.
-IMPORTS = {
-    **dict.fromkeys(("summarize.py", "report.py", "compare.py"), READERS),
-    **dict.fromkeys(("conformance.py", "profile_model.py", "profile_inference.py", "pipeline_metrics.py"), MEASURES),
-    **dict.fromkeys(("train_tiny.py", "count_flops.py", "generate_shape_info.py"), MEASURES),
-    **dict.fromkeys(("fused_table.py", "compare_counters.py", "load.py"), MEASURES),
+#: Scripts that are forked beside those of the benchmarks.
+SCRIPTS = {
+    "conformance.py",
+    "count_flops.py",
+    "compare.py",
+    "compare_counters.py",
+    "fused_table.py",
+    "generate_shape_info.py",
+    "load.py",
+    "pipeline_metrics.py",
+    "profile_inference.py",
+    "profile_model.py",
+    "train_tiny.py",
 }
 #: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
 MALLOPT = {
@@ -79,7 +84,6 @@ INSTALLED = [path for path in sys.path if path not in ("", str(ROOT), str(ROOT /
 WHERE = ("PYTHONPATH", str(ROOT))
 #: What servers are started with, whatever a test changes.
 ENVIRONMENT = dict(os.environ)
-SERVERS = {}
 
 
 def read_later(name):
@@ -92,43 +96,30 @@ def variables(environment):
     return {key: value for key, value in environment.items() if (key, value) != WHERE and not read_later(key)}
 
 
-def server_of(modules, environment):
-    """None where a command is to have other variables."""
-    if variables(environment) != variables(ENVIRONMENT):
-        return None
-    if modules not in SERVERS:
-        command = [sys.executable, "-c", "import forked; forked.serve()", *modules]
-        path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])])
-        SERVERS[modules] = Server(command, ROOT, {**ENVIRONMENT, "PYTHONPATH": path}, Path(os.devnull))
-    return SERVERS[modules]
-
-
-@atexit.register
-def close():
-    """They end with their input; waited for, so that what they used and ran is counted."""
-    for server in SERVERS.values():
-        server.process.communicate()
-
-
-def imports_of(path, arguments):
-    if path.name.startswith("benchmark_") or "--rev" in arguments:
-        return MEASURES
-    return IMPORTS.get(path.name)
+@cache
+def server():
+    """Start the process that forks commands."""
+    process = [sys.executable, "-c", "import forked; forked.serve()", *MODULES]
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT), *filter(None, [ENVIRONMENT.get("PYTHONPATH")])])
+    started = Server(process, ROOT, {**ENVIRONMENT, "PYTHONPATH": path}, Path(os.devnull))
+    atexit.register(started.process.communicate)  # it ends with its input; waited for, so that what it used is counted
+    return started
 
 
 def start(command, cwd, env=None, limits=()):
-    """As subprocess.Popen of [sys.executable, script, ...]; None where no server has what the script imports.  limits:
-    pairs of setrlimit(2)."""
+    """As subprocess.Popen of [sys.executable, script, ...]; None where it cannot be a fork.  limits: pairs of
+    setrlimit(2)."""
     path, environment = Path(cwd, command[1]), dict(os.environ) if env is None else env
-    modules = imports_of(path, command)
-    found = ROOT in path.parents or path.parent.joinpath("common").is_dir() or WHERE in environment.items()
-    server = server_of(modules, environment) if modules is not None and found else None
-    return Command(server, command, cwd, environment, limits) if server else None
+    suite = ROOT in path.parents or path.parent.joinpath("common").is_dir() or WHERE in environment.items()
+    known = path.name.startswith("benchmark_") or path.name in SCRIPTS
+    if not suite or not known or variables(environment) != variables(ENVIRONMENT):
+        return None
+    return Command(server(), command, cwd, environment, limits)
 
 
-def run(command, cwd, timeout=600, **more):
-    """As subprocess.run; more: of `start`, and None where that is None."""
-    process = start(command, cwd, **more)
+def run(command, cwd, timeout=600, **options):
+    """As subprocess.run; options: of `start`, and None where that is None."""
+    process = start(command, cwd, **options)
     return process and process.completed(timeout)
 
 
@@ -137,23 +128,24 @@ class Command:
 
     def __init__(self, server, command, cwd, environment, limits):
         self.args, self.scratch = command, tempfile.TemporaryDirectory(prefix="forked-")
-        stdout, stderr, self.said = (Path(self.scratch.name) / name for name in ("stdout", "stderr", "said"))
-        for path in (stdout, stderr, self.said):
+        stdout, stderr, self.answers = (Path(self.scratch.name) / name for name in ("stdout", "stderr", "answers"))
+        for path in (stdout, stderr, self.answers):
             path.touch()
         self.stdout, self.stderr = stdout.open(), stderr.open()
         asked = {"command": command, "cwd": str(cwd), "environment": environment, "limits": limits}
-        asked.update(stdout=str(stdout), stderr=str(stderr), said=str(self.said))
+        asked.update(stdout=str(stdout), stderr=str(stderr), answers=str(self.answers))
         server.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.pid, self.returncode = self.number(0, 600), None
 
-    def number(self, place, seconds=0.0):
-        """What its keeper said: first its process id, then its return code; None when it has not within `seconds`."""
+    def number(self, line, seconds=0.0):
+        """Return what its keeper wrote in this line, the process id in the first and the return code in the second;
+        None when it has not within `seconds`."""
         deadline = time.monotonic() + seconds
-        while len(lines := self.said.read_text().split("\n")) < place + 2:
+        while len(lines := self.answers.read_text().split("\n")) < line + 2:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(0.002)
-        return int(lines[place])
+        return int(lines[line])
 
     def poll(self):
         if self.returncode is None:
@@ -217,9 +209,9 @@ def serve():
 def keep(server, asked):
     die_with_parent(server)
     number = fork(main, os.getpid(), asked)
-    with open(asked["said"], "w") as said:
-        print(number, file=said, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), file=said, flush=True)
+    with open(asked["answers"], "w") as answers:
+        print(number, file=answers, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]), file=answers, flush=True)
 
 
 def main(keeper, asked):
