@@ -34,6 +34,7 @@ class Call:
     seed: Optional[torch.Tensor] = None
     dropout: float = 0.0
     delay_penalty: float = 0.0
+    label_smoothing: float = 0.0
 
     @property
     def drop_below(self) -> int:
@@ -182,6 +183,16 @@ def check_seed(seed: Optional[torch.Tensor], device: torch.device) -> None:
         )
 
 
+def check_weights(weights: Any, N: int, device: torch.device) -> None:
+    """Raise ValueError for weights of utterances that are no tensor (N,) on `device`."""
+    check_tensors(utterance_weights=weights)
+    if tuple(weights.shape) != (N,) or weights.device != device:
+        raise ValueError(
+            f"utterance_weights must have the shape ({N},) and be on {device}; it has {tuple(weights.shape)} and is on "
+            f"{weights.device}"
+        )
+
+
 def check_options(
     V: int,
     blank: Any = 0,
@@ -192,6 +203,7 @@ def check_options(
     tile_cells: Any = None,
     dropout: Any = 0.0,
     delay_penalty: Any = 0.0,
+    label_smoothing: Any = 0.0,
 ) -> None:
     """Raise ValueError for options of another type or outside their range; V: the number of symbols."""
     for name, value in (("blank", blank), ("tile_cells", 0 if tile_cells is None else tile_cells)):
@@ -210,6 +222,7 @@ def check_options(
         ("negligible", negligible, float("inf")),
         ("delay_penalty", delay_penalty, float("inf")),
         ("dropout", dropout, 1),
+        ("label_smoothing", label_smoothing, 1),
     ):
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} must be a number; it is {value!r}")

@@ -87,10 +87,10 @@ def build(target: Path, flags: Sequence[str] = ()) -> None:
             list(pool.map(lambda job: _run([*words, *job[2], "-c", str(CSRC / job[0]), "-o", str(job[1])]), jobs))
         made = folder / "made.so"
         _run([*words, *flags, "-shared", *(str(job[1]) for job in jobs), "-o", str(made)])
-        place(made, target)
+        install(made, target)
 
 
-def place(made: Path, target: Path) -> None:
+def install(made: Path, target: Path) -> None:
     """Copy a file to `target` such that a crash, a full disk or another process never leaves a part of it there."""
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=f"{target.name}.")
     try:

@@ -1,26 +1,36 @@
-"""`transducer_loss`: joiner and transducer loss in one function."""
+"""`transducer_loss` and `align`: joiner and transducer loss, or its best path, in one function."""
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Optional, Tuple, Union
+from typing import NamedTuple, Optional, Tuple, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fused_transducer import operators
+from fused_transducer import operators, paths
 from fused_transducer.backends import PACKED, backend_of, module_of
-from fused_transducer.call import accumulated, check_options, check_shapes, check_tensors
+from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights
+
+
+class _Inputs(NamedTuple):
+    encoder_out: Tensor
+    decoder_out: Tensor
+    weight: Tensor
+    bias: Optional[Tensor]
+    targets: Tensor
+    T_lengths: Tensor
+    U_lengths: Tensor
 
 
 def transducer_loss(
     encoder_out: Tensor,
     decoder_out: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    targets: Tensor,
-    T_lengths: Tensor,
-    U_lengths: Tensor,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    targets: Optional[Tensor] = None,
+    T_lengths: Optional[Tensor] = None,
+    U_lengths: Optional[Tensor] = None,
     blank: int = 0,
     activation: str = "tanh",
     reduction: str = "mean",
@@ -28,40 +38,154 @@ def transducer_loss(
     negligible: float = 1e-8,
     tile_cells: Optional[int] = None,
     *,
+    output: Optional[nn.Linear] = None,
     dropout: float = 0.0,
     dropout_seed: Union[int, Tensor, None] = None,
     delay_penalty: float = 0.0,
+    label_smoothing: float = 0.0,
+    utterance_weights: Optional[Tensor] = None,
+    zero_infinity: bool = False,
     backend: Optional[str] = None,
     return_dropped: bool = False,
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
-    """-log Pr(targets | encoder_out) (Graves 2012) of the logits weight @ activation(encoder_out + decoder_out) + bias.
+    return_posteriors: bool = False,
+) -> Union[Tensor, Tuple[Tensor, ...]]:
+    """Return -log Pr(targets | encoder_out) (Graves 2012) of the logits
+    weight @ activation(encoder_out + decoder_out) + bias.
 
-    encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: one dtype of float32, float64,
-    bfloat16 and float16, any strides.  Sums are in float32 (float64 for float64), the lattice is in float64.  Under
-    autocast the four are cast to its dtype.  targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be
-    on the CPU.  What is beyond an utterance's lengths is never read.
-
-    activation: "none", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "leaky_relu" (of slope 0.01) or "snake"
-    (x + sin(x)^2); reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances
-    (default, as of torch's own losses and of torchaudio's rnnt_loss: one number, from which backward can begin).
-    dropout: the probability with which an activation is 0, between the activation and the output layer; the others are
-    multiplied with 1 / (1 - dropout).  dropout_seed: an integer, or an int64 tensor on encoder_out's device, which
-    chooses the mask: the same on every backend.  None: one from torch's generator of that device.  delay_penalty:
-    delay_penalty * ((T_length - 1) / 2 - t) is added to the log-probability of each label at frame t (as in k2 and
-    fast_rnnt), so that paths that emit early are worth more.
-    fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021); the
-    value of the loss stays.  negligible: cells that a path meets with less probability than this get no gradient; 0
-    leaves out exact zeros only.  tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps
-    them for backward.  None: as many as fit the caches, and a small batch keeps its logits.  backend: see `backend_of`.
+    Inputs
+        encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one dtype of float32,
+        float64, bfloat16 and float16, with any strides.  Sums are in float32 (float64 for float64), the lattice is in
+        float64.  Under autocast the four are cast to its dtype.
+        output: an nn.Linear in place of weight and bias.  Its weight may be tied to another layer's.
+        targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
+        utterance's lengths is never read.
+    The joiner
+        activation: "none", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "leaky_relu" (of slope 0.01) or
+        "snake" (x + sin(x)^2).
+        dropout: the probability with which an activation is 0; the others are multiplied with 1 / (1 - dropout).
+        dropout_seed: an integer, or an int64 tensor on encoder_out's device, which chooses the mask: the same on every
+        backend.  None: drawn from torch's generator of that device.
+    The loss
+        reduction: "none" for the (N,) losses, "sum", or "mean" over the utterances (default, as of torch's own losses
+        and of torchaudio's rnnt_loss: one number, from which backward can begin).
+        utterance_weights (N,): each loss is multiplied with its weight; "mean" then divides by their sum.  An utterance
+        of weight 0 is left out, even if its loss is inf.
+        zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
+        fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021);
+        the value of the loss stays.
+        delay_penalty: delay_penalty * ((T_length - 1) / 2 - t) is added to the log-probability of each label at frame t
+        (as in k2 and fast_rnnt), so that paths that emit early are worth more.
+        label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself, plus label_smoothing
+        times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.
+    How it is computed
+        negligible: cells that a path meets with less probability than this get no gradient; 0 leaves out exact zeros
+        only.
+        tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps them for backward.  None:
+        as many as fit the caches, and a small batch keeps its logits.
+        backend: see `backend_of`.
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
-    raises RuntimeError.  With return_dropped also, for each utterance, the posterior probability of all dropped cells
-    over that of all cells (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda)
-    times its posterior.
+    raises RuntimeError.  Behind it, where asked for:
+        return_dropped: for each utterance, the posterior probability of all dropped cells over that of all cells
+        (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda) times its
+        posterior.
+        return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
+        of each cell; 0 in the padding.  Not differentiable.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
     """
+    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
+    (N, T, _), U1, V = given.encoder_out.shape, given.decoder_out.shape[1], given.weight.shape[0]
+    device, dtype = given.encoder_out.device, given.encoder_out.dtype
+    check_options(
+        V,
+        blank,
+        activation,
+        reduction,
+        fastemit_lambda,
+        negligible,
+        tile_cells,
+        dropout,
+        delay_penalty,
+        label_smoothing,
+    )
+    if utterance_weights is not None:
+        check_weights(utterance_weights, N, device)
+    seed = _seed(dropout_seed, device) if dropout else None
+    backend = backend_of(device.type, dtype, backend)
+    gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
+    gradient = gradient or return_posteriors
+    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if not in_graph:
+        # numpy and .data can change these before backward, and autograd would not see it
+        given = given._replace(
+            targets=given.targets.clone(), T_lengths=given.T_lengths.clone(), U_lengths=given.U_lengths.clone()
+        )
+    cells, kept_cells = N * T * U1, 0
+    if PACKED[backend] and not in_graph:
+        cells, kept_cells = _storage(V, given.T_lengths, given.U_lengths, backend, dtype, tile_cells, gradient, cells)
+    losses_of = operators.losses if in_graph else operators.Losses.apply
+    losses, dropped, arcs, _ = losses_of(
+        *given, int(blank), activation, float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend,
+        gradient, cells, kept_cells, seed, float(dropout), float(delay_penalty), float(label_smoothing),
+    )  # fmt: skip
+    loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
+    extra = (dropped,) if return_dropped else ()
+    if return_posteriors:
+        posteriors = paths.of_cells(arcs, T, U1, given.T_lengths, given.U_lengths, PACKED[backend], 0.0)
+        extra += (posteriors / posteriors.new_tensor([1, 1 + fastemit_lambda]),)
+    return (loss, *extra) if extra else loss
+
+
+def align(
+    encoder_out: Tensor,
+    decoder_out: Tensor,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    targets: Optional[Tensor] = None,
+    T_lengths: Optional[Tensor] = None,
+    U_lengths: Optional[Tensor] = None,
+    blank: int = 0,
+    activation: str = "tanh",
+    *,
+    output: Optional[nn.Linear] = None,
+    delay_penalty: float = 0.0,
+    tile_cells: Optional[int] = None,
+    backend: Optional[str] = None,
+) -> Tuple[Tensor, Tensor]:
+    """Return (frames, log_probabilities) of the most probable path of each utterance through its targets.
+
+    frames (N, U), int64: the frame at which each target is emitted; -1 beyond the utterance's targets, and where no
+    path is possible.  log_probabilities (N,), float64.  The arguments are those of `transducer_loss`.
+    """
+    given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
+    check_options(given.weight.shape[0], blank, activation, tile_cells=tile_cells, delay_penalty=delay_penalty)
+    device = given.encoder_out.device
+    backend = backend_of(device.type, given.encoder_out.dtype, backend)
+    call = Call(*given, int(blank), activation, 0.0, 0.0, int(tile_cells or 0), delay_penalty=float(delay_penalty))
+    with torch.no_grad():
+        arcs = operators.log_probabilities(call, backend)
+        lengths = given.T_lengths.to(device), given.U_lengths.to(device)
+        of_cells = paths.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"))
+        return paths.best(of_cells.double(), *lengths)
+
+
+def _inputs(
+    encoder_out: Tensor,
+    decoder_out: Tensor,
+    weight: Optional[Tensor],
+    bias: Optional[Tensor],
+    targets: Optional[Tensor],
+    T_lengths: Optional[Tensor],
+    U_lengths: Optional[Tensor],
+    output: Optional[nn.Linear],
+) -> _Inputs:
+    """Return the tensors of a call, cast under autocast.  Raises ValueError for what does not fit together."""
+    if output is not None:
+        if weight is not None or bias is not None:
+            raise ValueError("output: give either the layer, or weight and bias")
+        weight, bias = of_linear(output)
     check_tensors(
         encoder_out=encoder_out, decoder_out=decoder_out, weight=weight, bias=bias,
         targets=targets, T_lengths=T_lengths, U_lengths=U_lengths,
@@ -71,32 +195,30 @@ def transducer_loss(
     if device != "meta" and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         floats = tuple(x if x is None or x.dtype == torch.float64 else x.to(dtype) for x in floats)
-    encoder_out, decoder_out, weight, bias = floats
-    check_shapes(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths)
-    check_options(
-        weight.shape[0], blank, activation, reduction, fastemit_lambda, negligible, tile_cells, dropout, delay_penalty
-    )
-    seed = _seed(dropout_seed, encoder_out.device) if dropout else None
-    backend = backend_of(device, encoder_out.dtype, backend)
-    gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in floats)
-    in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    if not in_graph:
-        # numpy and .data can change these before backward, and autograd would not see it
-        targets, T_lengths, U_lengths = targets.clone(), T_lengths.clone(), U_lengths.clone()
-    cells, kept_cells = encoder_out.shape[0] * encoder_out.shape[1] * decoder_out.shape[1], 0
-    if PACKED[backend] and not in_graph:
-        cells, kept_cells = _storage(
-            weight.shape[0], T_lengths, U_lengths, backend, encoder_out.dtype, tile_cells, gradient, cells
-        )
-    losses_of = operators.losses if in_graph else operators.Losses.apply
-    losses, dropped, _, _ = losses_of(
-        encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, int(blank), activation,
-        float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend, gradient, cells, kept_cells,
-        seed, float(dropout), float(delay_penalty),
-    )  # fmt: skip
-    loss = losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
-    loss = loss.to(accumulated(encoder_out.dtype))
-    return (loss, dropped) if return_dropped else loss
+    given = _Inputs(*floats, targets, T_lengths, U_lengths)
+    check_shapes(*given)
+    return given
+
+
+def of_linear(output: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
+    """Return (weight, bias) of a linear layer.  Raises ValueError for one that computes something else with them."""
+    if not isinstance(output, nn.Linear) or type(output).forward is not nn.Linear.forward:
+        raise ValueError(f"output must be an nn.Linear with its own forward; it is {type(output).__name__}")
+    if output._forward_pre_hooks:
+        raise ValueError("output has forward pre-hooks, which would not run: give weight and bias instead")
+    return output.weight, output.bias
+
+
+def _reduced(losses: Tensor, reduction: str, weights: Optional[Tensor], zero_infinity: bool) -> Tensor:
+    if zero_infinity:
+        losses = losses.masked_fill(losses == float("inf"), 0)
+    if weights is not None:
+        losses = losses.masked_fill(weights == 0, 0) * weights
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    return losses.mean() if weights is None else losses.sum() / weights.sum()
 
 
 def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:

@@ -179,9 +179,9 @@ def _logits(
 @_kernel
 def log_probabilities(
     activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
-    delay_penalty,
+    delay_penalty, label_smoothing,
     H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
+    SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """arcs (4, cells) float32 of each cell: log-probability of the blank and of the label, the largest logit, and the
     log of the sum of exp(logit - largest).
@@ -198,6 +198,7 @@ def log_probabilities(
     rest = tl.zeros((BM,), dtype=tl.float32)
     at_blank = tl.zeros((BM,), dtype=tl.float32)
     at_label = tl.zeros((BM,), dtype=tl.float32)
+    mean = tl.zeros((BM,), dtype=tl.float32)  # of the logits, where label smoothing needs it
     for first in range(0, V, BV):
         v = first + tl.arange(0, BV).to(tl.int64)
         x = _logits(activations, weight, bias, row, valid, v, H, V, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH)
@@ -211,7 +212,12 @@ def log_probabilities(
         high = higher
         at_blank += tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
         at_label += tl.sum(tl.where(v[None, :] == target[:, None], x, 0.0), 1)
+        if SMOOTHS:
+            mean += tl.sum(tl.where((v < V)[None, :], x, 0.0), 1) / V
 
+    if SMOOTHS:
+        at_blank += label_smoothing * (mean - at_blank)
+        at_label += label_smoothing * (mean - at_label)
     normaliser = tl.log(1.0 + rest.to(tl.float64))
     blank = ((at_blank - high).to(tl.float64) - normaliser).to(tl.float32)
     penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float64) / 2 - t.to(tl.float64))
@@ -314,9 +320,9 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
 @_kernel
 def logit_gradients(
     activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
-    cells, tile, rows, T, U1, BLANK,
+    cells, tile, rows, T, U1, BLANK, label_smoothing,
     H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
-    BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
+    SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """gradients (rows, V) of the logits of a tile's cells."""
     begin = tl.program_id(0).to(tl.int64) * BM
@@ -346,6 +352,11 @@ def logit_gradients(
         ).to(tl.float32)
         at_label = (of_blank * p_label - of_label * (1.0 - p_label)).to(tl.float32)
         g = (of_blank + of_label)[:, None] * tl.exp(x)
+        if SMOOTHS:
+            shift = label_smoothing * (of_blank + of_label) / V
+            g -= shift[:, None]
+            at_label += label_smoothing * of_label - shift
+            at_blank += label_smoothing * tl.where(target == BLANK, of_blank + of_label, of_blank) - shift
         g = tl.where(is_label, at_label[:, None], g)
         g = tl.where(is_blank, at_blank[:, None], g)
         inside = valid[:, None] & (v < V)[None, :]

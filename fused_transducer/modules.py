@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import inspect
 from numbers import Integral
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 from torch import Tensor, nn
 
 from fused_transducer.backends import check_name
 from fused_transducer.call import check_options
-from fused_transducer.functional import transducer_loss
+from fused_transducer.functional import align, of_linear, transducer_loss
 from fused_transducer.plain import ACTIVATIONS
 
-#: The arguments of `transducer_loss` that are no tensors.
-_OPTIONS = {p.name for p in inspect.signature(transducer_loss).parameters.values() if p.default is not p.empty}
-#: Those whose values mean nothing before a call.
-UNCHECKED = ("backend", "dropout_seed", "return_dropped")
+#: The arguments of `transducer_loss` that are no tensors and no layer.
+OPTIONS = {
+    name
+    for name, parameter in inspect.signature(transducer_loss).parameters.items()
+    if "Tensor" not in parameter.annotation and name != "output"
+}
+#: Those that have no range to be checked in.
+UNCHECKED = {"backend", "return_dropped", "return_posteriors", "zero_infinity"}
 
 
 class TransducerLoss(nn.Module):
@@ -24,27 +28,35 @@ class TransducerLoss(nn.Module):
 
     joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
     joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
+    output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias; its weight may be tied.
     The other options are those of `transducer_loss`, from blank on; dropout is for training alone.  Raises TypeError
     for one that it does not have, and ValueError for a value that it would refuse.
+
+    Under FSDP and DDP, call it within the module that they wrap, as any layer.
     """
 
     def __init__(
         self,
-        joiner_dim: int,
-        vocab_size: int,
+        joiner_dim: Optional[int] = None,
+        vocab_size: Optional[int] = None,
         *,
         encoder_dim: Optional[int] = None,
         decoder_dim: Optional[int] = None,
         bias: bool = True,
+        output: Optional[nn.Linear] = None,
         activation: str = "tanh",
         device: Any = None,
         dtype: Any = None,
         **options: Any,
     ):
         super().__init__()
-        unknown = sorted(set(options) - _OPTIONS)
+        unknown = sorted(set(options) - OPTIONS)
         if unknown:
-            raise TypeError(f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(_OPTIONS))}")
+            raise TypeError(f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}")
+        if output is not None:
+            if joiner_dim is not None or vocab_size is not None:
+                raise ValueError("output: give either the layer, or joiner_dim and vocab_size")
+            vocab_size, joiner_dim = of_linear(output)[0].shape
         for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
             if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
                 raise ValueError(f"{name} must be an integer, 1 at least; it is {size!r}")
@@ -54,25 +66,49 @@ class TransducerLoss(nn.Module):
         how = {"device": device, "dtype": dtype}
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
         self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
-        self.output_linear = nn.Linear(joiner_dim, vocab_size, bias=bias, **how)
+        self.output_linear = nn.Linear(joiner_dim, vocab_size, bias=bias, **how) if output is None else output
         self.options = {"activation": activation, **options}
 
-    def forward(self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor):
-        """The loss; encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), see `transducer_loss`."""
+    def forward(
+        self,
+        encoder_out: Tensor,
+        decoder_out: Tensor,
+        targets: Tensor,
+        T_lengths: Tensor,
+        U_lengths: Tensor,
+        utterance_weights: Optional[Tensor] = None,
+    ):
+        """Return what `transducer_loss` does; encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim)."""
         options = self.options if self.training else {**self.options, "dropout": 0.0}
         return transducer_loss(
             self.encoder_proj(encoder_out),
             self.decoder_proj(decoder_out),
-            self.output_linear.weight,
-            self.output_linear.bias,
-            targets,
-            T_lengths,
-            U_lengths,
+            targets=targets,
+            T_lengths=T_lengths,
+            U_lengths=U_lengths,
+            output=self.output_linear,
+            utterance_weights=utterance_weights,
             **options,
         )
 
+    def align(
+        self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor
+    ) -> Tuple[Tensor, Tensor]:
+        """Return (frames, log_probabilities) of the best paths, without dropout: see `align`."""
+        names = ("blank", "activation", "delay_penalty", "tile_cells", "backend")
+        return align(
+            self.encoder_proj(encoder_out),
+            self.decoder_proj(decoder_out),
+            targets=targets,
+            T_lengths=T_lengths,
+            U_lengths=U_lengths,
+            output=self.output_linear,
+            **{name: value for name, value in self.options.items() if name in names},
+        )
+
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
-        """(..., V) for decoding: of outputs (..., encoder_dim) and (..., decoder_dim) that broadcast together."""
+        """Return (..., V) for decoding, of outputs (..., encoder_dim) and (..., decoder_dim) that broadcast together;
+        without dropout."""
         activation = ACTIVATIONS[self.options["activation"]].value
         return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 

@@ -52,7 +52,10 @@ class Problem(ctypes.Structure):
                 "decoder_u",
             )  # fmt: skip
         ),
-        *((name, ctypes.c_double) for name in ("negligible", "fastemit_lambda", "delay_penalty", "keep_scale")),
+        *(
+            (name, ctypes.c_double)
+            for name in ("negligible", "fastemit_lambda", "delay_penalty", "label_smoothing", "keep_scale")
+        ),
         *(
             (name, ctypes.c_void_p)
             for name in (
@@ -153,7 +156,7 @@ class _Arguments:
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),
             negligible=call.negligible, fastemit_lambda=call.fastemit_lambda, delay_penalty=call.delay_penalty,
-            keep_scale=call.keep_scale,
+            label_smoothing=call.label_smoothing, keep_scale=call.keep_scale,
         )  # fmt: skip
         self.tensors: List[Tensor] = []
         self.point(
@@ -189,7 +192,7 @@ class _Arguments:
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does."""
-    if not gradient:
+    if not arcs.numel():
         arcs = arcs.new_empty(2, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient

@@ -29,7 +29,7 @@ def _check(call: Call, backend: str) -> None:
     )
     check_options(
         call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
-        delay_penalty=call.delay_penalty,
+        delay_penalty=call.delay_penalty, label_smoothing=call.label_smoothing,
     )  # fmt: skip
     check_seed(call.seed, call.device)
     backend_of(call.device.type, call.encoder_out.dtype, backend)
@@ -92,12 +92,14 @@ def losses(
     seed: Optional[Tensor] = None,
     dropout: float = 0.0,
     delay_penalty: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """(N,) losses and (N,) shares of the posterior that backward drops, float64; for backward (with `gradient`) `arcs`
     with room for `cells`, and the logits of `kept_cells` cells."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
+        label_smoothing,
     )  # fmt: skip
     _check(call, backend)
     check_values(call)
@@ -112,13 +114,26 @@ def losses(
 def _(
     encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
     blank, activation, fastemit_lambda, negligible, tile_cells, backend, gradient, cells, kept_cells,
-    seed=None, dropout=0.0, delay_penalty=0.0,
+    seed=None, dropout=0.0, delay_penalty=0.0, label_smoothing=0.0,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
+        label_smoothing,
     )  # fmt: skip
     return _saved(call, backend, gradient, cells, kept_cells)
+
+
+def log_probabilities(call: Call, backend: str) -> Tensor:
+    """Return the arcs of `losses` with the log-probability of the blank and of the label of each cell."""
+    _check(call, backend)
+    check_values(call)
+    cells = call.N * call.T * call.U1
+    if PACKED[backend]:
+        cells = int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
+    saved = _saved(call, backend, True, cells, 0)
+    module_of(backend).forward(call, False, *saved)
+    return saved[2]
 
 
 def _gradients(call: Call, wanted: List[bool]) -> List[Tensor]:
@@ -149,11 +164,12 @@ def gradients(
     wanted: List[bool],
     seed: Optional[Tensor] = None,
     dropout: float = 0.0,
+    label_smoothing: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells, seed, dropout,
+        blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
     )  # fmt: skip
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
@@ -169,10 +185,11 @@ def gradients(
 def _(
     grad_losses, arcs, kept, encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
     blank, activation, negligible, tile_cells, backend, wanted, seed=None, dropout=0.0,
+    label_smoothing=0.0,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
-        blank, activation, 0.0, negligible, tile_cells, seed, dropout,
+        blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
     )  # fmt: skip
     a, b, c, d = (x.to(encoder_out.dtype) for x in _gradients(call, wanted))
     return a, b, c, d
@@ -180,7 +197,7 @@ def _(
 
 def _save(ctx, inputs, output) -> None:
     ctx.blank, ctx.activation, _, ctx.negligible, ctx.tile_cells, ctx.backend = inputs[7:13]
-    seed, ctx.dropout = inputs[16:18]
+    seed, ctx.dropout, _, ctx.label_smoothing = inputs[16:20]
     _, dropped, arcs, kept = output
     ctx.mark_non_differentiable(dropped, arcs, kept)
     ctx.save_for_backward(*inputs[:7], arcs, kept, seed)
@@ -193,8 +210,9 @@ def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..
         *tensors, arcs, kept, seed = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:4])
         options = ctx.blank, ctx.activation, ctx.negligible, ctx.tile_cells, ctx.backend
-        made = gradients_of(grad_losses, arcs, kept, *tensors, *options, wanted, seed, ctx.dropout)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 15))
+        options = *options, wanted, seed, ctx.dropout, ctx.label_smoothing
+        made = gradients_of(grad_losses, arcs, kept, *tensors, *options)
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 16))
 
     return backward
 

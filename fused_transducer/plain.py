@@ -139,8 +139,9 @@ class _Joiner:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Fills losses and dropped (N,) float64 and, with `gradient`, arcs (2, N * T * (U+1)): the posteriors of each
-    cell's blank arc and label arc (times 1 + fastemit_lambda).  `kept` is for backends that keep logits."""
+    """Fills losses and dropped (N,) float64 and arcs (2, N * T * (U+1)): with `gradient` the posteriors of each cell's
+    blank arc and label arc (times 1 + fastemit_lambda), without, their log-probabilities, unless arcs is empty.  `kept`
+    is for backends that keep logits."""
     joiner = _Joiner(call)
     shape = call.N, call.T, call.U1
     t, u = (torch.arange(size, device=call.device) for size in shape[1:])
@@ -151,11 +152,16 @@ def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: T
         logits -= logits.amax(1, keepdim=True)
         blank = logits[:, call.blank].to(torch.float64, copy=True)
         label = logits.gather(1, tile.target.unsqueeze(1)).squeeze(1).double()
+        if call.label_smoothing:
+            mean = logits.mean(1, dtype=torch.float64)
+            blank, label = (torch.lerp(x, mean, call.label_smoothing) for x in (blank, label))
         normaliser = logits.exp_().sum(1, dtype=torch.float64).log_()
         logs[0, cells] = blank - normaliser
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
         logs[1, cells] = torch.where(tile.has_target, label - normaliser + penalty, -torch.inf)
-    blank, label = (_skewed(x.view(shape)) for x in logs)
+    if not gradient and arcs.numel():
+        arcs.copy_(logs)
+    blank, label = (skewed(x.view(shape)) for x in logs)
     likelihood, by_blank, by_label = _alphas(blank, label, joiner)
     losses.copy_(-likelihood)
     dropped.zero_()
@@ -173,8 +179,8 @@ def _counts(call: Call, arcs: Tensor) -> Tensor:
     return ~(posterior < call.negligible) & (posterior != 0)
 
 
-def _skewed(cells: Tensor) -> Tensor:
-    """(N, T, U+1) -> (T+U, N, U+1): anti-diagonals; -inf where there is no cell."""
+def skewed(cells: Tensor) -> Tensor:
+    """Return the anti-diagonals (T+U, N, U+1) of (N, T, U+1); -inf where there is no cell."""
     N, T, U1 = cells.shape
     d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
     t = d[:, None] - u
@@ -257,6 +263,12 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, of_blank: Tensor, 
     both = -(of_blank + of_label) * (total - e_blank) / total
     is_blank = target == call.blank
     at_blank = torch.where(is_blank, torch.where(tile.has_target.unsqueeze(1), both, at_blank), at_blank)
-    e *= ((of_blank + of_label) / total).to(e.dtype)
+    posterior, smoothing = of_blank + of_label, call.label_smoothing
+    e *= (posterior / total).to(e.dtype)
+    if smoothing:
+        shift = smoothing * posterior / call.V
+        e -= shift.to(e.dtype)
+        at_label += smoothing * of_label - shift
+        at_blank += smoothing * torch.where(is_blank, posterior, of_blank) - shift
     e.scatter_(1, target, at_label.to(e.dtype))
     return e.scatter_(1, blank, at_blank.to(e.dtype))

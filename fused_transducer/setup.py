@@ -31,7 +31,7 @@ class BuildLibrary(build_ext):
 
 class PackageOnly(build_py):
     def find_package_modules(self, package, package_dir):
-        return [found for found in super().find_package_modules(package, package_dir) if found[1] != "setup"]
+        return [module for module in super().find_package_modules(package, package_dir) if module[1] != "setup"]
 
 
 setup(

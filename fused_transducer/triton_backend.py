@@ -114,13 +114,13 @@ class _Launch:
     def __init__(self, call: Call):
         self.call, self.gpu = call, _gpu(call.device)
         self.encoder, self.decoder = (
-            one if one.stride(2) == 1 else one.contiguous() for one in (call.encoder_out, call.decoder_out)
+            x if x.stride(2) == 1 else x.contiguous() for x in (call.encoder_out, call.decoder_out)
         )
         self.weight = call.weight.contiguous()
         self.bias = self.weight if call.bias is None else call.bias.contiguous()
         self.targets = call.targets.long().contiguous()
         self.T_lengths, self.U_lengths = (
-            one.to(call.device, torch.int64).contiguous() for one in (call.T_lengths, call.U_lengths)
+            x.to(call.device, torch.int64).contiguous() for x in (call.T_lengths, call.U_lengths)
         )
         self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         self.cells = call.N * call.T * call.U1
@@ -131,6 +131,7 @@ class _Launch:
             "DROP_BELOW": call.drop_below,
             "KEEP_SCALE": call.keep_scale,
         }
+        self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
         self.flags = {**self.sizes, **self.products(call.weight.dtype), "HAS_BIAS": call.bias is not None}
 
     @property
@@ -189,7 +190,7 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
     if call.U1 > LONGEST:
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
-    arcs = arcs.zero_() if gradient else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
+    arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
     blocks = _blocks(call.weight.dtype)
     each = _ceil(call.T * call.U1, blocks["BM"])  # blocks of an utterance
     at_once = min(call.N * each, _ceil(launch.forward_rows(blocks["BM"]), blocks["BM"]))
@@ -199,7 +200,8 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
         launch.activate(activations[: count * blocks["BM"]], block, each, (), blocks["BM"])
         kernels.log_probabilities[(count,)](
             activations, launch.weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
-            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty), **launch.flags, **blocks,
+            launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
+            **launch.smoothing, **launch.flags, **blocks,
         )  # fmt: skip
     width = max(16, 1 << (call.U1 - 1).bit_length())
     scratch = arcs.new_empty(call.N, 2, width, dtype=torch.float64)
@@ -254,7 +256,7 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
         kernels.logit_gradients[(_ceil(rows, of_forward["BM"]),)](
             activations, launch.weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
-            positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.flags,
+            positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing, **launch.flags,
             **of_forward,
         )  # fmt: skip
         if of_weight is not None:

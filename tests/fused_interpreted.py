@@ -10,7 +10,7 @@ import numpy
 import torch
 from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, problem, right
 
-from fused_transducer import triton_backend
+from fused_transducer import align, triton_backend
 
 warnings.simplefilter("ignore")  # numpy's, of -inf minus -inf where Triton chooses another value
 numpy.seterr(all="ignore")
@@ -117,6 +117,21 @@ report(
     "delay penalty",
     errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
 )
+
+smooth = problem(RAGGED, dtype=torch.float32, label_smoothing=0.1, blank=3, **EXACT)
+smooth.targets[:, 1] = 3
+(losses, made), (expected_losses, plain) = found(smooth), found(smooth, backend="torch")
+report(
+    "label smoothing",
+    errors={"loss": error(losses, expected_losses), **{name: error(made[name], plain[name]) for name in NAMES}},
+)
+
+one = problem(RAGGED, dtype=torch.float32, fastemit_lambda=0.5, **EXACT)
+posteriors, plain = (one.loss(one.leaves(), backend=name, return_posteriors=True)[1] for name in ("triton", "torch"))
+report("posteriors", errors={"posteriors": error(posteriors, plain)})
+given = (*one.tensors, one.targets, one.T_lengths, one.U_lengths)
+(frames, scores), (expected_frames, expected_scores) = (align(*given, backend=name) for name in ("triton", "torch"))
+report("best paths", errors={"frames": error(frames, expected_frames), "scores": error(scores, expected_scores)})
 
 frozen = {}
 for wanted in NAMES:

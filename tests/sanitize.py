@@ -97,6 +97,7 @@ def _run_here(count: int, seed: int) -> int:
             fastemit_lambda=random.choice([0.0, 0.5]),
             dropout=random.choice([0.0, 0.0, 0.4]),
             dropout_seed=random.getrandbits(60),
+            label_smoothing=random.choice([0.0, 0.0, 0.1]),
             delay_penalty=random.choice([0.0, 0.1]),
         )
         if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits

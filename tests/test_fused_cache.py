@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_no_part_of_a_library(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
         with pytest.raises(OSError):
-            compiling.place(made, tmp_path / "placed.so")
+            compiling.install(made, tmp_path / "placed.so")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in tmp_path.iterdir()] == ["made.so"]

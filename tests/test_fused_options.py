@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, logits_of, mask_of, problem, right
 
-from fused_transducer import native
+from fused_transducer import align, native, transducer_loss
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]
 EXACT = {"negligible": 0.0}
@@ -172,3 +174,202 @@ def test_a_module_drops_in_training_alone(activation):
     assert (dropped - whole).abs().min() > 1e-6
     logits = module.logits(one.tensors[0].unsqueeze(2), one.tensors[1].unsqueeze(1))
     assert error(logits.detach(), logits_of(one.tensors, activation)) < 1e-12
+
+
+def test_a_module_takes_an_existing_layer():
+    from fused_transducer import TransducerLoss
+
+    embedding = torch.nn.Embedding(11, 12, dtype=torch.float64)
+    output = torch.nn.Linear(12, 11, bias=False, dtype=torch.float64)
+    output.weight = embedding.weight  # tied
+    one = problem(RAGGED, H=12, V=11, bias=False, **EXACT)
+    module = TransducerLoss(output=output, reduction="sum", **EXACT)
+    one.tensors[2] = output.weight.detach()
+    losses, expected = right(one)
+    loss = module(*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths)
+    loss.backward()
+    assert error(loss.detach(), losses.sum()) < 1e-12 and error(embedding.weight.grad, expected["weight"]) < 1e-11
+    with pytest.raises(ValueError, match="output"):
+        TransducerLoss(12, 11, output=output)
+
+
+# -- the output layer as it is -------------------------------------------------------------------------------------
+
+
+def call(one, *tensors, **options):
+    integers = {"targets": one.targets, "T_lengths": one.T_lengths, "U_lengths": one.U_lengths}
+    return transducer_loss(*tensors, **integers, **{"reduction": "none", **EXACT, **options})
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_an_existing_linear_layer(bias):
+    one = problem(RAGGED, H=12, V=11, bias=bias)
+    output = torch.nn.Linear(12, 11, bias=bias, dtype=torch.float64)
+    one.tensors[2:] = [output.weight.detach(), output.bias.detach() if bias else None]
+    losses, expected = right(one)
+    made = call(one, *one.tensors[:2], output=output)
+    made.sum().backward()
+    assert error(made.detach(), losses) < 1e-12
+    assert error(output.weight.grad, expected["weight"]) < 1e-11
+    assert not bias or error(output.bias.grad, expected["bias"]) < 1e-11
+
+
+def test_a_layer_that_computes_something_else_is_refused():
+    class Scaled(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    one = problem(RAGGED, H=12, V=11)
+    hooked = torch.nn.Linear(12, 11, dtype=torch.float64)
+    hooked.register_forward_pre_hook(lambda layer, given: None)
+    for output, word in ((Scaled(12, 11), "Scaled"), (torch.nn.ReLU(), "ReLU"), (hooked, "hooks")):
+        with pytest.raises(ValueError, match=word):
+            call(one, *one.tensors[:2], output=output)
+    with pytest.raises(ValueError, match="either"):
+        call(one, *one.tensors, output=torch.nn.Linear(12, 11, dtype=torch.float64))
+    with pytest.raises(ValueError, match="weight"):
+        call(one, *one.tensors[:2])
+
+
+# -- utterances ----------------------------------------------------------------------------------------------------
+
+
+def test_weights_of_utterances():
+    one = problem(RAGGED, **EXACT)
+    weights = torch.tensor([1.0, 0.0, 2.0, 0.5, 3.0], dtype=torch.float64)
+    losses, _ = right(one)
+    assert error(one.loss(one.leaves(), utterance_weights=weights).detach(), losses * weights) < 1e-12
+    mean = one.loss(one.leaves(), utterance_weights=weights, reduction="mean")
+    assert mean.item() == pytest.approx(((losses * weights).sum() / weights.sum()).item())
+    leaves = one.leaves()
+    one.loss(leaves, utterance_weights=weights, reduction="sum").backward()
+    assert not leaves[0].grad[1].any() and leaves[0].grad[0].any()
+    for wrong in (torch.ones(4), [1.0] * 5):
+        with pytest.raises(ValueError, match="utterance_weights"):
+            one.loss(one.leaves(), utterance_weights=wrong)
+
+
+def impossible():
+    one = problem([(5, 2), (4, 2)], V=6, **EXACT)
+    one.targets[:] = torch.tensor([[1, 2], [3, 4]])
+    one.tensors[3][3] = -float("inf")  # the second utterance's first target
+    return one
+
+
+def test_an_impossible_utterance_can_count_for_nothing():
+    one = impossible()
+    losses = one.loss(one.leaves()).detach()
+    assert torch.isfinite(losses[0]) and torch.isinf(losses[1])
+    for options in ({"zero_infinity": True}, {"utterance_weights": torch.tensor([1.0, 0.0])}):
+        leaves = one.leaves()
+        made = one.loss(leaves, **options)
+        made.sum().backward()
+        assert made[0] == losses[0] and made[1] == 0
+        assert all(torch.isfinite(leaf.grad).all() for leaf in leaves) and not leaves[0].grad[1].any()
+
+
+# -- posteriors and alignments -------------------------------------------------------------------------------------
+
+
+def log_probabilities_of(one):
+    """(N, T, U+1) of the blank's arcs and of the labels'."""
+    logs = logits_of([x.double() for x in one.tensors]).log_softmax(-1)
+    label = torch.full_like(logs[..., 0], -torch.inf)
+    targets = one.targets[:, None, :, None].expand(-1, logs.shape[1], -1, 1)
+    label[:, :, :-1] = logs[:, :, :-1].gather(3, targets).squeeze(3)
+    return logs[..., 0], label
+
+
+@pytest.mark.parametrize("V, tile_cells", [(11, None), (1100, None)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_posteriors_are_the_oracles(V, tile_cells, compiled):
+    from common.losses import oracle
+
+    one = problem(RAGGED, V=V, scale=0.5, fastemit_lambda=0.5)
+
+    def run(leaves):
+        return one.loss(leaves, return_posteriors=True, return_dropped=True)
+
+    run = torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run
+    with torch.no_grad():
+        losses, dropped, posteriors = run(one.leaves())
+    assert posteriors.shape == (5, 9, 6, 2) and dropped.shape == losses.shape == (5,)
+    blank, label = log_probabilities_of(one)
+    for n, (T, U) in enumerate(RAGGED):
+        _, of_blank, of_label = oracle.lattice(blank[n].tolist(), label[n].tolist(), T, U)
+        assert error(posteriors[n, :T, : U + 1, 0], torch.tensor(of_blank, dtype=torch.float64)) < 1e-12
+        assert U == 0 or error(posteriors[n, :T, :U, 1], torch.tensor(of_label, dtype=torch.float64)) < 1e-12
+        assert not posteriors[n, T:].any() and not posteriors[n, :, U + 1 :].any()
+
+
+def all_paths(T, U):
+    """Yield the frames of the targets of every path."""
+    return itertools.combinations_with_replacement(range(T), U)
+
+
+@pytest.mark.parametrize("V", [11, 1100])
+def test_the_best_path_is_the_best_of_all_paths(V):
+    one = problem([(5, 3), (4, 2), (1, 3), (5, 0), (2, 4)], V=V)
+    frames, scores = align(*one.tensors, one.targets, one.T_lengths, one.U_lengths)
+    blank, label = log_probabilities_of(one)
+    for n, (T, U) in enumerate(one.lengths):
+
+        def score(path, n=n, T=T, U=U):
+            labels = sum(label[n, t, u].item() for u, t in enumerate(path))
+            return labels + sum(blank[n, t, sum(frame <= t for frame in path)].item() for t in range(T))
+
+        best = max(all_paths(T, U), key=score)
+        assert tuple(frames[n, :U].tolist()) == best and (frames[n, U:] == -1).all()
+        assert scores[n].item() == pytest.approx(score(best), rel=1e-12)
+
+
+def test_the_best_path_obeys_the_delay_penalty_and_has_none_where_no_path_is():
+    one = problem([(20, 4)])
+    early, _ = align(*one.tensors, one.targets, one.T_lengths, one.U_lengths, delay_penalty=100.0)
+    assert early.tolist() == [[0, 0, 0, 0]]
+    one = impossible()
+    frames, scores = align(*one.tensors, one.targets, one.T_lengths, one.U_lengths)
+    assert scores[1] == -torch.inf and (frames[1] == -1).all() and torch.isfinite(scores[0])
+
+
+def test_a_module_aligns_as_the_function():
+    from fused_transducer import TransducerLoss
+
+    one = problem(RAGGED)
+    module = TransducerLoss(12, 11, blank=3, activation="gelu", dropout=0.5, dtype=torch.float64)
+    integers = (one.targets, one.T_lengths, one.U_lengths)
+    made = module.align(*one.tensors[:2], *integers)
+    layer = module.output_linear
+    expected = align(*one.tensors[:2], layer.weight, layer.bias, *integers, blank=3, activation="gelu")
+    assert all(torch.equal(a, b) for a, b in zip(made, expected))
+
+
+# -- label smoothing -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("V, dtype, allowed", [(11, torch.float64, 1e-12), (70, torch.float32, 5e-6)])
+@pytest.mark.parametrize("tile_cells", [None, 16])
+def test_label_smoothing_mixes_the_mean_log_probability_into_each_arc(V, dtype, allowed, tile_cells):
+    smoothed = problem(
+        RAGGED, V=V, dtype=dtype, scale=0.5, label_smoothing=0.1, tile_cells=tile_cells, blank=2, **EXACT
+    )
+    smoothed.targets[:, 1] = 2  # a target that is the blank
+    assert max(errors(smoothed, smoothed_by_hand(smoothed)).values()) < allowed
+
+
+def test_label_smoothing_of_many_symbols():
+    smoothed = problem(RAGGED, V=1100, scale=0.5, label_smoothing=0.2, fastemit_lambda=0.0, **EXACT)
+    assert max(errors(smoothed, smoothed_by_hand(smoothed)).values()) < 1e-12
+
+
+def smoothed_by_hand(one):
+    """Return (losses, gradients) by the oracle, of smoothed log-probabilities."""
+    from common.losses import oracle
+
+    leaves, blank = one.leaves(torch.float64), one.options.get("blank", 0)
+    arcs = logits_of(leaves).log_softmax(-1)
+    share = one.options["label_smoothing"]
+    arcs = (1 - share) * arcs + share * arcs.mean(-1, keepdim=True)
+    losses = oracle.arc_losses(arcs, one.targets, one.lengths, blank)
+    losses.sum().backward()
+    return losses.detach(), {name: leaf.grad for name, leaf in zip(NAMES, leaves)}

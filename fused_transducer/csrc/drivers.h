@@ -57,6 +57,7 @@ struct Workspace {
 
 template <class T> struct ForwardSpace {
   T *packed, *bias, *activations, *logits;
+  T* mean;  // of the weights of all symbols (H,), and then of their bias; for label smoothing
   char* diagonals;
   int64_t columns, bytes;  // logits of a cell that are there at once
 
@@ -67,6 +68,7 @@ template <class T> struct ForwardSpace {
     bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
     activations = space.take<T>(p.threads * GROUP * stride<T>(p.H));
     logits = space.take<T>(p.threads * GROUP * stride<T>(columns));
+    mean = space.take<T>(p.label_smoothing ? p.H + 1 : 0);
     diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
     bytes = space.used;
   }
@@ -243,6 +245,25 @@ template <class T> struct Normaliser {
   double sum;
 };
 
+// The mean of all symbols' weights and bias, whose logit is the mean of a cell's logits.  All threads call this, and meet
+// later.
+template <class T> void average_weight(const Problem& p, T* mean) {
+  if (!p.label_smoothing) return;
+  const T *weight = static_cast<const T*>(p.weight), *bias = static_cast<const T*>(p.bias);
+#pragma omp for schedule(dynamic, 16) nowait
+  for (int64_t h = 0; h <= p.H; ++h) {
+    double sum = 0;
+    for (int64_t v = 0; v < p.V; ++v) sum += h < p.H ? weight[v * p.H + h] : bias ? bias[v] : 0;
+    mean[h] = (T)(sum / (double)p.V);
+  }
+}
+
+template <class T> double mean_logit(const Problem& p, const T* mean, const T* activations) {
+  double sum = mean[p.H];
+  for (int64_t h = 0; h < p.H; ++h) sum += (double)mean[h] * activations[h];
+  return sum;
+}
+
 template <class T>
 FT_INLINE void add_chunk(const Problem& p, Normaliser<T>& cell, T* logits, int64_t first, int64_t columns,
                          int64_t target) {
@@ -288,6 +309,11 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   }
   for (int64_t i = 0; i < count; ++i) {
     double normaliser = log(cells[i].sum), high = cells[i].high;
+    if (p.label_smoothing) {
+      double mean = mean_logit<T>(p, space.mean, activations + i * lda);
+      cells[i].blank += (T)(p.label_smoothing * (mean - cells[i].blank));
+      cells[i].label += (T)(p.label_smoothing * (mean - cells[i].label));
+    }
     arcs.blank[begin + i] = (T)(cells[i].blank - high - normaliser);
     arcs.label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser + added[i]);
     if (!p.normalised) continue;
@@ -321,6 +347,7 @@ template <class T> void forward(const Problem& p) {
   {
     FlushDenormals flush;
     fill_bias<T>(p, space.bias);
+    average_weight<T>(p, space.mean);
     pack_weight<T>(p, space.packed, 0, round_up(p.V, Block<T>::COLUMNS));
     meeting.wait();
 #pragma omp for schedule(dynamic) nowait
@@ -401,14 +428,16 @@ template <class T> void softmax_gradient(const Problem& p, const Cell& cell, con
   double sum = sum_of_exp<T, true>(logits, symbols.columns, high);
   if (p.normalised) sum = 1 + (double)arcs.others[cell.number];
   double blank = has_blank ? logits[at_blank] : 0, label = has_label ? logits[at_label] : 0;
-  T factor = (T)((of_blank + of_label) / sum);
-  for (int64_t c = 0; c < symbols.columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor);
+  double shift = p.label_smoothing * (of_blank + of_label) / (double)p.V;
+  T factor = (T)((of_blank + of_label) / sum), less = (T)shift;
+  for (int64_t c = 0; c < symbols.columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor - less);
   // (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
-  if (has_label) logits[at_label] = (T)((of_blank * label - of_label * (sum - label)) / sum);
+  if (has_label)
+    logits[at_label] = (T)((of_blank * label - of_label * (sum - label)) / sum + p.label_smoothing * of_label - shift);
   if (!has_blank) return;
   bool both = cell.target == p.blank;
-  logits[at_blank] = (T)(both ? -(of_blank + of_label) * (sum - blank) / sum
-                              : (of_label * blank - of_blank * (sum - blank)) / sum);
+  double at_once = both ? of_blank + of_label : of_blank, other = both ? 0 : of_label;
+  logits[at_blank] = (T)((other * blank - at_once * (sum - blank)) / sum + p.label_smoothing * at_once - shift);
 }
 
 // Activations of a group of cells, and the gradient of their logits.

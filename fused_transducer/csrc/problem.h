@@ -11,7 +11,7 @@ struct Problem {
   int64_t is_double, gradient, threads, tile_cells, kept_cells;
   int64_t normalised;  // arcs has the rows of the normaliser too
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
-  double negligible, fastemit_lambda, delay_penalty, keep_scale;  // keep_scale: 1 / (1 - dropout)
+  double negligible, fastemit_lambda, delay_penalty, label_smoothing, keep_scale;  // keep_scale: 1 / (1 - dropout)
   // inputs, float or double
   const void *encoder, *decoder, *weight, *bias, *grad_losses;
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
