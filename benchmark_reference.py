@@ -19,7 +19,10 @@ from common.losses.adapter import Adapter
 class Reference(Adapter):
     name = "reference"
     hint = "pip install torch"
-    variants = {"compiled": {"by_compiler": True}}
+    variants = {
+        "compiled": {"by_compiler": True},
+        **{name: {"topology": name} for name in ("modified", "tdt", "multi-blank", "hat", "star", "delay-penalty")},
+    }
     by_compiler = False
     dtypes = ("float32", "float64", "float16", "bfloat16")
 
@@ -42,7 +45,12 @@ class Reference(Adapter):
         return vectorised.transducer_loss
 
     def options(self):
-        return {"blank": self.blank, "reduction": self.reduction, "by_compiler": self.by_compiler}
+        return {
+            "blank": self.blank,
+            "reduction": self.reduction,
+            "by_compiler": self.by_compiler,
+            "topology": self.lattice,
+        }
 
 
 ADAPTER = Reference

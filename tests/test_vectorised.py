@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from common.losses import oracle
+from common.losses.topologies import TOPOLOGIES
 from common.losses.vectorised import transducer_loss
 
 SHAPES = [(6, 3), (4, 0), (1, 2), (5, 4)]
@@ -30,6 +31,35 @@ def test_losses_and_gradients_are_the_references(scale):
     (wanted * upstream).sum().backward()
     torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+def test_every_topology_is_the_oracles(name, scale):
+    topology = TOPOLOGIES[name]
+    mine, *rest = given(V=7 + topology.extra, scale=scale)
+    rest[0] = rest[0].clamp(max=6)
+    theirs = mine.detach().clone().requires_grad_()
+    losses = transducer_loss(mine, *rest, reduction="none", topology=topology)
+    wanted = oracle.losses(theirs, rest[0], SHAPES, topology=topology)
+    torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
+    losses[wanted.isfinite()].sum().backward()
+    wanted.sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_derivatives_of_every_topology(name):
+    topology = TOPOLOGIES[name]
+    draw = torch.Generator().manual_seed(2)
+    logits = torch.randn(2, 4, 3, 4 + topology.extra, generator=draw, dtype=torch.float64, requires_grad=True)
+    targets, T_lengths, U_lengths = torch.tensor([[1, 2], [3, 1]]), torch.tensor([4, 3]), torch.tensor([2, 1])
+
+    def loss(x):
+        return transducer_loss(x, targets, T_lengths, U_lengths, reduction="none", topology=topology)
+
+    assert torch.autograd.gradcheck(loss, logits)
+    assert torch.autograd.gradgradcheck(loss, logits)
 
 
 def test_padding_may_hold_anything_and_gets_no_gradient():

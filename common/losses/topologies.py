@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import List, NamedTuple, Tuple
+from typing import List, NamedTuple, Optional, Tuple
 
 import torch
 from torch.nn.functional import logsigmoid, pad
@@ -83,8 +83,11 @@ class Topology:
         """Return the posterior probability (...) of cells from the derivatives (..., P) of their parts."""
         return derivatives[..., :2].sum(-1)
 
-    def arcs(self, parts: torch.Tensor) -> List[Arc]:
-        """Return the arcs of utterances of T frames and U targets from their parts (..., T, U+1, P)."""
+    def arcs(self, parts: torch.Tensor, frames: Optional[torch.Tensor] = None) -> List[Arc]:
+        """Return the arcs of utterances from the parts (..., T, U+1, P) of their cells.
+
+        frames: (...) the number of frames of each utterance of a padded batch; None: T.
+        """
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(0, 1, label)]
 
@@ -94,10 +97,17 @@ def chosen(log_probs: torch.Tensor, target: torch.Tensor, blank: int) -> torch.T
     return torch.stack([log_probs[..., blank], log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)], -1)
 
 
+def times(weight: torch.Tensor, frames: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the frame (T, 1) of each cell of (..., T, U+1) weights, and the number of frames (..., 1, 1)."""
+    T = weight.size(-2)
+    t = torch.arange(T, device=weight.device).unsqueeze(-1)
+    return t, torch.tensor(T, device=weight.device) if frames is None else frames.view(*frames.shape, 1, 1)
+
+
 class Modified(Topology):
     """A target leads to the next frame, as blank does, so a frame has at most one symbol."""
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(1, 1, label)]
 
@@ -105,15 +115,16 @@ class Modified(Topology):
 class ModifiedLastBlank(Modified):
     """As modified, and the path ends with a blank."""
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
-        return [Arc(1, 0, blank), Arc(1, 1, pad(label[..., :-1, :], (0, 0, 0, 1), value=-math.inf))]
+        t, T = times(label, frames)
+        return [Arc(1, 0, blank), Arc(1, 1, label.masked_fill(t >= T - 1, -math.inf))]
 
 
 class Constrained(Topology):
     """A target leads to the next frame together with the blank that follows it on its own frame."""
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(1, 1, label + pad(blank[..., 1:], (0, 1), value=-math.inf))]
 
@@ -129,17 +140,15 @@ class TokenAndDuration(Topology):
         tokens, durations = logits.split([logits.size(-1) - self.extra, self.extra], -1)
         return torch.cat([chosen(tokens.log_softmax(-1) - self.sigma, target, blank), durations.log_softmax(-1)], -1)
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label, *lasting = parts.unbind(-1)
-        T = blank.size(-2)
+        t, T = times(label, frames)
         result = []
         for duration, weight in zip(self.durations, lasting):
             if duration > 0:
                 result.append(Arc(duration, 0, blank + weight))
-            # a target may not be what ends the path, so it stays before frame T
-            before = max(T - duration, 0)
-            inside = (label + weight)[..., :before, :]
-            result.append(Arc(duration, 1, pad(inside, (0, 0, 0, T - before), value=-math.inf)))
+            # the last symbol of a path is a blank, so a target stays before frame T
+            result.append(Arc(duration, 1, (label + weight).masked_fill(t + duration >= T, -math.inf)))
         return result
 
 
@@ -157,7 +166,7 @@ class MultiBlank(Topology):
     def posterior(self, derivatives):
         return derivatives.sum(-1)
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label, *longer = parts.unbind(-1)
         several = [Arc(duration, 0, weight) for duration, weight in zip(self.durations, longer)]
         return [Arc(1, 0, blank), Arc(0, 1, label), *several]
@@ -177,7 +186,7 @@ class HybridAutoregressive(Topology):
 class Star(Topology):
     """A frame may be skipped at a constant weight, beside its blank."""
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
         return [Arc(1, 0, blank), Arc(0, 1, label), Arc(1, 0, torch.full_like(blank, self.skip))]
 
@@ -185,11 +194,10 @@ class Star(Topology):
 class DelayPenalty(Topology):
     """A target at frame t gets penalty * ((T - 1) / 2 - t), so that early ones are preferred."""
 
-    def arcs(self, parts):
+    def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
-        T = blank.size(-2)
-        early = self.penalty * ((T - 1) / 2 - torch.arange(T, dtype=blank.dtype, device=blank.device))
-        return [Arc(1, 0, blank), Arc(0, 1, label + early.unsqueeze(-1))]
+        t, T = times(label, frames)
+        return [Arc(1, 0, blank), Arc(0, 1, label + self.penalty * ((T - 1) / 2 - t))]
 
 
 #: By name, with the parameters that papers and recipes use.
