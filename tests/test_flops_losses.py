@@ -143,8 +143,10 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(implementation):
     from common.records.schema import Batch
 
     adapter = adapter_of(implementation, "cpu")
-    if adapter.kind == "topology" and adapter.layout == "packed":
+    if adapter.topology != "regular" and adapter.layout == "packed":
         pytest.skip("a packed loss of one symbol a frame projects cells that no path meets, too")
+    if adapter.lattice.extra:
+        pytest.skip("the formula leaves out the few columns that a lattice adds to V")
     if adapter.layout == "joint":
         pytest.skip("a joint loss may compute logits twice and leave out cells, which the formula does not")
     model, batch, _ = setting_of(adapter, SHAPES, "cpu")

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from common.core.implementations import LATTICES
 from common.losses import oracle
 from common.losses.topologies import TOPOLOGIES
 
@@ -165,6 +166,10 @@ def test_every_topology_is_the_sum_over_its_paths(name, T, U):
     else:
         wanted.backward()
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-12)
+
+
+def test_every_lattice_of_the_table_of_implementations_has_its_arcs():
+    assert set(TOPOLOGIES) == {"regular", *LATTICES}
 
 
 def test_every_topology_has_paths_and_none_is_another():

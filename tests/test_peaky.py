@@ -194,7 +194,7 @@ def test_a_loss_near_zero(implementation):
         pytest.skip("optimized_transducer wants its two float32 sums within 1e-5 of each other: too much to ask here")
     assert loss == pytest.approx(expected, abs=1e-3)
     # other topologies have no arc for some steps of the alignment
-    assert expected < 0.5 or adapter.kind == "topology"
+    assert expected < 0.5 or adapter.topology != "regular"
     gradients = [gradient for gradient in prepared.gradients().values() if gradient is not None]
     assert gradients and all(torch.isfinite(gradient).all() for gradient in gradients)
 

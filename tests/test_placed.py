@@ -23,7 +23,7 @@ CHECK = ["--preset", "quick", "--limits", "false", "--passes", "correctness"]
 
 def test_names():
     row = find("fast_rnnt:modified@k2")
-    assert (row.name, row.environment, row.kind) == ("fast_rnnt:modified@k2", "k2", "topology")
+    assert (row.name, row.environment, row.kind) == ("fast_rnnt:modified@k2", "k2", "modified")
     assert (row.script, row.variant) == (find("fast_rnnt").script, "modified")
     assert not set(row.folder) & set(":@/") and row.folder != find("fast_rnnt:modified").folder
     assert find("k2@k2") == find("k2") and find("reference@main") == find("reference")

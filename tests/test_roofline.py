@@ -73,7 +73,7 @@ def test_sizes_of_both_layouts():
     [
         ("exact", PACKED, Least(4 * (17 + 8.5 + 17) * 10, 0, 170, 340)),
         ("exact", PADDED, Least(4 * (36 + 18 + 36) * 10, 0, 360, 720)),
-        ("topology", PACKED, Least(4 * (16 + 8.5 + 17) * 10, 0, 160, 340)),
+        ("modified", PACKED, Least(4 * (16 + 8.5 + 17) * 10, 0, 160, 340)),
         ("pruned", PACKED, Least(4 * (13 + 8.5 + 13) * 10, 0, 130, 260)),
         ("additive", PACKED, Least(12 * 16 * 10, 2 * 10 * (17 + 2 * 8.5), 160, 320)),
     ],
@@ -88,7 +88,7 @@ def test_given_logits_each_is_read_once_where_needed_twice_and_its_gradient_writ
     "kind, recipe, expected",
     [
         ("exact", "icefall", (8 * (16 * 3 + 3 * 10), 60 * (17 + 17), 170)),
-        ("topology", "icefall", (8 * (16 * 3 + 3 * 10), 60 * (16 + 17), 160)),
+        ("modified", "icefall", (8 * (16 * 3 + 3 * 10), 60 * (16 + 17), 160)),
         ("pruned", "icefall", (8 * (16 * 3 + 3 * 3 * 10), 60 * (13 + 17) + 180 * 16 + 2 * 17 * 10, 130)),
         ("pruned", "benchmark-2022", (8 * (16 * 3 + 3 * 10), 60 * (13 + 17) + 2 * 17 * 10, 130)),
         ("additive", "icefall", (8 * (16 * 3 + 2 * 3 * 10), 180 * 16 + 2 * 10 * (17 + 17), 160)),

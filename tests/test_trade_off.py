@@ -19,7 +19,7 @@ def of_every_kind(folder):
     timed(folder, "beaten", [50, 50], peak=500)
     timed(folder, "pruned", [5, 5], peak=50, kind="pruned")
     timed(folder, "simple", [1, 1], peak=1, kind="additive")
-    timed(folder, "modified", [2, 2], peak=20, kind="topology")
+    timed(folder, "modified", [2, 2], peak=20, kind="modified")
     return entries_of(folder)
 
 

@@ -30,6 +30,7 @@ import math
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import statistics
+from common.core.implementations import ONE_SYMBOL
 from common.core.text import gathered
 from common.records.schema import AtSize, Batch, Limits, Sample
 
@@ -129,7 +130,8 @@ def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Least:
     """Of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
     itemsize, V, H = ITEMSIZE[settings["dtype"]], settings["vocab_size"], settings["encoder_dim"]
-    read = {"topology": size.met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
+    met = dict.fromkeys(ONE_SYMBOL, size.met)
+    read = {**met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
     written = {"pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
     needed = min(size.needed, size.cells if kind == "additive" else read)
     normalisers = 2 * size.cells * V  # am + lm of all cells

@@ -12,6 +12,7 @@ from common.analysis import ratios
 from common.analysis.parts import Largest, Sample
 from common.analysis.ratios import Padding, Ratio
 from common.core import settings, statistics
+from common.core.implementations import LATTICES
 from common.core.statistics import Summary
 from common.core.text import plain
 from common.records import schema
@@ -423,5 +424,7 @@ def is_positive(value: Any) -> bool:
 
 def marked(name: str, kind: Optional[str]) -> str:
     """A name with what sets its kind apart from an exact loss."""
-    mark = {"topology": " (topology)", "pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
+    if kind in LATTICES:
+        return name if name.endswith(f":{kind}") else f"{name} ({kind})"
+    mark = {"pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")
     return name + mark

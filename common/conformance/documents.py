@@ -15,7 +15,7 @@ class MatrixRow(Struct, kw_only=True):
     """An implementation or variant in a conformance matrix."""
 
     name: Annotated[str, of("of the implementation or variant")]
-    kind: Annotated[str, of("exact, topology, pruned or additive")]
+    kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")]
     status: Annotated[str, of('"judged", or why not: missing, unsupported or error')]
     reason: Annotated[str, of('why it was not judged, else ""')]
     cells: Annotated[

@@ -10,12 +10,25 @@ from typing import Mapping, Tuple
 
 from common.core.errors import UserError
 
+#: Lattices other than that of Graves 2012, in words; common.losses.topologies has their arcs.
+LATTICES = {
+    "modified": "one symbol a frame",
+    "modified-last-blank": "one symbol a frame, the last a blank",
+    "constrained": "one target a frame, with its blank",
+    "tdt": "tokens and durations",
+    "multi-blank": "blanks of several frames",
+    "hat": "blank by a sigmoid",
+    "star": "frames may be skipped",
+    "delay-penalty": "late targets cost more",
+}
+#: Those in which a frame has at most one symbol, so that a path meets fewer cells.
+ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
-#: exact: the transducer loss of Graves 2012; topology: exact, on another lattice (one symbol per frame); pruned:
-#: approximates by design; additive: exact, on logits am + lm without a joiner's nonlinearity.
-KINDS = ("exact", "topology", "pruned", "additive")
-#: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  An exact one on another
-#: lattice is "topology".
+#: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design;
+#: additive: exact, on logits am + lm without a joiner's nonlinearity.
+KINDS = ("exact", *LATTICES, "pruned", "additive")
+#: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  The kind of an exact one on
+#: another lattice is the name of the lattice.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned", "additive": "additive"}
 
 
@@ -67,8 +80,6 @@ class Implementation:
         return replace(self, name=f"{self.name}@{environment}", environment=environment, variants={}, placed=True)
 
 
-TOPOLOGIES = {"modified": "topology", "constrained": "topology"}
-
 IMPLEMENTATIONS = (
     Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact"}),
     Implementation(
@@ -77,12 +88,18 @@ IMPLEMENTATIONS = (
         "main",
         "optimized_transducer",
         built=True,
-        variants={"log-probs": "exact", "modified": "topology"},
+        variants={"log-probs": "exact", "modified": "modified-last-blank"},
     ),
     Implementation(
-        "fast_rnnt", "benchmark_fast_rnnt", "main", "fast_rnnt", built=True, variants=TOPOLOGIES, control=True
+        "fast_rnnt",
+        "benchmark_fast_rnnt",
+        "main",
+        "fast_rnnt",
+        built=True,
+        variants={"modified": "modified", "constrained": "constrained"},
+        control=True,
     ),
-    Implementation("k2", "benchmark_k2", "k2", "k2", variants=TOPOLOGIES),
+    Implementation("k2", "benchmark_k2", "k2", "k2", variants={"modified": "modified", "constrained": "constrained"}),
     Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
     Implementation("nemo", "benchmark_nemo", "nemo", "nemo"),
     Implementation("nemo-triton", "benchmark_nemo_triton", "nemo", "nemo"),
@@ -100,7 +117,17 @@ IMPLEMENTATIONS = (
     Implementation(
         "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
     ),
-    Implementation("reference", "benchmark_reference", "main", "torch", variants={"compiled": "exact"}, control=True),
+    Implementation(
+        "reference",
+        "benchmark_reference",
+        "main",
+        "torch",
+        variants={
+            "compiled": "exact",
+            **{name: name for name in ("modified", "tdt", "multi-blank", "hat", "star", "delay-penalty")},
+        },
+        control=True,
+    ),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation(
         "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True

@@ -87,7 +87,7 @@ def kind_of(name: str, attributes: Mapping[str, Any]) -> str:
     if layout not in LAYOUTS:
         raise UserError(f"{name}: layout = {layout!r} is none; choose one of {', '.join(LAYOUTS)}")
     kind = LAYOUTS[layout]
-    return "topology" if kind == "exact" and attributes["topology"] != "regular" else kind
+    return str(attributes["topology"]) if kind == "exact" and attributes["topology"] != "regular" else kind
 
 
 def described(path: Path) -> Mapping[str, Any]:

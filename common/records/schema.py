@@ -320,7 +320,7 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
     ] = ""
     suffix: Annotated[Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size"')] = None
     package: Annotated[Optional[str], of("that holds the loss, as it is imported")] = None
-    kind: Annotated[Optional[str], of("exact, topology, pruned or additive (see core/implementations)")] = None
+    kind: Annotated[Optional[str], of("exact, the name of another lattice, pruned or additive")] = None
     exact: Annotated[Optional[bool], of("is it the transducer loss, and no approximation of it?")] = None
     memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
     values: Annotated[Dict[str, Value], of("in a sweep: {setting: value} of the cell")] = {}

@@ -16,6 +16,7 @@ from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
 from common.analysis.verdict import LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
+from common.core.implementations import LATTICES
 from common.core.text import count, error, gathered, number, plain
 from common.present.table import Cell, Table
 from common.present.text import aligned, painted, spaced
@@ -30,7 +31,7 @@ NO_COLORS: Mapping[str, str] = {}
 #: Above the rows of each kind.
 KINDS = {
     "exact": "exact",
-    "topology": "exact, on another lattice (one symbol per frame)",
+    **{name: f"exact, on another lattice ({words})" for name, words in LATTICES.items()},
     "pruned": "approximate",
     "additive": "additive joiner (a different model, not comparable)",
 }

@@ -11,6 +11,7 @@ from common.analysis.change_verdicts import WITHHELD, percent
 from common.analysis.comparison import Change
 from common.analysis.metrics import METRICS, Metric
 from common.analysis.pairs import Sides
+from common.core.implementations import LATTICES
 from common.core.text import error, escaped, gathered, number
 from common.present.export import json_text
 from common.present.table import Cell, Column, Table
@@ -215,7 +216,7 @@ def _notes(rows: Sequence[Change]) -> List[str]:
 
 #: What a side that is no exact loss is, for a comparison of two implementations.
 OTHER_KINDS = {
-    "topology": "computes the loss on another lattice",
+    **dict.fromkeys(LATTICES, "computes the loss on another lattice"),
     "pruned": "is approximate by design",
     "additive": "has logits without a joiner",
 }
