@@ -18,22 +18,25 @@ import pytest
 from commands import ROOT, assert_user_error, run, start, wait_for
 
 from benchmarks import local_cluster
-from benchmarks.cluster_speed import sleeping
-from common.analysis import logs
+from common.analysis import logs, ranking
 from common.analysis.groups import groups
 from common.core import settings
 from common.core.errors import EXIT_INTERRUPTED, UserError
 from common.jobs import carried, cluster, spread
 from common.jobs.executor import Executor, Lost
-from common.jobs.spec import Job, Task
+from common.jobs.node import Description, Node
+from common.jobs.spec import Job
 from common.records import store
+from common.records.run import open_runs
 from common.records.schema import Environment, Status
 from common.setup import environments
+from common.setup.checkout import suite
 from common.system import nvml
 
 PYTHON = os.environ.get(cluster.PYTHON) or environments.interpreter("ray")
 needs_ray = pytest.mark.skipif(PYTHON is None, reason=f"no Ray: {environments.reason('ray')}, or set RAY_PYTHON")
 NAMES = ("torchaudio", "reference")
+CPU = ("--device", "cpu", "--threads", 1)
 #: Spreads sleeping jobs, as a benchmark does its own: ADDRESS ROUNDS SECONDS LOG_DIR [--resume].
 SESSION = """
 import sys
@@ -50,280 +53,6 @@ def body():
     return EXIT_OK
 sys.exit(guarded("session", body))
 """
-
-
-@pytest.fixture(scope="module")
-def nodes():
-    """A cluster whose head runs no job, and a list of its nodes, two at first."""
-    with local_cluster.started(Path(PYTHON), 0) as there:
-        yield there, [there.add(), there.add()]
-
-
-def fresh(nodes):
-    """Where a test killed one, another takes its place."""
-    there, found = nodes
-    for place, node in enumerate(found):
-        try:
-            os.kill(node["raylet"], 0)
-            alive = Path(f"/proc/{node['raylet']}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except OSError:
-            alive = False
-        if not alive:
-            found[place] = there.add()
-    return there, found
-
-
-def session(address, rounds, seconds, log_dir, *more):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), cluster.PYTHON: str(PYTHON)}
-    return subprocess.Popen(
-        [sys.executable, "-c", SESSION, address, str(rounds), str(seconds), str(log_dir), *more],
-        cwd=ROOT,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def ended(log_dir):
-    """(implementation, job, status) of every job that ended, in the order of the files."""
-    return [
-        (path.parent.name.rsplit("-", 1)[0], record.job, record.status)
-        for path in sorted(log_dir.glob("*/results.jsonl"))
-        for record in store.read(path)
-        if isinstance(record, Status)
-    ]
-
-
-def devices(log_dir):
-    """{job: node} of every implementation."""
-    return {
-        path.parent.name.rsplit("-", 1)[0]: {
-            record.job: record.node for record in store.read(path) if isinstance(record, Environment)
-        }
-        for path in sorted(log_dir.glob("*/results.jsonl"))
-    }
-
-
-@needs_ray
-def test_a_node_that_dies_costs_its_job_alone(nodes, tmp_path):
-    there, found = fresh(nodes)
-    process = session(there.address, 4, 1.5, tmp_path / "log")
-    wait_for(lambda: any(job.startswith("timing") for _, job, _ in ended(tmp_path / "log")), "timing job that ended")
-    there.kill(found[0]["raylet"])
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert f"{found[0]['id'][:8]} died" in said, said
-    jobs = ended(tmp_path / "log")
-    assert len(jobs) == len(set(jobs)) == 2 * 5  # each ended once
-    assert {status for _, _, status in jobs} == {"ok"}
-    used = {node for of in devices(tmp_path / "log").values() for node in of.values()}
-    assert any(found[1]["id"][:8] in node for node in used), used
-
-
-@needs_ray
-def test_a_killed_driver_resumes(nodes, tmp_path):
-    there, _ = fresh(nodes)
-    process = session(there.address, 3, 1.0, tmp_path / "log")
-    wait_for(lambda: len(ended(tmp_path / "log")) >= 4, "four jobs that ended")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = ended(tmp_path / "log")
-    again = session(there.address, 3, 1.0, tmp_path / "log", "--resume")
-    _, said = again.communicate(timeout=120)
-    assert again.returncode == 0, said
-    after = ended(tmp_path / "log")
-    assert len(after) == len(set(after)) == 2 * 4 and set(before) < set(after)  # what had ended did not run again
-    of_rounds = devices(tmp_path / "log")
-    for number in (2, 3):
-        assert len({of[f"timing-{number}"] for of in of_rounds.values()}) <= 2
-
-
-@needs_ray
-def test_ctrl_c_ends_the_remote_workers_and_keeps_what_came(nodes, tmp_path):
-    there, _ = fresh(nodes)
-    process = session(there.address, 2, 40.0, tmp_path / "log")
-    pids = tmp_path / "log-pids"
-    wait_for(lambda: pids.exists() and len(list(pids.iterdir())) == 2, "two jobs on the nodes")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == EXIT_INTERRUPTED, said
-    assert [status for _, _, status in ended(tmp_path / "log")] == ["interrupted"] * 2
-    wait_for(lambda: not any(Path("/proc", pid.name).exists() for pid in pids.iterdir()), "end of the workers", 20)
-
-
-@contextmanager
-def added(there, **more):
-    """Another node, until the end of the block; its name in labels."""
-    node = there.add(**more)
-    try:
-        yield node["id"][:8]
-    finally:
-        there.kill(node["raylet"])
-
-
-def copied(checkout):
-    """What measures, in a checkout of its own."""
-    for part in ("common", "requirements", "fused_transducer"):
-        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for script in ROOT.glob("benchmark_*.py"):
-        shutil.copy(script, checkout)
-    return checkout
-
-
-def broken(there, folder):
-    """`added`: a node whose set-up fails."""
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
-    return added(there, TRANSDUCER_CHECKOUT=str(copied(folder / "checkout")), **nowhere)
-
-
-@needs_ray
-def test_a_node_whose_set_up_fails_is_left_out(nodes, tmp_path):
-    there, _ = fresh(nodes)
-    with broken(there, tmp_path) as bad:
-        process = session(there.address, 1, 0.1, tmp_path / "log")
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert f"{bad} is left out" in said, said
-    assert not any(bad in node for of in devices(tmp_path / "log").values() for node in of.values())
-    assert len(ended(tmp_path / "log")) == 4
-
-
-@needs_ray
-def test_a_node_of_another_revision_is_left_out(nodes, tmp_path):
-    there, found = fresh(nodes)
-    other = copied(tmp_path / "checkout")
-    for shared in (".venv", ".build"):
-        (other / shared).symlink_to((ROOT / shared).resolve())
-    with (other / "common" / "jobs" / "worker.py").open("a") as stream:
-        stream.write("# of another revision\n")
-    with added(there, TRANSDUCER_CHECKOUT=str(other)) as bad:
-        process = session(there.address, 1, 0.1, tmp_path / "log")
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert f"{bad} is left out" in said and "bring both to one revision" in said, said
-    used = {node.rpartition("/")[2] for of in devices(tmp_path / "log").values() for node in of.values()}
-    assert used <= {node["id"][:8] for node in found} and len(ended(tmp_path / "log")) == 4
-
-
-def may_mount():
-    """May we have mounts of our own?"""
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
-    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
-
-
-@contextmanager
-def blind(folder):
-    """A cluster of one node, which sees nothing of `folder`."""
-    with local_cluster.started(Path(PYTHON), 0) as there:
-        start_node = (
-            "start",
-            f"--address={there.address}",
-            "--num-cpus=1",
-            "--object-store-memory=83886080",
-            "--block",
-        )
-        hide = ("unshare", "-rm", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh")
-        command = [*hide, str(PYTHON), "-m", "ray.scripts.scripts", *start_node, "--disable-usage-stats"]
-        environment = {**os.environ, "TRANSDUCER_CHECKOUT": str(ROOT)}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-            try:
-                assert any("Ray runtime started" in line for line in process.stdout)
-                yield there
-            finally:
-                process.terminate()
-
-
-@needs_ray
-def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
-    """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node, which
-    does not see their folder where that can be."""
-    with blind(tmp_path) if may_mount() else nullcontext(fresh(nodes)[0]) as there:
-        own_loss_comes_through(there, tmp_path, tiny_shapes)
-
-
-def own_loss_comes_through(there, tmp_path, tiny_shapes):
-    own = tmp_path / "benchmark_flash.py"
-    script = (ROOT / "benchmark_torchaudio.py").read_text()
-    own.write_text(script.replace('"torchaudio"', '"flash"').replace("self.module", '__import__("torchaudio")'))
-    log = tmp_path / "log"
-    flags = ["--preset", "quick", "--rounds", "1", "--scope", "step", "--threads", "1"]
-    flags += ["--passes", "correctness,trace"]
-    more = ("--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log)
-    code, _, stderr = finished(started("benchmark_all.py", *more, there=there))
-    assert code == 0, stderr
-    (row,) = logs.read([log]).rows
-    assert row.name == "flash" and row.status == "ok" and row.windows, row.reason
-    told = row.environment
-    assert told.node and told.shape_file == str(tiny_shapes)
-    text = "".join(path.read_text() for path in log.glob("*/results.jsonl"))
-    assert ".build/carried" not in text
-
-
-def started(script, *flags, there=None):
-    """A command, with the cluster `there` where one is given."""
-    through = ("--executor", "ray", "--ray-address", there.address) if there else ()
-    return start(script, *flags, *through, env={**os.environ, cluster.PYTHON: str(PYTHON)})
-
-
-def finished(process):
-    """(exit code, stdout, stderr)."""
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
-
-
-def both(script, *flags, there, tmp_path):
-    """(what it printed, its log folder) of a command on this machine, and through the cluster; both at once."""
-    logs_of = [tmp_path / name for name in ("local", "ray")]
-    where = "--output" if script == "conformance.py" else "--log-dir"
-    processes = [started(script, *flags, where, log, there=one) for log, one in zip(logs_of, (None, there))]
-    found = []
-    for process, log in zip(processes, logs_of):
-        code, out, err = finished(process)
-        assert code == 0, err
-        found.append((out, log))
-    return found
-
-
-#: Of a row: which run it is of, what follows from a few times, and how busy the machine was.
-OWN = ("log_dir", "run_id", "started", "id", "against_fastest", "n", "samples", "flagged_samples", "stopped", "notes")
-
-
-def unmeasured(value):
-    """What is not a measured number: no float, and rounds without their device."""
-    if isinstance(value, dict):
-        return {key.partition(" on ")[0]: unmeasured(one) for key, one in value.items() if key not in OWN}
-    if isinstance(value, list):
-        return [unmeasured(one) for one in value]
-    return "number" if isinstance(value, float) else value
-
-
-LIMIT = ("--memory-limit", "500MB")
-QUICK = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--limits", "false", "--device", "cpu")
-
-
-@needs_ray
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--only", "torchaudio,reference", "--rounds", 2, "--passes", "timing"),
-        ("--only", "torchaudio", "--rounds", 1, "--passes", "timing", "--sweep", "vocab-size=8,16"),
-        ("--only", "torchaudio", "--rounds", 1, "--find-largest", "batch-size", "--largest-cap", 2, *LIMIT),
-    ],
-    ids=["run", "sweep", "find-largest"],
-)
-def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flags):
-    """The same keys, statuses, batches and sizes."""
-    there, _ = fresh(nodes)
-    small = ("--preset", "quick", "--device", "cpu", "--scope", "step", "--threads", 1, "--shape-file", tiny_shapes)
-    rows = []
-    for _, log in both("benchmark_all.py", *flags, *small, there=there, tmp_path=tmp_path):
-        done = run("summarize.py", log, "--format", "json")
-        assert done.returncode == 0, done.stderr
-        rows.append([unmeasured(row) for row in json.loads(done.stdout)])
-        assert "OMP_NUM_THREADS" not in run("summarize.py", log).stdout  # which Ray sets
-    assert rows[0] == rows[1] and {row["status"] for row in rows[0]} == {"ok"}
-
-
 #: Models of the user's own, in one file; `wait`: seconds for a call, of Whole with a batch of one utterance.
 OWN_MODEL = """
 import time
@@ -348,6 +77,44 @@ class Whole(nn.Module):
         frames = self.front(features[:, ::4])
         return frames[:, :, None] + self.symbols(symbols)[:, None], (lengths + 3) // 4
 """
+#: Holds the GPUs of a cluster until its input ends; first says which there are.
+HOLDER = """
+import json, ray, sys
+from common.jobs import gateway
+gateway.BUSY_SECONDS = 5
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+held = gateway.Gateway(sys.argv[1], "cuda")
+print(json.dumps(held.devices()), flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def two_nodes():
+    """A cluster whose head runs no job, and a list of its nodes, two at first."""
+    with local_cluster.started(Path(PYTHON), 0) as there:
+        yield there, [there.add(), there.add()]
+
+
+@pytest.fixture
+def nodes(two_nodes):
+    """`two_nodes`; where a test killed one, another takes its place."""
+    there, known = two_nodes
+    for index, node in enumerate(known):
+        stat = Path(f"/proc/{node['raylet']}/stat")
+        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            known[index] = there.add()
+    return there, known
+
+
+@contextmanager
+def added(there, **options):
+    """Add a node until the end of the block; yields its name in labels."""
+    node = there.add(**options)
+    try:
+        yield node["id"][:8]
+    finally:
+        there.kill(node["raylet"])
 
 
 @pytest.fixture
@@ -356,19 +123,193 @@ def own_model(tmp_path):
     return tmp_path / "mymodel.py"
 
 
-def tasks_of(log):
-    """(task, status) of every one that ended, and the nodes, of the one run in a log folder."""
-    (path,) = log.glob("*/inference.jsonl")
-    records = store.read(path)
-    assert ".build/carried" not in path.read_text()
-    nodes_of = {record.node for record in records if isinstance(record, Environment)}
-    return [(record.job, record.status) for record in records if isinstance(record, Status)], nodes_of
+def session(there, rounds, seconds, log_dir, *flags):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), cluster.PYTHON: str(PYTHON)}
+    command = [sys.executable, "-c", SESSION, there.address, str(rounds), str(seconds), str(log_dir), *flags]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def started(script, *flags, there=None):
+    """Start a command, with the cluster `there` where one is given."""
+    through = ("--executor", "ray", "--ray-address", there.address) if there else ()
+    return start(script, *flags, *through, env={**os.environ, cluster.PYTHON: str(PYTHON)})
+
+
+def finished(process):
+    """Return (exit code, stderr) at its end."""
+    _, err = process.communicate(timeout=300)
+    return process.returncode, err
+
+
+def both(script, *flags, there, tmp_path):
+    """Run a command on this machine, and through the cluster, at once; returns their log folders."""
+    folders = [tmp_path / name for name in ("local", "ray")]
+    where = "--output" if script == "conformance.py" else "--log-dir"
+    processes = [started(script, *flags, where, log, there=on) for log, on in zip(folders, (None, there))]
+    for process in processes:
+        code, err = finished(process)
+        assert code == 0, err
+    return folders
+
+
+def results(log):
+    """Return (folder, job, status, node) of every job that ended, of runs in a log folder; each once."""
+    rows = []
+    for path in sorted([*log.glob("*/results.jsonl"), *log.glob("*/inference.jsonl"), *log.glob("*/pipeline.jsonl")]):
+        text = path.read_text()
+        assert ".build/carried" not in text
+        records = store.read(path) if text else []
+        node_of = {record.job: record.node for record in records if isinstance(record, Environment)}
+        name = path.parent.name.rsplit("-", 1)[0]
+        rows += [(name, r.job, r.status, node_of.get(r.job)) for r in records if isinstance(r, Status)]
+    assert len(rows) == len(set(rows))
+    return rows
+
+
+@needs_ray
+def test_a_killed_driver_resumes_and_a_node_that_dies_costs_its_job_alone(nodes, tmp_path):
+    there, known = nodes
+    log = tmp_path / "log"
+    process = session(there, 4, 1.5, log)
+    wait_for(lambda: len(results(log)) >= 3, "three jobs that ended")
+    process.kill()
+    process.communicate()
+    before = results(log)
+    process = session(there, 4, 1.5, log, "--resume")
+    wait_for(lambda: len(results(log)) > len(before), "another job that ended")
+    there.kill(known[0]["raylet"])
+    code, err = finished(process)
+    assert code == 0 and f"{known[0]['id'][:8]} died" in err, err
+    assert len(results(log)) == 2 * 5 and set(before) < set(results(log))  # what had ended did not run again
+    assert {status for _, _, status, _ in results(log)} == {"ok"}
+    assert any(known[1]["id"][:8] in node for _, _, _, node in results(log))
+
+
+@needs_ray
+def test_ctrl_c_ends_the_remote_workers_and_keeps_what_came(nodes, tmp_path):
+    log, pids = tmp_path / "log", tmp_path / "log-pids"
+    process = session(nodes[0], 2, 40.0, log)
+    wait_for(lambda: pids.exists() and len(list(pids.iterdir())) == 2, "two jobs on the nodes")
+    process.send_signal(signal.SIGINT)
+    code, err = finished(process)
+    assert code == EXIT_INTERRUPTED, err
+    assert [status for _, _, status, _ in results(log)] == ["interrupted"] * 2
+    wait_for(lambda: not any(Path("/proc", pid.name).exists() for pid in pids.iterdir()), "end of the workers", 20)
+
+
+def copied(checkout):
+    """Copy what measures into a checkout of its own; returns its folder."""
+    for part in ("common", "requirements", "fused_transducer"):
+        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for script in ROOT.glob("benchmark_*.py"):
+        shutil.copy(script, checkout)
+    return checkout
+
+
+@needs_ray
+def test_nodes_that_cannot_measure_the_same_are_left_out(nodes, tmp_path):
+    """One whose set-up fails, one of another revision, and one without a checkout."""
+    there, known = nodes
+    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_NO_INDEX": "1"}
+    bare, other = copied(tmp_path / "bare"), copied(tmp_path / "other")
+    for shared in (".venv", ".build"):
+        (other / shared).symlink_to((ROOT / shared).resolve())
+    with (other / "common" / "jobs" / "worker.py").open("a") as stream:
+        stream.write("# of another revision\n")
+    variables = [{"TRANSDUCER_CHECKOUT": str(bare), **nowhere}]
+    variables += [{"TRANSDUCER_CHECKOUT": str(folder)} for folder in (other, tmp_path)]
+    with ExitStack() as stack:
+        bad = [stack.enter_context(added(there, **of_node)) for of_node in variables]
+        code, err = finished(session(there, 1, 0.1, tmp_path / "log"))
+    assert code == 0 and all(f"{node} is left out" in err for node in bad), err
+    assert "bring both to one revision" in err and "no checkout" in err
+    used = {node.rpartition("/")[2] for _, _, _, node in results(tmp_path / "log")}
+    assert used <= {node["id"][:8] for node in known} and len(results(tmp_path / "log")) == 4
+
+
+def may_mount():
+    """Return whether we may have mounts of our own."""
+    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@contextmanager
+def blind(folder):
+    """A cluster of one node, which sees nothing of `folder`."""
+    with local_cluster.started(Path(PYTHON), 0) as there:
+        flags = (f"--address={there.address}", "--num-cpus=1", "--object-store-memory=83886080", "--block")
+        hide = ("unshare", "-rm", "sh", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "sh")
+        command = [*hide, str(PYTHON), "-m", "ray.scripts.scripts", "start", *flags, "--disable-usage-stats"]
+        environment = {**os.environ, "TRANSDUCER_CHECKOUT": str(ROOT)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert any("Ray runtime started" in line for line in process.stdout)
+                yield there
+            finally:
+                process.terminate()
+
+
+@needs_ray
+def test_traces_and_an_own_loss_come_through(nodes, tmp_path, tiny_shapes):
+    """A loss of the user's own, his shape file, and the trace files of the pass: none of them is on the node, which
+    does not see their folder where that can be."""
+    own, log = tmp_path / "benchmark_flash.py", tmp_path / "log"
+    script = (ROOT / "benchmark_torchaudio.py").read_text()
+    own.write_text(script.replace('"torchaudio"', '"flash"').replace("self.module", '__import__("torchaudio")'))
+    flags = ("--preset", "quick", "--rounds", 1, "--scope", "step", "--passes", "correctness,trace", *CPU)
+    with blind(tmp_path) if may_mount() else nullcontext(nodes[0]) as there:
+        process = started(
+            *("benchmark_all.py", "--only", own, *flags, "--shape-file", tiny_shapes, "--log-dir", log), there=there
+        )
+        code, err = finished(process)
+    assert code == 0, err
+    (row,) = logs.read([log]).rows
+    assert row.name == "flash" and row.status == "ok" and row.windows, row.reason
+    assert row.environment.node and row.environment.shape_file == str(tiny_shapes) and results(log)
+
+
+#: Of a row: which run it is of, what follows from a few times, and how busy the machine was.
+OWN = ("log_dir", "run_id", "started", "id", "against_fastest", "n", "samples", "flagged_samples", "stopped", "notes")
+
+
+def unmeasured(value):
+    """Return what is not a measured number: no float, and rounds without their device."""
+    if isinstance(value, dict):
+        return {key.partition(" on ")[0]: unmeasured(item) for key, item in value.items() if key not in OWN}
+    if isinstance(value, list):
+        return [unmeasured(item) for item in value]
+    return "number" if isinstance(value, float) else value
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--only", "torchaudio,reference", "--rounds", 2, "--passes", "timing"),
+        ("--only", "torchaudio", "--rounds", 1, "--passes", "timing", "--sweep", "vocab-size=8,16"),
+        (
+            *("--only", "torchaudio", "--rounds", 1, "--find-largest", "batch-size"),
+            *("--largest-cap", 2, "--memory-limit", "500MB"),
+        ),
+    ],
+    ids=["run", "sweep", "find-largest"],
+)
+def test_rows_are_those_of_the_local_executor(nodes, tmp_path, tiny_shapes, flags):
+    """The same keys, statuses, batches and sizes."""
+    small = ("--preset", "quick", "--scope", "step", "--shape-file", tiny_shapes, *CPU)
+    rows = []
+    for log in both("benchmark_all.py", *flags, *small, there=nodes[0], tmp_path=tmp_path):
+        done = run("summarize.py", log, "--format", "json")
+        assert done.returncode == 0, done.stderr
+        rows.append([unmeasured(row) for row in json.loads(done.stdout)])
+        assert "OMP_NUM_THREADS" not in run("summarize.py", log).stdout  # which Ray sets
+    assert rows[0] == rows[1] and {row["status"] for row in rows[0]} == {"ok"}
 
 
 @needs_ray
 def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own_model):
     """Of a model in a file of the user's: Ctrl-C keeps what came back; then a node dies."""
-    there, found = fresh(nodes)
+    there, known = nodes
     (tmp_path / "slow.yaml").write_text(
         "pretrained_model: {source: mymodel.py:Net, sample_rate: 100, arguments: {wait: 0.15}}\n"
         "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4, 5, 6, 7], batch_sizes: [1], export_logs: true}\n"
@@ -376,179 +317,136 @@ def test_a_profile_of_inference_resumes_and_survives_a_node(nodes, tmp_path, own
     log = tmp_path / "log"
     command = ("profile_inference.py", tmp_path / "slow.yaml", "--max-samples", 1, "--log-dir", log)
     process = started(*command, there=there)
-    wait_for(lambda: list(log.glob("*/inference.jsonl")) and tasks_of(log)[0], "a cell that ended")
+    wait_for(lambda: results(log), "a cell that ended")
     process.send_signal(signal.SIGINT)
-    code, _, said = finished(process)
-    assert code == EXIT_INTERRUPTED, said
-    before, _ = tasks_of(log)
-    assert ("1s-x1", "ok") in before or ("2s-x1", "ok") in before or "interrupted" in dict(before).values()
+    code, err = finished(process)
+    assert code == EXIT_INTERRUPTED, err
+    before = len(results(log))
     process = started(*command, "--resume", there=there)
-    wait_for(lambda: len(tasks_of(log)[0]) > len(before), "another cell that ended")
-    there.kill(found[1]["raylet"])
-    code, _, said = finished(process)
-    assert code == 0 and f"{found[1]['id'][:8]} died" in said, said
-    after, used = tasks_of(log)
-    well = [job for job, status in after if status == "ok"]
-    assert sorted(well) == [f"{seconds}s-x1" for seconds in range(1, 8)] and len(used) == 2
-    assert {status for _, status in after} <= {"ok", "interrupted"}
+    wait_for(lambda: len(results(log)) > before, "another cell that ended")
+    there.kill(known[1]["raylet"])
+    code, err = finished(process)
+    assert code == 0 and f"{known[1]['id'][:8]} died" in err, err
+    well = [job for _, job, status, _ in results(log) if status == "ok"]
+    assert sorted(well) == [f"{seconds}s-x1" for seconds in range(1, 8)]
+    assert {status for _, _, status, _ in results(log)} <= {"ok", "interrupted"}
     assert len(list(log.glob("*/traces/*/*.trace.json"))) == 7  # they came back
+
+
+QUICK = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--limits", "false", "--loss", "torchaudio", *CPU)
 
 
 @needs_ray
 def test_a_profile_of_a_model_is_that_of_the_local_command(nodes, tmp_path, own_model, tiny_shapes):
-    there, _ = fresh(nodes)
-    flags = (f"--model={own_model}:Whole", "--arg=vocab_size=9", "--size=vocab_size=9", "--loss=torchaudio")
+    flags = (f"--model={own_model}:Whole", "--arg=vocab_size=9", "--size=vocab_size=9", *QUICK)
     sizes = ("--sweep", "batch-size=1,2", "--shape-file", tiny_shapes)
     folders = [
         log / "profile-sweep-batch-size"
-        for _, log in both("profile_model.py", *flags, *QUICK, *sizes, there=there, tmp_path=tmp_path)
+        for log in both("profile_model.py", *flags, *sizes, there=nodes[0], tmp_path=tmp_path)
     ]
     here, through = (json.loads((folder / "profile.json").read_text()) for folder in folders)
-    nodes_of = [cell.pop("node") for cell in through]
-    assert len(set(nodes_of)) == 2  # a size on each
-    for one, other in zip(here, through):
-        assert [row["name"] for row in one["rows"]] == [row["name"] for row in other["rows"]]
-        assert [row["macs"] for row in one["rows"]] == [row["macs"] for row in other["rows"]]
-        assert one.keys() == other.keys() and one["batches"] == other["batches"] and one["model"] == other["model"]
-    assert {str(path.relative_to(folders[0])).split(".")[0] for path in folders[0].rglob("*")} == {
-        str(path.relative_to(folders[1])).split(".")[0] for path in folders[1].rglob("*")
-    }
+    assert len({cell.pop("node") for cell in through}) == 2  # a size on each
+    for local, remote in zip(here, through):
+        assert [(row["name"], row["macs"]) for row in local["rows"]] == [
+            (row["name"], row["macs"]) for row in remote["rows"]
+        ]
+        assert local.keys() - {"node"} == remote.keys()
+        assert all(local[key] == remote[key] for key in ("batches", "model"))
+    files = [{str(path.relative_to(folder)).split(".")[0] for path in folder.rglob("*")} for folder in folders]
+    assert files[0] == files[1]
 
 
-KINDS = ("inference", "profile", "conformance")
-
-
-def command(kind, folder, shapes, wait):
-    """(a command of the user's own model or loss, the jobs it has), the first of which takes `wait` longer than the
-    others; of "inference" all do."""
+def slow_command(kind, folder, shapes):
+    """Return a command with a model or a loss of the user's own, its jobs, the first or `slow` of which takes long, and
+    a function of its log folder that gives the node of each job that ended."""
     log = folder / "log"
     if kind == "conformance":
         script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "slow"')
-        (folder / "benchmark_slow.py").write_text(f"{script}\nimport time\n\ntime.sleep({10 * wait})\n")
+        (folder / "benchmark_slow.py").write_text(f"{script}\nimport time\n\ntime.sleep(10)\n")
         only = f"{folder}/benchmark_slow.py,torchaudio,reference"
         flags = ("--only", only, "--cases", "ragged,float64", "--device", "cpu", "--output", log)
-        return ("conformance.py", *flags), ["reference", "slow", "torchaudio"]
-    (folder / "mymodel.py").write_text(OWN_MODEL)
-    if kind == "profile":
-        flags = (f"--model={folder}/mymodel.py:Whole", "--arg=vocab_size=9", f"--arg=wait={wait}", "--loss=torchaudio")
-        sizes = ("--size=vocab_size=9", "--sweep", "batch-size=1,2,3", "--shape-file", shapes, "--log-dir", log)
-        return ("profile_model.py", *flags, *QUICK, *sizes), [f"batch-size {size}" for size in (1, 2, 3)]
-    (folder / "slow.yaml").write_text(
-        f"pretrained_model: {{source: mymodel.py:Net, sample_rate: 100, arguments: {{wait: {wait / 5}}}}}\n"
-        "profiling_dimensions: {audio_mockup_secs: [1, 2, 3, 4], batch_sizes: [1]}\n"
-    )
-    flags = (folder / "slow.yaml", "--max-samples", 1, "--log-dir", log)
-    return ("profile_inference.py", *flags), [f"{seconds}s-x1" for seconds in (1, 2, 3, 4)]
+        file, of_file, jobs = log / "conformance.json", "implementations", ["reference", "slow", "torchaudio"]
+    else:
+        (folder / "mymodel.py").write_text(OWN_MODEL)
+        model = (f"--model={folder}/mymodel.py:Whole", "--arg=vocab_size=9", "--arg=wait=1.0", "--size=vocab_size=9")
+        flags = (*model, *QUICK, "--sweep", "batch-size=1,2,3", "--shape-file", shapes, "--log-dir", log)
+        file, of_file = log / "profile-sweep-batch-size" / "profile.json", None
+        jobs = [f"batch-size {size}" for size in (1, 2, 3)]
 
+    def kept():
+        if not file.exists():
+            return {}
+        rows = json.loads(file.read_text())
+        rows = rows[of_file] if of_file else [row for row in rows if row.get("rows")]
+        return {row.get("size") or row["name"]: row["node"] for row in rows}
 
-def kept(log):
-    """{job that ended well: its node} of the log of a `command`; each once."""
-    found = []
-    for path in log.glob("*/inference.jsonl"):
-        records = store.read(path)
-        of = {record.job: record.node for record in records if isinstance(record, Environment)}
-        found += [(one.job, of[one.job]) for one in records if isinstance(one, Status) and one.status == "ok"]
-    for path in log.glob("*/profile.json"):
-        found += [(cell["size"], cell["node"]) for cell in json.loads(path.read_text()) if cell.get("rows")]
-    for path in log.glob("conformance.json"):
-        found += [(row["name"], row["node"]) for row in json.loads(path.read_text())["implementations"]]
-    assert len(found) == len(dict(found))
-    return dict(found)
+    return (f"{'conformance' if of_file else 'profile_model'}.py", *flags), jobs, kept
 
 
 @needs_ray
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_a_node_that_dies_costs_no_size_and_no_row(nodes, tmp_path, tiny_shapes, kind):
-    there, found = fresh(nodes)
-    (script, *flags), jobs = command(kind, tmp_path, tiny_shapes, 1.0)
-    process = started(script, *flags, there=there)
-    wait_for(lambda: kept(tmp_path / "log"), "job that ended")
-    (node, *_) = kept(tmp_path / "log").values()
-    dying = next(one for one in found if one["id"][:8] not in node)  # has the slow job
-    there.kill(dying["raylet"])
-    code, _, said = finished(process)
-    assert code == 0 and f"{dying['id'][:8]} died" in said, said
-    assert sorted(kept(tmp_path / "log")) == jobs and set(kept(tmp_path / "log").values()) == {node}
-
-
-@needs_ray
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_command_resumes(nodes, tmp_path, tiny_shapes, kind):
-    there, _ = fresh(nodes)
-    (script, *flags), jobs = command(kind, tmp_path, tiny_shapes, 1.0)
-    process = started(script, *flags, there=there)
-    wait_for(lambda: kept(tmp_path / "log"), "job that ended")
+@pytest.mark.parametrize("kind", ["profile", "conformance"])
+def test_a_killed_command_resumes_and_a_dying_node_costs_nothing(nodes, tmp_path, tiny_shapes, kind):
+    there, known = nodes
+    command, jobs, kept = slow_command(kind, tmp_path, tiny_shapes)
+    process = started(*command, there=there)
+    wait_for(kept, "job that ended")
     process.kill()
     process.communicate()
-    before = kept(tmp_path / "log")
+    before = kept()
     assert len(before) < len(jobs)
-    code, _, said = finished(started(script, *flags, "--resume", there=there))
-    assert code == 0, said
-    after = kept(tmp_path / "log")
-    assert sorted(after) == jobs and before.items() <= after.items()
-    assert not any(f" {job}:" in said for job in before) and all(f" {job}:" in said for job in after.keys() - before)
-
-
-@needs_ray
-def test_a_node_whose_set_up_fails_has_no_part_in_any_command(nodes, tmp_path, tiny_shapes):
-    there, _ = fresh(nodes)
-    with broken(there, tmp_path) as bad:
-        for kind in KINDS:
-            (tmp_path / kind).mkdir()
-            (script, *flags), jobs = command(kind, tmp_path / kind, tiny_shapes, 0.0)
-            code, _, said = finished(started(script, *flags, there=there))
-            assert code == 0 and f"{bad} is left out" in said, said
-            of = kept(tmp_path / kind / "log")
-            assert sorted(of) == jobs and not any(bad in node for node in of.values())
+    process = started(*command, "--resume", there=there)
+    wait_for(lambda: len(kept()) > len(before) or process.poll() is not None, "another job that ended")
+    (last, *_) = [node for job, node in kept().items() if job not in before]
+    dying = next(node for node in known if node["id"][:8] not in last)  # has the slow job, if it has not ended
+    there.kill(dying["raylet"])
+    code, err = finished(process)
+    assert code == 0, err
+    assert sorted(kept()) == jobs and before.items() <= kept().items()
+    assert not any(f" {job}:" in err for job in before)
 
 
 @needs_ray
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
 def test_devices_of_another_kind_have_a_table_of_their_own(nodes, tmp_path, tiny_shapes):
     """Two nodes with all cores, and one with one of them."""
-    there, found = fresh(nodes)
+    there, known = nodes
     log = tmp_path / "log"
-    small = ("--preset", "quick", "--device", "cpu", "--scope", "step", "--threads", 1, "--shape-file", tiny_shapes)
     flags = ("--only", "torchaudio,reference", "--rounds", 1, "--passes", "correctness,timing", "--log-dir", log)
+    small = ("--preset", "quick", "--scope", "step", "--shape-file", tiny_shapes, *CPU)
     with added(there, cores=1) as single:
-        code, _, said = finished(started("benchmark_all.py", *flags, *small, there=there))
-    assert code == 0 and "on 2 devices: " in said and "on 1 device: " in said, said
+        code, err = finished(started("benchmark_all.py", *flags, *small, there=there))
+    assert code == 0 and "on 2 devices: " in err and "on 1 device: " in err, err
     rows = logs.read([log], all_runs=True).rows
-    apart = {
-        row.header.machine.cores: {row.environment.node.rpartition("/")[2] for row in of}
-        for of in groups(rows)
-        for row in of
+    nodes_of = {
+        group[0].header.machine.cores: {row.environment.node.rpartition("/")[2] for row in group}
+        for group in groups(rows)
     }
-    assert apart.pop(1) == {single} and len(apart) == 1
-    assert next(iter(apart.values())) <= {node["id"][:8] for node in found}
+    assert nodes_of.pop(1) == {single} and len(nodes_of) == 1
+    assert next(iter(nodes_of.values())) <= {node["id"][:8] for node in known}
     assert "Machines side by side" in (log / "report.html").read_text()
-
-
-#: Holds the GPUs of a cluster until its input ends; first says which there are.
-HOLDER = "import sys; from common.jobs import gateway; gateway.BUSY_SECONDS = 5; gateway.main(sys.argv[1], 'cuda')"
 
 
 @needs_ray
 def test_each_gpu_of_a_node_is_a_device_that_one_run_holds(nodes):
-    there, _ = fresh(nodes)
-    how = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    there, _ = nodes
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
     with added(there, gpus=2) as node, ExitStack() as holders:
-        told = []
+        answers = []
         for _ in range(2):
-            process = subprocess.Popen([str(PYTHON), "-c", HOLDER, there.address], cwd=ROOT, **how)
+            process = subprocess.Popen([str(PYTHON), "-c", HOLDER, there.address], cwd=ROOT, **options)
             holders.enter_context(process)
-            told.append(json.loads(process.stdout.readline())["devices"])
-    assert [[one["label"].partition(node)[2] for one in of] for of in told] == [["/gpu0", "/gpu1"]] * 2
-    assert [one["reason"] for one in told[0]] == ["", ""]
-    assert all("not free" in one["reason"] for one in told[1])
+            answers.append(json.loads(process.stdout.readline()))
+    labels = [[label.partition(node)[2] for label, _ in answer] for answer in answers]
+    assert labels == [["/gpu0", "/gpu1"]] * 2
+    assert [reason for _, reason in answers[0]] == ["", ""]
+    assert all("not free" in reason for _, reason in answers[1])
 
 
 @needs_ray
 def test_conformance_is_that_of_the_local_command(nodes, tmp_path):
-    there, _ = fresh(nodes)
     cases = ("--cases", "no-target,float64,repeated-labels", "--only", "torchaudio,reference", "--device", "cpu")
-    found = both("conformance.py", *cases, there=there, tmp_path=tmp_path)
-    (here, through) = (json.loads((log / "conformance.json").read_text())["implementations"] for _, log in found)
+    folders = both("conformance.py", *cases, there=nodes[0], tmp_path=tmp_path)
+    here, through = (json.loads((log / "conformance.json").read_text())["implementations"] for log in folders)
     assert [row["cells"] for row in through] == [row["cells"] for row in here] and here[0]["cells"]
     assert len({row.pop("node") for row in through}) == 2
     assert [row.keys() for row in through] == [row.keys() for row in here]
@@ -556,31 +454,28 @@ def test_conformance_is_that_of_the_local_command(nodes, tmp_path):
 
 @needs_ray
 def test_a_pipeline_takes_its_stage_and_its_data_to_the_nodes(nodes, tmp_path, own_model):
-    there, _ = fresh(nodes)
     examples = {"id": numpy.array(["a", "b"]), "src_lengths": numpy.array([3, 5])}
     numpy.savez(tmp_path / "data.npz", src_tokens=numpy.ones((2, 5), numpy.float32), **examples)
-    config = tmp_path / "short.yaml"
+    config, log = tmp_path / "short.yaml", tmp_path / "log"
     config.write_text(
         "general: {dataset_type: npy, dataset_path: data.npz, warmup: 0, repeats: 1}\n"
         "stage1: {factory: mymodel.py:Net}\n"
     )
-    log = tmp_path / "log"
-    code, _, said = finished(started("pipeline_metrics.py", "--config", config, "--log-dir", log, there=there))
-    (path,) = log.glob("*/pipeline.jsonl")
-    assert code == 0 and ".build/carried" not in path.read_text(), said
-    assert {one.job: one.status for one in store.read(path) if isinstance(one, Status)} == {"a": "ok", "b": "ok"}
+    code, err = finished(started("pipeline_metrics.py", "--config", config, "--log-dir", log, there=nodes[0]))
+    assert code == 0, err
+    assert {job: status for _, job, status, _ in results(log)} == {"a": "ok", "b": "ok"}
 
 
 @needs_ray
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path):
     environment = {**os.environ, cluster.PYTHON: str(PYTHON)}
     flags = ("--only", "torchaudio", "--executor", "ray", "--ray-address", "127.0.0.1:9", "--log-dir", tmp_path / "log")
-    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray")
+    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", "ray start --head")
 
 
-def test_ray_needs_its_environment(tmp_path):
-    environment = {**os.environ, cluster.PYTHON: str(tmp_path / "none")}
+def test_ray_needs_a_python_that_has_it(tmp_path):
     flags = ("--only", "torchaudio", "--executor", "ray", "--log-dir", tmp_path / "log")
+    environment = {**os.environ, cluster.PYTHON: str(tmp_path / "none")}
     assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", tmp_path / "none")
 
 
@@ -650,9 +545,9 @@ def serve(lane, job):
 
 
 def test_work_of_a_lost_device_goes_to_another():
-    one, other = Simulated("a", dies_with=0), Simulated("b")
-    spread.spread([one, other], range(8), serve)
-    assert one.done == [] and sorted(other.done) == list(range(8))
+    dying, living = Simulated("a", dies_with=0), Simulated("b")
+    spread.spread([dying, living], range(8), serve)
+    assert dying.done == [] and sorted(living.done) == list(range(8))
 
 
 def test_a_job_that_two_devices_died_with_is_an_error_and_the_others_run(capsys):
@@ -660,9 +555,9 @@ def test_a_job_that_two_devices_died_with_is_an_error_and_the_others_run(capsys)
     lanes, once_more, ends = [Simulated(label, dies_with=jobs[0]) for label in "abc"], spread.OnceMore(), {}
 
     def ask(lane, job):
-        found = once_more.execute(job.name, lane, job, None, None, None, 0, None)
+        records = once_more.execute(job.name, lane, job, None, None, None, 0, None)
         assert job.name not in ends
-        ends[job.name] = found[-1]["status"] if found else "ok"
+        ends[job.name] = records[-1]["status"] if records else "ok"
 
     spread.spread(lanes, jobs, ask)
     assert ends == {**{job.name: "ok" for job in jobs}, jobs[0].name: "error"}
@@ -672,8 +567,10 @@ def test_a_job_that_two_devices_died_with_is_an_error_and_the_others_run(capsys)
 
 def test_devices_of_all_kinds_are_one_where_times_do_not_matter():
     def kind(device, count, **machine):
-        lanes = [Simulated(f"{device}-{place}") for place in range(count)]
-        return cluster.Kind(lanes, {"device": device, "machine": {"cpu": "made", "cores": 2, **machine}})
+        lanes = [Simulated(f"{device}-{number}") for number in range(count)]
+        return cluster.Kind(
+            lanes, Description({"cpu": "made", "cores": 2, **machine}, device, {}, [], (None, None), {})
+        )
 
     cpus, gpus = [kind("cpu", 2), kind("cpu", 1, cores=4)], [kind("cuda", 2, gpu="A"), kind("cuda:1", 1, gpu="B")]
     assert [len(cluster.together(kinds).lanes()) for kinds in (cpus, gpus)] == [3, 3]
@@ -700,49 +597,36 @@ def test_an_error_stops_what_is_not_begun():
     assert sum(len(lane.done) for lane in lanes) < 100
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        Job("torchaudio", "throughput", 2, 8, 16, (("batch_size", 8),), 1000),
-        Task("a", "inference", {"batch": 2}, (("threads", 1),), ("/a/file",)),
-    ],
-)
-def test_a_job_on_the_wire_is_the_same_job(job):
-    from dataclasses import asdict
-
-    from common.jobs.node import runnable
-
-    kind = "job" if isinstance(job, Job) else "task"
-    assert runnable(json.loads(json.dumps({"kind": kind, **asdict(job)}))) == job
+def test_a_node_needs_no_package_in_the_python_of_ray():
+    """Of all that runs there: a cluster of another version has its own Python."""
+    lacking = "import sys; sys.modules.update(dict.fromkeys(['msgspec', 'numpy', 'torch', 'jinja2', 'tqdm', 'yaml']))"
+    code = f"{lacking}; import common.jobs.node, common.jobs.cascade, common.conformance.isolated"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True).returncode == 0
 
 
 def test_a_node_without_the_environment_of_a_task_says_so(monkeypatch, tmp_path):
     """Rather than run the task in another Python."""
-    from common.jobs.node import Node
-
-    monkeypatch.setattr(environments, "FOLDER", tmp_path)
-    request = {"names": [], "device": "cpu", "controls": False, "environment": "silero", "files": {}}
-    assert "make setup ENVIRONMENTS=silero" in Node().describe(request)["reason"]
+    silero = environments.ENVIRONMENTS["silero"]
+    monkeypatch.setattr(type(silero), "current", lambda self: self.name == "main")
+    with pytest.raises(UserError, match="make setup ENVIRONMENTS=silero"):
+        Node().describe(suite(), [], "cpu", False, "silero", ["main", "silero"], {})
 
 
 def test_rounds_of_two_devices_are_not_paired(tmp_path):
     """Of the same round on two devices nothing is paired; on one device all is."""
-    from common.analysis import ranking
-    from common.records.run import open_runs
-
     chosen = settings.resolve({"preset": "quick"}, "cpu")
 
-    def records(name, factor, nodes):
-        found = [Job(name, "correctness").status("ok", "", 1)]
-        for number, node in enumerate(nodes, start=1):
-            of = {"job": f"timing-{number}"}
-            found.append({"record": "environment", "device": "cpu", "node": node, **of})
+    def records(name, factor, nodes_of_rounds):
+        rows = [Job(name, "correctness").status("ok", "", 1)]
+        for number, node in enumerate(nodes_of_rounds, start=1):
+            job = {"job": f"timing-{number}"}
+            rows.append({"record": "environment", "device": "cpu", "node": node, **job})
             for batch in range(3):
                 time_ns = 1e6 * factor * (1 + number)
                 sample = {"scope": "step", "round": number, "batch": batch, "total_wall_ns": time_ns}
-                found.append({"record": "sample", **of, **sample})
-            found.append(Job(name, "timing", number).status("ok", "", 1))
-        return found
+                rows.append({"record": "sample", **job, **sample})
+            rows.append(Job(name, "timing", number).status("ok", "", 1))
+        return rows
 
     with open_runs(NAMES, chosen, tmp_path, False) as run_of:
         run_of["torchaudio"].add(records("torchaudio", 1, ["a", "b", "a"]))
@@ -758,11 +642,7 @@ def test_what_nvidia_smi_tells(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, GPU-1, 550.1, 1980, 1980, [N/A]'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    told = nvml.from_smi()
-    assert told["uuid"] == "GPU-1" and told["sm_mhz"] == 1980 and told["memory_mhz"] is None
+    answer = nvml.from_smi()
+    assert answer["uuid"] == "GPU-1" and answer["sm_mhz"] == 1980 and answer["memory_mhz"] is None
     program.write_text("#!/bin/sh\necho 'No devices were found'\n")
     assert nvml.from_smi() is None
-
-
-def test_sleeping_jobs_are_those_of_a_run():
-    assert len(sleeping(3, 0.1, NAMES)) == 2 * 4

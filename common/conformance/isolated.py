@@ -121,14 +121,14 @@ def _judge(
 
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
     """Wait for the end of the process; False when a case took longer than `timeout`."""
-    count, cases, since, limit = 0, 0, 0.0, LOADING_SECONDS
+    count, cases, since, limit, case = 0, 0, 0.0, LOADING_SECONDS, ""
     while child.alive(0.05):
+        note(case)  # which may end this
         if child.count() != count:
             count = child.count()
             started = [line["case"] for line in child.written() if line["record"] == "start"]
             if len(started) > cases:
-                cases, since, limit = len(started), child.seconds(), timeout
-                note(started[-1])
+                cases, since, limit, case = len(started), child.seconds(), timeout, started[-1]
         if child.seconds() - since > limit:
             return False
     return True

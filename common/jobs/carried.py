@@ -1,4 +1,7 @@
-"""What a task reads of this machine: files go with it, by their content, to the node where it runs."""
+"""Finds the files that a task reads of this machine: they go with it, by their content, to the node where it runs.
+
+A value of a model or a stage may be any argument, so each text that names a file counts as that file.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +21,28 @@ IMPORTED = re.compile(r"(\w+)[\w.]*:\w+")
 
 
 def files(given: Any) -> Tuple[str, ...]:
-    """Those that the values of a task name, "file.py:name" too.  Raises UserError for what cannot go with it: a folder,
-    a file of Python that imports from beside it, a module of this machine alone."""
+    """Return the files that the values of a task name, "file.py:name" too.
+
+    Raises UserError for what cannot go along: a folder, a file of Python that imports from beside it, a module of this
+    machine alone.
+    """
     return tuple(dict.fromkeys(file for text in _texts(given) if (file := _named(text))))
 
 
-def placed(given: Any, at: Mapping[str, str]) -> Any:
-    """The values of a task with other files in the place of those that they name.  at: the other file, by the one that
-    is named."""
+def placed(given: Any, files: Mapping[str, str]) -> Any:
+    """Return the values of a task with other files in the place of those that they name, which are the keys."""
     if isinstance(given, dict):
-        return {key: placed(value, at) for key, value in given.items()}
+        return {key: placed(value, files) for key, value in given.items()}
     if isinstance(given, list):
-        return [placed(value, at) for value in given]
+        return [placed(value, files) for value in given]
     file, colon, name = given.rpartition(":") if isinstance(given, str) else ("", "", "")
-    if file.endswith(scripts.ENDING) and file in at:
-        return f"{at[file]}{colon}{name}"
-    return at.get(given, given) if isinstance(given, str) else given
+    if file.endswith(scripts.ENDING) and file in files:
+        return f"{files[file]}{colon}{name}"
+    return files.get(given, given) if isinstance(given, str) else given
 
 
 def located(given: Any) -> Any:
-    """The values of a task with the whole path of each file that they name as it is seen from the current folder."""
+    """Return the values of a task with absolute paths for the files that they name, seen from the current folder."""
     return placed(given, {text: os.path.abspath(text) for text in _texts(given) if os.path.isfile(text)})
 
 
@@ -50,7 +55,7 @@ def _texts(given: Any) -> Iterator[str]:
 
 
 def _named(text: str) -> Optional[str]:
-    """The file that a text names as jobs see it, whose current folder is the checkout."""
+    """Return the file that a text names, as jobs see it: their current folder is the checkout."""
     file = text.rpartition(":")[0]
     file = file if file.endswith(scripts.ENDING) else text
     if os.path.isfile(ROOT / file):
@@ -64,16 +69,16 @@ def _named(text: str) -> Optional[str]:
 
 
 def alone(file: str) -> str:
-    """A file of Python that needs nothing beside it.  Raises UserError for another."""
+    """Return a file of Python that needs nothing beside it.  Raises UserError for another."""
     other = scripts.beside(ROOT / file)
     if other is not None:
-        words = f"imports {other.name} from beside it, and one file goes to nodes; put both into one"
-        raise UserError(f"--executor ray: {file} {words}")
+        problem = f"imports {other.name} from beside it, and one file goes to nodes; put both into one"
+        raise UserError(f"--executor ray: {file} {problem}")
     return file
 
 
 def _check_module(module: str, text: str) -> None:
-    """Is it of the checkout, or of what is installed?  Raises UserError for one of neither."""
+    """Raise UserError for a module that is neither of the checkout nor of what is installed."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):

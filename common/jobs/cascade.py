@@ -11,13 +11,15 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Callable, Iterator, List, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping
 
 from common.core.settings import Settings
 from common.jobs.local import Local
 from common.jobs.spec import Task
-from common.records.schema import Record
 from common.setup import environments
+
+if TYPE_CHECKING:
+    from common.records.schema import Record
 
 
 def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Record]:

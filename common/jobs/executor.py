@@ -6,15 +6,17 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core.implementations import find
 from common.core.settings import Settings
 from common.jobs.spec import Runnable
-from common.records.schema import Record
 from common.setup import environments, interpreters
 from common.setup.interpreters import Choice
 from common.system import load, memory
+
+if TYPE_CHECKING:
+    from common.records.schema import Record
 
 
 class Interrupted(KeyboardInterrupt):

@@ -1,32 +1,33 @@
-"""``python -m common.jobs.gateway ADDRESS DEVICE``, in the ray environment's Python: between the driver and Ray.
+"""``python -m common.jobs.gateway ADDRESS DEVICE SOCKET DRIVER``, in Ray's Python: between the command and Ray.
 
-The driver never imports Ray: it speaks with this process in JSON lines, requests on stdin, answers on stdout.  Each
-device of the cluster is held by an actor for the whole run, with the Ray resources that keep other Ray work away: one
-GPU and its share of the node's CPUs, or all CPUs of a node without.  The actor starts the node's own
-``common.jobs.node`` in the node's own checkout and hands lines on; files go in through Ray's object store, once for
-each node, and come back in pieces, so that neither the driver nor this process holds one whole.
+The command never imports Ray: this process holds each device of the cluster for the whole run by an actor, with the Ray
+resources that keep other Ray work away: one GPU and its share of the node's CPUs, or all CPUs of a node without.  The
+actor calls common.jobs.node in the node's own checkout.  Files go in through Ray's object store, once for each node,
+and come back in pieces, so that neither the command nor this process holds one whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from threading import Lock
-from typing import Any, Dict, List, Tuple
+from threading import Lock, Thread
+from typing import Any, Dict, List, Mapping, Tuple
 
-import ray
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+try:
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    sys.exit(f"--executor ray: {sys.executable} has no Ray: {error}")
 
 from common.core.guard import safe_streams
 from common.core.text import reason_of
+from common.jobs.node import Answer
+from common.system.processes import die_with_parent
 
 #: Where a node's checkout is, if it is not the one whose .venv holds Ray's Python.
 CHECKOUT = "TRANSDUCER_CHECKOUT"
@@ -44,169 +45,145 @@ class Device:
     def __init__(self) -> None:
         self.root = os.environ.get(CHECKOUT) or os.path.dirname(os.path.dirname(sys.prefix))
         self.node: Any = None
-        self.stopped = False
-        self.asking = Lock()
+        sys.path.insert(0, self.root)  # what requests hold is of the checkout
+        os.environ["PYTHONPATH"] = self.root
+        with open(f"/proc/{os.getppid()}/environ", "rb") as variables_of_node:
+            if b"OMP_NUM_THREADS=" not in variables_of_node.read():  # Ray set it; one machine alone has none
+                os.environ.pop("OMP_NUM_THREADS", None)
 
-    def prepare(self, environments: List[str]) -> str:
-        """Set the node up; returns why that cannot be, or ""."""
-        if not os.path.isfile(os.path.join(self.root, "common", "jobs", "node.py")):
-            return f"no checkout of the suite in {self.root}; {ADVICE}"
-        environment = {**os.environ, "PYTHONPATH": self.root}
-        with open(f"/proc/{os.getppid()}/environ", "rb") as of_node:
-            if b"OMP_NUM_THREADS=" not in of_node.read():  # Ray set it for this actor; one machine alone has none
-                environment.pop("OMP_NUM_THREADS", None)
-        about: Dict[str, Any] = {"cwd": self.root, "env": environment, "text": True}
-        command = [sys.executable, "-m", "common.setup.node", *environments]
-        done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, **about)
-        if done.returncode != 0:
-            return (done.stderr.strip().splitlines() or [f"set-up ended with exit code {done.returncode}"])[-1]
-        self.node = subprocess.Popen(
-            [done.stdout.strip().splitlines()[-1], "-m", "common.jobs.node", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-            **about,
-        )
-        return ""
+    def call(self, method: str, arguments: Tuple[Any, ...], names: List[Tuple[str, str]], *contents: bytes) -> Any:
+        """Return ("result", value) of a method of the node, ("mistake", text) of the user's or ("failed", text).
 
-    def ask(self, request: str, *contents: bytes) -> str:
-        """Hand a request on; contents: of its files, in their order."""
-        if self.stopped:
-            return json.dumps({"records": [], "interrupted": True, "left": []})
-        wire = json.loads(request)
-        for one, content in zip(wire["files"].values(), contents):
-            one["path"] = self._stored(one["name"], content)
-        with self.asking:  # while one request is answered, the next may be on its way here
-            self.node.stdin.write(json.dumps(wire) + "\n")
-            self.node.stdin.flush()
-            answer = self.node.stdout.readline()
-        return answer or json.dumps({"failed": f"its process ended with exit code {self.node.wait()}"})
+        names: of the files with these contents: how the request names each, and its own name.
+        """
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray's threads block some, which processes inherit
+        try:
+            if self.node is None:
+                if not os.path.isfile(os.path.join(self.root, "common", "jobs", "node.py")):
+                    return "mistake", f"no checkout of the suite in {self.root}; {ADVICE}"
+                os.chdir(self.root)
+                from common.jobs.node import Node
 
-    def _stored(self, name: str, content: bytes) -> str:
-        folder = os.path.join(self.root, ".build", "carried", hashlib.sha256(content).hexdigest()[:32])
-        os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, name)
-        if not os.path.exists(path):
-            part = f"{path}.{os.getpid()}"
-            with open(part, "wb") as stream:
-                stream.write(content)
-            os.replace(part, path)
-        return path
+                self.node = Node()
+            files = {text: (name, content) for (text, name), content in zip(names, contents)}
+            return "result", getattr(self.node, method)(*arguments, files)
+        except Exception as error:
+            is_mistake = type(error).__name__ == "UserError"
+            return ("mistake", str(error)) if is_mistake else ("failed", f"{type(error).__name__}: {error}")
 
-    def read(self, path: str, offset: int, size: int) -> bytes:
+    def read(self, path: str, offset: int) -> bytes:
+        """Return the next piece of a file."""
         with open(path, "rb") as stream:
             stream.seek(offset)
-            return stream.read(size)
+            return stream.read(PIECE)
 
     def stop(self) -> None:
         """End the job that runs, and take no other."""
-        self.stopped = True
         if self.node is not None:
-            self.node.send_signal(signal.SIGINT)
+            self.node.stopped = True
 
 
 class Gateway:
-    """devices: the actors, by number; put: files that Ray has, by path."""
+    """Answers the requests of the command: `devices`, `call`, `stop`.  actors: of the devices."""
 
-    def __init__(self, answers: Any) -> None:
-        self.answers, self.lock = answers, Lock()
-        self.devices: List[Any] = []
-        self.put: Dict[str, Any] = {}
+    def __init__(self, address: str, wanted: str):
+        self.address, self.wanted = address, wanted
+        self.actors: List[Any] = []
+        self.lock = Lock()
+        self.references: Dict[str, Any] = {}  # of files that Ray has, by path
 
-    def write(self, answer: Dict[str, Any]) -> None:
-        with self.lock:
-            self.answers.write(json.dumps(answer) + "\n")
-            self.answers.flush()
+    def serve(self, connection: Connection) -> None:
+        """Answer one request, (method, arguments), with ("result", value) or ("died", reason)."""
+        with connection:
+            method, arguments = connection.recv()
+            try:
+                answer = "result", getattr(self, method)(*arguments)
+            except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+                answer = "died", reason_of(error)
+            connection.send(answer)
 
-    def take(self, wanted: str) -> List[Dict[str, str]]:
+    def devices(self) -> List[Tuple[str, str]]:
         """Hold every device of the cluster; returns the label of each, and why it is left out or ""."""
-        actors: List[Tuple[str, Any]] = []
+        labels, ready_of = [], []
         remote = ray.remote(Device)
-        for node in sorted((one for one in ray.nodes() if one["Alive"]), key=lambda one: str(one["NodeID"])):
-            has = node["Resources"]
-            gpus = 0 if wanted == "cpu" else int(has.get("GPU", 0))
-            cpus = has.get("CPU", 0.0)
-            if not (gpus or cpus) or (wanted == "cuda" and not gpus):
+        for node in sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: str(node["NodeID"])):
+            resources = node["Resources"]
+            gpus = 0 if self.wanted == "cpu" else int(resources.get("GPU", 0))
+            cpus = resources.get("CPU", 0.0)
+            if not (gpus or cpus) or (self.wanted == "cuda" and not gpus):
                 continue
             name = f"{node['NodeManagerHostname']}/{node['NodeID'][:8]}"
-            place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             for gpu in range(max(gpus, 1)):
                 share = {"num_gpus": 1, "num_cpus": cpus // gpus} if gpus else {"num_cpus": cpus}
-                actor = remote.options(max_concurrency=3, scheduling_strategy=place, **share).remote()
-                actors.append((f"{name}/gpu{gpu}" if gpus else name, actor))
-        begun = [actor.__ray_ready__.remote() for _, actor in actors]
-        ready, _ = ray.wait(begun, num_returns=len(begun), timeout=BUSY_SECONDS) if begun else ([], [])
-        self.devices = [actor for _, actor in actors]
+                actor = remote.options(max_concurrency=2, scheduling_strategy=on_node, **share).remote()
+                self.actors.append(actor)
+                labels.append(f"{name}/gpu{gpu}" if gpus else name)
+                ready_of.append(actor.__ray_ready__.remote())
+        ready, _ = ray.wait(ready_of, num_returns=len(ready_of), timeout=BUSY_SECONDS) if ready_of else ([], [])
         busy = f"not free within {BUSY_SECONDS:g} s: other work of the cluster holds it"
-        return [{"label": label, "reason": "" if one in ready else busy} for (label, _), one in zip(actors, begun)]
+        return [(label, "" if reference in ready else busy) for label, reference in zip(labels, ready_of)]
 
-    def answer(self, message: Dict[str, Any]) -> None:
-        try:
-            found = self._answer(self.devices[message["lane"]], message)
-        except (RayError, OSError) as error:
-            found = {"died": reason_of(error)}
-        self.write({"id": message["id"], **found})
+    def call(self, device: int, method: str, arguments: Tuple[Any, ...], files: Mapping[str, str], folder: str) -> Any:
+        """Return what Device.call does.  files: paths, by how the request names them; folder: for files of a job."""
+        actor = self.actors[device]
+        names = [(text, Path(path).name) for text, path in files.items()]
+        kind, value = ray.get(actor.call.remote(method, arguments, names, *map(self._reference, files.values())))
+        if isinstance(value, Answer):
+            self._fetch(actor, value, Path(folder))
+        return kind, value
 
-    def _answer(self, device: Any, message: Dict[str, Any]) -> Dict[str, Any]:
-        if "prepare" in message:
-            return {"reason": ray.get(device.prepare.remote(message["prepare"]))}
-        request, origins = message["request"], message["files"]
-        request["files"] = {key: {"name": Path(path).name, "origin": path} for key, path in origins.items()}
-        contents = [self._held(path) for path in origins.values()]
-        answer = json.loads(ray.get(device.ask.remote(json.dumps(request), *contents)))
-        self._fetch(device, answer, message["folder"])
-        return {"answer": answer}
+    def stop(self, device: int) -> None:
+        self.actors[device].stop.remote()
 
-    def _held(self, path: str) -> Any:
+    def _reference(self, path: str) -> Any:
         with self.lock:
-            if path not in self.put:
-                self.put[path] = ray.put(Path(path).read_bytes())
-            return self.put[path]
+            if path not in self.references:
+                self.references[path] = ray.put(Path(path).read_bytes())
+            return self.references[path]
 
-    def _fetch(self, device: Any, answer: Dict[str, Any], folder: str) -> None:
+    def _fetch(self, actor: Any, answer: Answer, folder: Path) -> None:
         """Bring the files of a job into the folder of its run; all or none."""
         written = []
         try:
-            for name, size in answer.get("left", []):
-                target = (Path(folder) / name).resolve()
-                if Path(folder).resolve() not in target.parents:
+            for name, size in answer.files:
+                target = (folder / name).resolve()
+                if folder.resolve() not in target.parents:
                     raise OSError(f"{name}: not a file of the run")
                 written.append(target)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as stream:
                     for offset in range(0, size, PIECE):
-                        stream.write(ray.get(device.read.remote(f"{answer['at']}/{name}", offset, PIECE)))
+                        stream.write(ray.get(actor.read.remote(f"{answer.folder}/{name}", offset)))
         except BaseException:
             for path in written:
                 path.unlink(missing_ok=True)
             raise
 
 
-def main(address: str, wanted: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends this process by closing stdin
+def main(address: str, wanted: str, path: str, driver: str) -> None:
+    """Serve the command with process number `driver` at the socket `path`, until it ends."""
+    die_with_parent(int(driver))  # and the actors with this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     safe_streams()
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    gateway = Gateway(answers)
-    try:
-        host, _, port = address.rpartition(":")
-        if port.isdigit():  # Ray itself would wait for minutes
-            socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-        gateway.write({"id": 0, "devices": gateway.take(wanted)})
-    except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
-        gateway.write({"id": 0, "failed": reason_of(error)})
-        return 1
-    with ThreadPoolExecutor(max_workers=max(1, 2 * len(gateway.devices))) as pool:
-        for line in sys.stdin:
-            message = json.loads(line)
-            if message.get("stop"):
-                gateway.devices[message["lane"]].stop.remote()
-            else:
-                pool.submit(gateway.answer, message)
-        os._exit(0)  # the actors end with this process; nothing waits for their answers
-    return 0
+    gateway = Gateway(address, wanted)
+    with Listener(path, "AF_UNIX", backlog=1024) as listener:
+        try:
+            host, _, port = address.rpartition(":")
+            if port.isdigit():  # Ray itself would wait for minutes
+                socket.create_connection((host, int(port)), timeout=REACH_SECONDS).close()
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+            problem = ""
+        except (RayError, ConnectionError, OSError, RuntimeError, ValueError) as error:
+            problem = reason_of(error)
+        while True:
+            connection = listener.accept()
+            if problem:
+                connection.send(("died", problem))
+                connection.close()
+                continue
+            Thread(target=gateway.serve, args=(connection,), daemon=True).start()
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -6,7 +6,7 @@ import importlib
 import signal
 import tempfile
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, List, Optional, Sequence, Tuple
 
 from common.core.errors import EXIT_USAGE, NOT_RUNNABLE, UserError
 from common.core.paths import ROOT
@@ -14,9 +14,11 @@ from common.core.settings import Settings
 from common.core.text import clipped
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.spec import STARTING, SUBJECTS, Runnable
-from common.records.schema import Record
 from common.system.memory import tells_of_no_memory
 from common.system.processes import Child, signal_name
+
+if TYPE_CHECKING:
+    from common.records.schema import Record
 
 #: Between two looks at the process: looking takes time from what it measures.
 POLL_SECONDS = 0.2

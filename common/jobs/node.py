@@ -1,180 +1,220 @@
-"""``python -m common.jobs.node PARENT``: the end of `--executor ray` on a node, one process for each device.
+"""The end of `--executor ray` on a node: what the actor of one device calls, in Ray's Python and the node's checkout.
 
-Requests come on stdin and answers go to stdout, one JSON object on one line each.  A job runs through the local
-executor of this checkout, in this checkout's environments, exactly as on one machine.  SIGINT ends the job that runs.
+A job runs through the local executor of this checkout, in this checkout's environments, exactly as on one machine.
+Needs no package beside the standard library, since Ray's Python may have no other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import signal
+import subprocess
 import sys
-import traceback
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Callable, Dict, List, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import scripts
 from common.core.errors import UserError
+from common.core.files import write_whole
 from common.core.implementations import find
+from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.jobs.carried import placed
 from common.jobs.executor import Interrupted
 from common.jobs.local import Local
-from common.jobs.spec import Job, Runnable, Task
-from common.records.schema import Record
+from common.jobs.spec import Job, Runnable
 from common.setup import environments, interpreters
 from common.setup.checkout import suite
 from common.setup.interpreters import Choice
 from common.system import machine, nvml
-from common.system.processes import die_with_parent
 
-#: Records that say where they are of.
+if TYPE_CHECKING:
+    from common.records.schema import Record
+
+#: Records that say which device they are of.
 PLACED = ("environment", "limits", "judged", "profile")
+#: Files that came with a request: name and content, by the text that names each.
+Files = Mapping[str, Tuple[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a device is.
+
+    machine: see machine.describe, with the name of the GPU; device: as --device; reasons: why an implementation has no
+    Python there, "" where it has one; controls: those of interpreters.controls; memory: bytes in all and available;
+    torch: version numbers, by implementation.
+    """
+
+    machine: Dict[str, Any]
+    device: str
+    reasons: Dict[str, str]
+    controls: List[str]
+    memory: Tuple[Optional[int], Optional[int]]
+    torch: Dict[str, Tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a job left: its records, and in `folder` on the node files, by name with their sizes in bytes."""
+
+    records: List[Record]
+    interrupted: bool
+    files: List[Tuple[str, int]]
+    folder: str
 
 
 class Node:
-    """executing: is a job running, which SIGINT is to end at once; stopped: did SIGINT come, after which no job begins;
-    scratch: what the last job left."""
+    """stopped: set from another thread, ends the job that runs, and none begins after it; scratch: files of the last
+    job."""
 
     def __init__(self) -> None:
         self.executor = Local()
-        self.executing = self.stopped = False
+        self.stopped = False
         self.scratch: Optional[TemporaryDirectory[str]] = None
 
-    def describe(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """What this device is, and which of the implementations `names` have a Python here; the reason alone where the
-        environment of the tasks is not there."""
-        lacking = request["environment"] and environments.reason(request["environment"])
-        if lacking:
-            return {"reason": lacking}
-        _know(request["files"])
-        names = request["names"]
-        choices = self.executor.choose(names, False, ())
-        of_tasks = {"": Choice(self.executor.python(request["environment"]))}
-        device = self.executor.resolve_device(request["device"], choices or of_tasks)
-        controls = self.executor.controls(choices, device) if request["controls"] else {}
-        choices.update(controls)
-        torch_of: Dict[Optional[Path], List[int]] = {None: []}
-        for choice in choices.values():
-            if choice.python and choice.python not in torch_of:
-                torch_of[choice.python] = list(interpreters.torch_version(choice.python))
-        gpu = nvml.from_smi() if device != "cpu" else None
-        return {
-            "suite": suite(),
-            "machine": {**machine.describe(), **({"gpu": gpu and gpu["name"]} if device != "cpu" else {})},
-            "device": device,
-            "reasons": {name: "" if choice.python else choice.reason for name, choice in choices.items()},
-            "controls": list(controls),
-            "memory": self.executor.memory(),
-            "torch": {name: torch_of[choice.python] for name, choice in choices.items()},
-        }
+    def describe(
+        self,
+        expected: str,
+        names: Sequence[str],
+        device: str,
+        controls: bool,
+        environment: Optional[str],
+        needed: Sequence[str],
+        files: Files,
+    ) -> Description:
+        """Set the node up, and return what its device is.  Raises UserError where it can have no part in the run.
 
-    def execute(self, request: Mapping[str, Any]) -> Dict[str, Any]:
-        """The records of a job, and the files that it left, by name with their sizes."""
-        job, given = runnable(request["job"]), request["settings"]
-        here = request["files"].get("shape_file", {}).get("path", given["shape_file"])
+        Args:
+            expected: suite() of the driver.
+            names: implementations, of which `files` may have scripts.
+            device: as --device.
+            controls: whether to look for interpreters.controls.
+            environment: that of tasks.
+            needed: environments to make where they are missing.
+        """
+        if suite() != expected:
+            raise UserError(f"its checkout {ROOT} is not the same as the driver's: bring both to one revision")
+        usual = [name for name in needed if not environments.ENVIRONMENTS[name].optional]
+        missing = [name for name in usual if environments.interpreter(name) is None]
+        if missing:
+            _set_up(missing)
+        if environment and environments.reason(environment):
+            raise UserError(environments.reason(environment))
+        _know_losses(_stored(files))
+        choices = self.executor.choose(names, False, ())
+        pythons = choices or {"": Choice(self.executor.python(environment))}
+        chosen = self.executor.resolve_device(device, pythons)
+        of_controls = self.executor.controls(choices, chosen) if controls else {}
+        choices.update(of_controls)
+        gpu = nvml.from_smi() if chosen != "cpu" else None
+        return Description(
+            machine={**machine.describe(), **({"gpu": gpu and gpu["name"]} if chosen != "cpu" else {})},
+            device=chosen,
+            reasons={name: "" if choice.python else choice.reason for name, choice in choices.items()},
+            controls=list(of_controls),
+            memory=self.executor.memory(),
+            torch={
+                name: interpreters.torch_version(choice.python) for name, choice in choices.items() if choice.python
+            },
+        )
+
+    def execute(
+        self,
+        job: Runnable,
+        settings: Settings,
+        environment: str,
+        timeout: float,
+        folder_name: str,
+        label: str,
+        files: Files,
+    ) -> Answer:
+        """Run a job to its end.  Raises UserError for a mistake of the user's that the job finds.
+
+        Args:
+            environment: of a task.
+            timeout: seconds.
+            folder_name: of the run's folder.
+            label: of this device.
+            files: those that the job and its settings name.
+        """
         if self.scratch is not None:
             self.scratch.cleanup()
         self.scratch = TemporaryDirectory(prefix="job-")
-        folder = Path(self.scratch.name) / request["folder"]
+        folder = Path(self.scratch.name) / folder_name
         folder.mkdir()
-        settings = Settings.from_json({**given, "shape_file": here})
+        paths = _stored(files)
+        texts = {path: text for text, path in paths.items()}
+        settings = replace(settings, shape_file=paths[settings.shape_file])
         if isinstance(job, Job):
-            _know(request["files"])
+            _know_losses(paths)
         else:
-            job = replace(job, given=placed(job.given, {name: request["files"][name]["path"] for name in job.files}))
-        said = {here: given["shape_file"], **{one["path"]: one["origin"] for one in request["files"].values()}}
+            job = replace(job, given=placed(job.given, paths))
         try:
-            records = self._run(job, folder, settings, request)
-            interrupted = False
+            records, interrupted = self._run(job, folder, settings, environment, timeout), False
         except Interrupted as interruption:
             records, interrupted = interruption.records, True
         except UserError as error:
-            raise UserError(_as_named({"said": str(error)}, said)["said"]) from error
-        records = [_as_named(record, said) for record in records]
+            raise UserError(_renamed(str(error), texts)) from error
+        records = [json.loads(_renamed(json.dumps(record), texts)) for record in records]
         for record in records:
             if record["record"] in PLACED:
-                record["node"] = request["node"]
+                record["node"] = label
                 if record.get("device") == "cuda" and not record.get("gpu"):
                     known = nvml.from_smi() or {}
                     record["gpu"] = {key: value for key, value in known.items() if key != "name"} or None
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        left = [[str(path.relative_to(folder)), path.stat().st_size] for path in files]
-        return {"records": records, "interrupted": interrupted, "left": left, "at": str(folder)}
+        left = sorted(path for path in folder.rglob("*") if path.is_file())
+        sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in left]
+        return Answer(records, interrupted, sizes, str(folder))
 
-    def _run(self, job: Runnable, folder: Path, settings: Settings, request: Mapping[str, Any]) -> List[Record]:
+    def _run(self, job: Runnable, folder: Path, settings: Settings, environment: str, timeout: float) -> List[Record]:
         if isinstance(job, Job):
             choice = interpreters.choose(find(job.implementation), in_place=False, prefer_here=False)
         else:
-            choice = Choice(self.executor.python(request["environment"]))
+            choice = Choice(self.executor.python(environment))
         if choice.python is None:
             return [job.status("missing", choice.reason)]
-        try:
-            self.executing = True
-            if self.stopped:
-                raise KeyboardInterrupt
-            return self.executor.execute(job, choice.python, folder, settings, request["timeout"], lambda text: None)
-        except KeyboardInterrupt as interruption:
-            if isinstance(interruption, Interrupted):
-                raise
-            raise Interrupted([job.status("interrupted", f"stopped by the user during {job.name}")]) from None
-        finally:
-            self.executing = False
+        if self.stopped:
+            raise Interrupted([job.status("interrupted", f"stopped by the user before {job.name}")])
+        return self.executor.execute(job, choice.python, folder, settings, timeout, self._note)
 
-    def on_signal(self, *_: object) -> None:
-        self.stopped = True
-        if self.executing:
+    def _note(self, _progress: str) -> None:
+        """End the job that runs, as Ctrl-C does on one machine, where it is to stop."""
+        if self.stopped:
             raise KeyboardInterrupt
 
 
-def _know(files: Mapping[str, Mapping[str, str]]) -> None:
-    """Losses of the user's own files are known from here on."""
-    for one in files.values():
-        if one["path"].endswith(scripts.ENDING):
-            scripts.of_file(one["path"])
+def _set_up(names: Sequence[str]) -> None:
+    """Make environments, as `make setup` does.  Raises UserError where there is none to measure in."""
+    command = [sys.executable, "-m", "common.setup", *names]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if environments.interpreter("main") is None:
+        raise UserError((done.stderr.strip().splitlines() or [environments.reason("main")])[-1])
 
 
-def runnable(wire: Mapping[str, Any]) -> Runnable:
-    """A job as it came: its fields by name, with `kind`."""
-    of = {"job": Job, "task": Task}[wire["kind"]]
-    values = {one.name: wire[one.name] for one in fields(of)}
-    values["overrides"] = tuple((key, value) for key, value in values["overrides"])
-    return of(**{**values, "files": tuple(wire["files"])} if of is Task else values)
+def _know_losses(paths: Mapping[str, str]) -> None:
+    """Add the losses of the user's own files to the table of implementations."""
+    for path in paths.values():
+        if path.endswith(scripts.ENDING):
+            scripts.of_file(path)
 
 
-def _as_named(record: Record, said: Mapping[str, str]) -> Record:
-    """With the user's names of the files that were carried here, and no path of this machine."""
-    text = json.dumps(record)
-    for here, named in said.items():
-        text = text.replace(json.dumps(here)[1:-1], json.dumps(named)[1:-1])
-    return dict(json.loads(text))
+def _stored(files: Files) -> Dict[str, str]:
+    """Write the files that came to disk, unless they are there; returns the path of each, by the text that names it."""
+    paths = {}
+    for text, (name, content) in files.items():
+        path = ROOT / ".build" / "carried" / hashlib.sha256(content).hexdigest()[:32] / name
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(f"free some space in {ROOT}", (path, content))
+        paths[text] = str(path)
+    return paths
 
 
-def main() -> int:
-    die_with_parent(int(sys.argv[1]))
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # threads of Ray's workers block some, which is inherited
-    node = Node()
-    signal.signal(signal.SIGINT, node.on_signal)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever else is printed is no answer
-    asks: Mapping[str, Callable[[Mapping[str, Any]], Dict[str, Any]]]
-    asks = {"describe": node.describe, "execute": node.execute}
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = asks[request["ask"]](request)
-        except UserError as error:
-            answer = {"mistake": str(error)}
-        except Exception as error:
-            traceback.print_exc()
-            answer = {"failed": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    """Return text, as JSON has it too, with other names in the place of paths of this machine."""
+    for path, name in names.items():
+        text = text.replace(json.dumps(path)[1:-1], json.dumps(name)[1:-1])
+    return text
