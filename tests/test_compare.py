@@ -350,7 +350,7 @@ def test_a_screen_tells_the_verdict(tmp_path):
     lines = text.splitlines()
     assert len(lines) <= 44 and max(map(len, lines)) <= 100 and "\x1b" not in text
     said = " ".join(text.partition("VERDICT")[2].split())
-    assert re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", said) and "or more would have shown" in said
+    assert re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", said) and "detectable at 80% power" in said
     assert "slower: " in said and "loss3 step, loss3 loss" in said
 
 
@@ -365,7 +365,7 @@ def test_two_losses_of_two_torches_have_a_verdict_of_their_own_and_no_part_in_th
     done = run("compare.py", "--in", tmp_path, "torchaudio", "k2")
     ending = " ".join(done.stdout.partition("VERDICT")[2].split())
     assert "other torch: k2 against torchaudio" in ending and "torch 2.11.0 and 1.13.1" in ending
-    assert "./compare.py --in log fast_rnnt@k2 k2" in ending and "would have shown" not in ending
+    assert "./compare.py --in log fast_rnnt@k2 k2" in ending and "detectable" not in ending
     (row,) = rows("--in", tmp_path, "torchaudio", "k2")
     assert {time["verdict"] for time in row["time"].values()} == {"other torch"}
     assert all(time["detectable"] is None and time["ratio"] for time in row["time"].values())
@@ -376,7 +376,7 @@ def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_pat
         measured(tmp_path / side, 1.0, rounds, run_id=side)
     said = " ".join(run("compare.py", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
     assert (
-        re.match(r"times: too noisy to tell less than \d+% in each", said) and "0 faster, 0 slower, 2 unclear" in said
+        re.match(r"times: too noisy; detectable at 80% power: \d+%", said) and "0 faster, 0 slower, 2 unclear" in said
     )
 
 

@@ -12,7 +12,7 @@ from typing import Dict, Hashable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import ranking, ratios
 from common.analysis.ratios import Ratio
-from common.analysis.row import Row, search_of
+from common.analysis.row import Row, Standing, search_of
 from common.core import statistics
 from common.present import slices
 
@@ -26,12 +26,20 @@ EXACT = ("exact", None)
 
 @dataclass(frozen=True)
 class Pick:
-    """row: the best; rivals: those whose difference from it is not certain, the nearest first; next: the first rival,
-    or else the first that is worse; times: how many times the best's time or peak (largest batch) that takes (has).
-    Of times, scope and next_ratio: the next one's ratio with its interval.  Of an approximation, over and memory: its
-    time and its peak over those of the fastest exact row; None where they have nothing in common.  caveats: what to
-    beware of in it, None where no conformance matrix judged it.  withheld: its rounds, or a rival's, ran beside so much
-    other load that none is the fastest for sure: then there is no `times` and no ratio."""
+    """Hold the best of some rows, and how sure that is.
+
+    Attributes:
+        row: the best.
+        rivals: rows whose difference from it is not certain, the nearest first.
+        next: the first rival, or else the first row that is worse.
+        times: the ratio of `next` to the best, in time, peak or batch size.
+        scope, next_ratio, standings: of times, which are compared, the ratio of `next` with its interval, and all rows.
+        over, memory: of an approximation, its time and its peak over those of the fastest exact row; None where they
+            have nothing in common.
+        caveats: what to beware of in the best; None where no conformance matrix judged it.
+        withheld: the rounds of the best, or a rival's, ran beside so much other load that none is the fastest for sure:
+            then there is no `times` and no ratio.
+    """
 
     row: Row
     rivals: List[Row] = field(default_factory=list)
@@ -43,10 +51,17 @@ class Pick:
     memory: Optional[float] = None
     caveats: Optional[List[str]] = None
     withheld: bool = False
+    standings: Sequence[Standing] = ()
 
     @property
     def sure(self) -> bool:
         return not self.rivals and not self.withheld
+
+    @property
+    def equal(self) -> bool:
+        """Return whether the next one's time is surely the same."""
+        ratio = self.next_ratio
+        return bool(ratio and statistics.verdict(ratio.low, ratio.high, statistics.TOLERANCE) == "same")
 
 
 @dataclass(frozen=True)
@@ -56,6 +71,10 @@ class LogitsPick:
 
     loss: Pick
     step: Optional[Pick]
+
+    @property
+    def withheld(self) -> bool:
+        return self.loss.withheld or bool(self.step and self.step.withheld)
 
     @property
     def basis(self) -> str:
@@ -106,17 +125,17 @@ def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opti
     """Return the fastest of the rows of these kinds by the step, or by the loss where no step was timed; None where
     nothing was."""
     rows = _ok(rows, kinds)
-    return _by_time(rows, "step") or _by_time(rows, "loss")
+    return by_time(rows, "step") or by_time(rows, "loss")
 
 
 def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
     taking = [row for row in _ok(rows, EXACT) if row.loss_ms]
-    loss = _by_time(taking, "loss")
-    return LogitsPick(loss, _by_time(taking, "step")) if loss else None
+    loss = by_time(taking, "loss")
+    return LogitsPick(loss, by_time(taking, "step")) if loss else None
 
 
-def _by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
+def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     """Return the fastest of these rows in a scope; None where none was timed."""
     standings = ranking.standings(rows, scope)
     if not standings:
@@ -126,12 +145,14 @@ def _by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     names = [standing.row for standing in rivals]
     following = next(iter(rivals or known), None)
     if standings[0].beside_load:
-        return Pick(standings[0].row, names, following.row if following else None, scope=scope, withheld=True)
+        nearest = following.row if following else None
+        return Pick(standings[0].row, names, nearest, scope=scope, withheld=True, standings=standings)
     if following and following.beside_load:  # far behind, by a ratio that other load made
         following = next((standing for standing in known if not standing.beside_load), None)
     ratio = following.ratio if following else None
     nearest = following.row if following else None
-    return Pick(standings[0].row, names, nearest, ratio.ratio if ratio else None, scope, ratio)
+    times = ratio.ratio if ratio else None
+    return Pick(standings[0].row, names, nearest, times, scope, ratio, standings=standings)
 
 
 def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:

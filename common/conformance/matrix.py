@@ -108,7 +108,7 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
         aligned(table, answer.LONGEST_NAME, colors).splitlines() if rows else [],
         [line for words, who in often for line in answer.wrapped(f"{', '.join(who)}: {words}", width, "  ", 2)],
         answer.wrapped(f"not judged: {', '.join(others)}", width, "  ", 2) if others else [],
-        answer.said(lines, width, colors),
+        answer.verdict_lines(lines, width, colors),
     ]
     return spaced(blocks)
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from textwrap import wrap
-from typing import Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
-from common.analysis import metrics, verdict
+from common.analysis import metrics, verdict, wording
 from common.analysis.groups import groups, heading, kind_rank
 from common.analysis.metrics import MARKED_ERROR, Metric
 from common.analysis.row import Row
-from common.analysis.verdict import LogitsPick, Pick
+from common.analysis.wording import Words
 from common.core.errors import NOT_RUNNABLE
 from common.core.implementations import LATTICES
-from common.core.text import count, error, gathered, number, plain
+from common.core.text import count, error, gathered, plain
 from common.present.table import Cell, Table
+from common.present.table import words as in_words
 from common.present.text import aligned, painted, spaced
 from common.setup import environments, obtaining
-from common.tables import remarks, results, search
+from common.tables import remarks, results
 
 #: Characters of a line where the width is not known.
 WIDTH = 100
@@ -200,112 +201,42 @@ def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str
 
 # The verdict.
 
-#: In the place of a winner, where other load may have made it one.
-WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 
-
-def said(lines: Mapping[str, str], width: int, colors: Mapping[str, str]) -> List[str]:
-    """VERDICT: a line for each question, its answers under each other; empty without answers."""
-    room = max(map(len, lines), default=0) + 4
-    found = []
-    for question, answer in lines.items():
+def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str]) -> List[str]:
+    """Return VERDICT and a line for each question, its answers under each other; empty without answers."""
+    room = max(map(len, answers), default=0) + 4
+    lines = []
+    for question, answer in answers.items():
         head = f"  {question}:"
         for line in wrapped(answer, width - room, most=MOST_LINES + 1):
-            found.append(head.ljust(room) + line)
+            lines.append(head.ljust(room) + line)
             head = ""
-    return [painted("VERDICT", "title", colors), *found] if found else []
+    return [painted("VERDICT", "title", colors), *lines] if lines else []
 
 
 def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
-    found = verdict.of(rows, folders)
-    lines: Dict[str, str] = {}
-    if found.fastest:
-        lines["fastest exact"] = _timed(found.fastest)
-    if found.logits and found.logits.step:
-        lines["given logits"] = _given_logits(found.logits)
-    if found.smallest:
-        lines["smallest exact"] = _picked(found.smallest, lambda row: f"{number(row.peak_mb)} MB", "times its peak")
-    if found.approximate:
-        lines["approximate"] = _approximate(found.approximate)
-    if found.fastest and not found.fastest.withheld:
-        name, caveats = found.fastest.row.name, found.fastest.caveats
-        if caveats:
-            lines["beware"] = f"{name}: {'; '.join(caveats)}"
-        elif caveats is None:
-            lines["corners"] = f"{name} was not judged yet: ./conformance.py --only {name}"
-        else:
-            lines["corners"] = f"conformance.py found nothing wrong with {name}"
-    return said(lines, width, colors)
-
-
-def _picked(pick: Pick, size: Callable[[Row], str], times: str) -> str:
-    """ "a, 577.8 ms; next is b, 1.67 times its time", or which differ from it by no sure amount."""
-    if pick.withheld:
-        return WITHHELD
-    best = f"{pick.row.name}, {size(pick.row)}"
-    if pick.next is None:
-        return f"{best} (the only one)"
-    ratio = f"{number(pick.times, 3)} {times}"
-    if pick.sure:
-        return f"{best}; next is {pick.next.name}, {ratio}"
-    others = f" (and {len(pick.rivals) - 1} more)" if len(pick.rivals) > 1 else ""
-    return f"unclear: {best}, or {pick.next.name}, {ratio}{others}"
-
-
-def _timed(pick: Pick) -> str:
-    """Return the pick with its time in its scope, and the next one's ratio with its interval."""
-    ms = metrics.METRICS[f"{pick.scope}_median"].shown
-    described = _picked(pick, lambda row: f"{ms(row)} ms a {pick.scope}", "times its time")
-    if pick.next is None or pick.withheld:
-        return described
-    low, high = (pick.next_ratio.low, pick.next_ratio.high) if pick.next_ratio else (None, None)
-    if low is None or high is None:
-        return f"{described}; one round gives no interval: --rounds 3 or more"
-    return f"{described} ({number(low, 3)}-{number(high, 3)})"
-
-
-def _given_logits(pick: LogitsPick) -> str:
-    """Return the loss to use, what the choice rests on, and what the other scope says."""
-    if pick.loss.withheld or (pick.step and pick.step.withheld):
-        return WITHHELD
-    by_loss, by_step = (_timed(each) if each else "" for each in (pick.loss, pick.step))
-    if pick.basis == "both":
-        return f"{by_loss}; its step is the fastest too"
-    if pick.basis == "loss":
-        return f"{by_loss}. It rests on the loss alone; by the step {by_step}"
-    if pick.basis == "step":
-        return f"{by_step}. It rests on the step; by the loss alone {by_loss}"
-    return f"unclear: by the loss alone {by_loss.removeprefix('unclear: ')}; by the step {by_step}"
-
-
-def _approximate(pick: Pick) -> str:
-    """Return the pick with its time and peak over those of the fastest exact loss, and how far its loss is off."""
-    if pick.withheld:
-        return WITHHELD
-    parts = []
-    if pick.over:
-        memory = f" and {number(pick.memory, 2)}x the peak" if pick.memory else ""
-        parts.append(f"{number(pick.over.ratio, 2)}x the time{memory} of the fastest exact loss")
-    gaps = pick.row.approximation_gaps
-    if gaps:
-        names = {"peaky": "peaky logits (made, sharper than a trained model's)"}
-        off = [f"{100 * abs(gap):.2g}% on {names.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
-        parts.append(f"its loss is off by {' and '.join(off)}, which does not bound it in training")
-    elif pick.row.approximation_gap is not None:
-        parts.append(f"its loss is off by {100 * abs(pick.row.approximation_gap):.2g}%")
-    return f"{pick.row.name}, {'; '.join(parts)}" if parts else pick.row.name
+    picks = verdict.of(rows, folders)
+    answers: Dict[str, Words] = {}
+    if picks.fastest:
+        answers["fastest exact"] = wording.answer(picks.fastest, wording.time_of(picks.fastest.scope))
+    if picks.logits and picks.logits.step:
+        answers["given logits"] = wording.given_logits(picks.logits)
+    if picks.smallest:
+        answers["smallest exact"] = wording.answer(picks.smallest, wording.PEAK)
+    if picks.approximate:
+        answers["approximate"] = wording.approximate(picks.approximate)
+    if picks.fastest and not picks.fastest.withheld:
+        question, words = wording.corners(picks.fastest)
+        answers[question] = [words]
+    return verdict_lines({question: in_words(sentence) for question, sentence in answers.items()}, width, colors)
 
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
-    lines: Dict[str, str] = {}
+    answers: Dict[str, str] = {}
     for kinds, name in ((verdict.EXACT, "exact"), (("pruned",), "approximate")):
         size, pace = verdict.largest(rows, kinds), verdict.trains_fastest(rows, kinds)
         if size:
-            lines[f"largest batch, {name}"] = _picked(size, search.said, "times its size")
+            answers[f"largest batch, {name}"] = in_words(wording.answer(size, wording.SIZE))
         if pace:
-            lines[f"trains fastest, {name}"] = _picked(pace, _pace, "times the time of an utterance")
-    return said(lines, width, colors)
-
-
-def _pace(row: Row) -> str:
-    return f"{number(row.utterances_per_second)} utterances/s"
+            answers[f"trains fastest, {name}"] = in_words(wording.answer(pace, wording.PACE))
+    return verdict_lines(answers, width, colors)

@@ -73,7 +73,7 @@ def screen(
         [line for text in _head(rows)[:2] for line in answer.wrapped(text, width, "  ")],
         aligned(table, answer.LONGEST_NAME, colors).splitlines(),
         [line for text in below for line in answer.wrapped(text, width, "  ", answer.MOST_LINES)],
-        answer.said(_verdict(shown, lines), width, colors),
+        answer.verdict_lines(_verdict(shown, lines), width, colors),
     ]
     return spaced(blocks)
 
@@ -180,8 +180,8 @@ def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _power(rows: Sequence[Change]) -> Iterator[str]:
-    """Yield how many times changed, and what slowdown could have been seen at all; first the latter where nothing is
-    sure and a change of NOISY would not have shown."""
+    """Yield how many times changed, and what slowdown could have been detected; first the latter where nothing is sure
+    and a change of NOISY would not have been."""
     times = [time for row in rows for time in row.time.values() if time.ratio is not None]
     times = [time for time in times if time.verdict not in WITHHELD]
     if not times:
@@ -189,18 +189,20 @@ def _power(rows: Sequence[Change]) -> Iterator[str]:
     verdicts = [time.verdict for time in times]
     words = ("faster", "slower", *(["same"] if "same" in verdicts else []), "unclear")
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
-    shown = sorted(time.detectable for time in times if time.detectable is not None)
-    if not shown:
-        yield f"times: {counts}; no change would have shown"
+    changes = sorted(time.detectable for time in times if time.detectable is not None)
+    if not changes:
+        yield f"times: {counts}; no change is detectable with so few rounds"
         return
-    where = "each" if len(shown) == len(times) else f"{len(shown)} of them"
-    surest = f", one of {percent(shown[0], 2)} in the surest" if len(shown) > 1 else ""
-    if verdicts.count("unclear") == len(verdicts) and shown[-1] > NOISY:
-        least = percent(shown[-1], 2)
-        yield f"times: too noisy to tell less than {least} in {where}{surest} (four times in five); {counts}"
-        return
-    said = f"with these samples a change of {percent(shown[-1], 2)} or more would have shown in {where}{surest}"
-    yield f"times: {counts}; {said} (four times in five)"
+    least, most = percent(changes[0], 2), percent(changes[-1], 2)
+    detectable = f"detectable at 80% power: {least}"
+    if len(changes) > 1:
+        detectable += f" (best row) to {most} (worst)"
+    if len(changes) < len(times):
+        detectable += f", in {len(changes)} of {len(times)} rows"
+    if verdicts.count("unclear") == len(verdicts) and changes[-1] > NOISY:
+        yield f"times: too noisy; {detectable}; {counts}"
+    else:
+        yield f"times: {counts}; {detectable}"
 
 
 def _sides(change: Any, metric: Metric) -> List[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from common.analysis import metrics, ranking
-from common.analysis.ratios import Ratio
-from common.analysis.row import Row, Standing
+from common.analysis import metrics, ranking, wording
+from common.analysis.row import Row
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.text import listed
 
@@ -58,7 +57,7 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     compared = [row.against_fastest for row in rows if row.against_fastest]
     alone = [row.loss_against_fastest for row in rows if row.loss_against_fastest]
     alone = [standing for standing in alone if standing not in compared]
-    lines = [_over(standing) for standing in [*compared, *alone] if not standing.is_fastest]
+    lines = [wording.over_fastest(standing) for standing in [*compared, *alone] if not standing.is_fastest]
     lines += drifts(rows)
     apart = [standing for standing in compared if standing.other_torch]
     if any(standing.control for standing in apart):
@@ -74,58 +73,9 @@ def _ratios(rows: Sequence[Row]) -> Lines:
     return lines
 
 
-def _over(standing: Standing) -> str:
-    """Return the line on a row's ratio to the fastest."""
-    row = standing.row
-    begin = f"{row.name} {standing.scope} over {standing.fastest.name}'s"
-    if standing.ratio is None:
-        return f"{begin}: no batch or round in common"
-    if standing.control:
-        return f"{begin}, under torch {row.torch}: {_interval(standing, standing.ratio)}; {_same_torch(standing)}"
-    apart = "" if standing.paired else "; rounds of different runs: measure both in one to be sure"
-    return f"{begin}: {_interval(standing, standing.ratio)}{apart}"
-
-
 def drifts(rows: Sequence[Row]) -> Lines:
     """Return a line for each row whose ratio changes along the rounds."""
-    return [
-        f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
-        f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "
-        "may not in another"
-        for standing, drift in ranking.drifts(rows)
-    ]
-
-
-def _same_torch(standing: Standing) -> str:
-    """Return what the row would be under the fastest's torch, by both assumptions."""
-    control = standing.control.name if standing.control else ""
-    assumptions = (
-        (standing.through_control, f"if its torch slows all of it as it slows {control}"),
-        (standing.surplus_kept, f"if what it takes more than {control} stays in ms"),
-    )
-    parts = []
-    for ratio, words in assumptions:
-        if ratio:
-            span = f" ({number(ratio.low, 3)} to {number(ratio.high, 3)})" if ratio.low is not None else ""
-            parts.append(f"{number(ratio.ratio, 3)}x{span} {words}")
-    return f"under the fastest's torch {', '.join(parts)}"
-
-
-def _interval(standing: Standing, ratio: Ratio) -> str:
-    """Return the ratio, which batches it is of, its interval and the verdict."""
-    batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
-    here = ", in this run" if standing.paired else ""
-    over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"these {batches}{here}"
-    if ratio.low is None:
-        interval = "one round gives no interval"
-    else:
-        ends = f"{number(ratio.low, 3)} to {number(ratio.high, 3)}"
-        interval = f"95% interval over {len(ratio.new)} rounds {ends}: {standing.verdict}"
-        if ratio.of_file:
-            interval += f"; {number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch"
-        if standing.by_round:
-            interval += f"; round by round {', '.join(number(each, 3) for each in standing.by_round)}"
-    return f"{number(ratio.ratio, 3)}x over {over}; {interval}"
+    return [wording.drifting(*each) for each in ranking.drifts(rows)]
 
 
 def _repeats(rows: Sequence[Row]) -> Lines:

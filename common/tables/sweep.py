@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.analysis import groups, metrics, verdict
+from common.analysis import groups, metrics, verdict, wording
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, growth, is_number, is_numeric
 from common.core import grid
@@ -127,7 +127,7 @@ def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[List
         *(_pivot(sweep, title, metrics.METRICS[key], width, colors) for title, key in known),
         [line for text in below for line in answer.wrapped(text, width, "  ", 3)],
         answer.load(sweep.rows, width, colors),
-        answer.said(_verdict(sweep), width, colors),
+        answer.verdict_lines(_verdict(sweep), width, colors),
     ]
 
 
@@ -174,7 +174,7 @@ def _verdict(sweep: Sweep) -> Dict[str, str]:
         rows = [run.row for run in runs]
         for question, pick in zip(found, (verdict.fastest(rows), verdict.smallest(rows))):
             if pick and pick.withheld:
-                found[question].setdefault(answer.WITHHELD, []).append(runs[0].values)
+                found[question].setdefault(wording.WITHHELD, []).append(runs[0].values)
             elif pick:
                 said = pick.row.name if pick.sure else " or ".join([pick.row.name, *(row.name for row in pick.rivals)])
                 found[question].setdefault(said, []).append(runs[0].values)

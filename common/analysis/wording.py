@@ -1,0 +1,254 @@
+"""Put verdicts in words, the same on the screen, on the page, in its headline and in the remarks below tables.
+
+A sentence is a list of texts and of links to the files that its numbers are from; the screen shows its words alone (see
+present.table).  Sentences have no full stop at their end.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+from common.analysis import metrics
+from common.analysis.ratios import Drift, Ratio
+from common.analysis.row import Row, Standing, search_of
+from common.analysis.verdict import LogitsPick, Pick
+from common.core.errors import NOT_RUNNABLE
+from common.core.text import number, plain
+from common.present.table import Link
+
+Words = List[Union[str, Link]]
+
+#: In the place of a winner, where other load may have made it one.
+WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
+#: Made logits whose name says too little.
+LOGITS = {"peaky": "peaky logits (made, sharper than a trained model's)"}
+
+
+class Measure(NamedTuple):
+    """What rows are compared by.  shown: gives a row's value in words; noun: what a ratio is of."""
+
+    shown: Callable[[Row], str]
+    noun: str
+
+
+def time_of(scope: str) -> Measure:
+    """Return the measure of the times of a scope, "step" or "loss"."""
+    return Measure(lambda row: f"{number(row.median_ms(scope))} ms a {scope}", "the time")
+
+
+def _largest(row: Row) -> str:
+    unit = "frames" if search_of(row).of == "max-frames" else "utterances"
+    return plain(f"{metrics.largest(row)} {unit}")
+
+
+PEAK = Measure(lambda row: f"{number(row.peak_mb)} MB", "the peak")
+SIZE = Measure(_largest, "the size")
+PACE = Measure(lambda row: f"{number(row.utterances_per_second)} utterances/s", "the time of an utterance")
+
+
+def name_of(row: Row) -> str:
+    """Return the row's label, which is unique in its group, or its name where it has none."""
+    return row.label or plain(row.name)
+
+
+def value(row: Row, measure: Measure) -> Link:
+    """Return a row's value, which leads to its records."""
+    return Link(measure.shown(row), row.results)
+
+
+def interval(ratio: Optional[Ratio]) -> str:
+    """Return " (95% interval 1.50 to 1.80)"; empty where there is none."""
+    if ratio is None or ratio.low is None:
+        return ""
+    return f" (95% interval {number(ratio.low, 3)} to {number(ratio.high, 3)})"
+
+
+# Picks.
+
+
+def against_next(pick: Pick, measure: Measure) -> Words:
+    """Return what the best row has, and how far the next is behind: "25.0 ms a step; next is b at 1.67x the time"."""
+    best = value(pick.row, measure)
+    if pick.withheld:
+        return [WITHHELD]
+    if pick.next is None:
+        return [best, "; the only one measured"]
+    ratio, following = pick.next_ratio, name_of(pick.next)
+    behind = f"{following} at {number(pick.times, 3)}x {measure.noun}{interval(ratio)}"
+    if pick.sure:
+        return [best, f"; next is {behind}"]
+    others = len(pick.rivals) - 1
+    if others > 0:
+        behind += f" and {others} more are"
+    else:
+        behind += " is"
+    advice = "; one round gives no interval: use --rounds 3 or more" if ratio and ratio.low is None else ""
+    return [best, f"; {behind} too close to tell{advice}"]
+
+
+def named(pick: Pick, measure: Measure) -> Words:
+    """Return the name of the best row before the same."""
+    return [f"{name_of(pick.row)}, ", *against_next(pick, measure)]
+
+
+def answer(pick: Pick, measure: Measure) -> Words:
+    """Return the same, which begins with "unclear" where others may be as good."""
+    if pick.withheld:
+        return [WITHHELD]
+    return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]
+
+
+def given_logits(pick: LogitsPick) -> Words:
+    """Return the exact loss for logits that are given, what the choice rests on, and what the other scope says."""
+    if pick.withheld:
+        return [WITHHELD]
+    by_loss = answer(pick.loss, time_of("loss"))
+    by_step: Words = answer(pick.step, time_of("step")) if pick.step else ["not measured"]
+    if pick.basis == "both":
+        return [*by_loss, "; its step is the fastest too"]
+    if pick.basis == "loss":
+        return [*by_loss, ". It rests on the loss alone; by the step ", *by_step]
+    if pick.basis == "step":
+        return [*by_step, ". It rests on the step; by the loss alone ", *by_loss]
+    return ["unclear: by the loss alone ", *named(pick.loss, time_of("loss")), "; by the step ", *by_step]
+
+
+def approximate(pick: Pick) -> Words:
+    """Return the time and the peak of an approximation over those of the fastest exact loss, and how far it is off."""
+    if pick.withheld:
+        return [WITHHELD]
+    ratios = []
+    if pick.over:
+        ratios.append(f"{number(pick.over.ratio, 2)}x the time")
+    if pick.memory:
+        ratios.append(f"{number(pick.memory, 2)}x the peak")
+    parts = [f"{' and '.join(ratios)} of the fastest exact loss"] if ratios else []
+    off = accuracy(pick.row)
+    parts += [f"its loss is {off}"] if off else []
+    return [f"{name_of(pick.row)}, {'; '.join(parts)}" if parts else name_of(pick.row)]
+
+
+def accuracy(row: Row) -> str:
+    """Return "off by 3% on random logits, which does not bound it in training"; empty where it was not measured."""
+    gaps = row.approximation_gaps
+    if gaps:
+        off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
+        return f"off by {' and '.join(off)}, which does not bound it in training"
+    return "" if row.approximation_gap is None else f"off by {_percent(row.approximation_gap)}"
+
+
+def _percent(gap: float) -> str:
+    return f"{100 * abs(gap):.2g}%"
+
+
+def memory(row: Row, smallest: Optional[Pick]) -> Words:
+    """Return the peak of a row beside that of the row with the smallest."""
+    if row.peak_mb is None:
+        return ["not measured"]
+    peak = value(row, PEAK)
+    if smallest is None or smallest.row.peak_mb is None:
+        return [peak]
+    if smallest.row is row and smallest.sure:
+        return [peak, ", the smallest"]
+    if smallest.row is row or row in smallest.rivals:
+        return [peak, ", as small as any"]
+    least = smallest.row
+    times = number(row.peak_mb / least.peak_mb, 3) if least.peak_mb else "-"
+    return [peak, f", {times}x the peak of {name_of(least)} (", value(least, PEAK), ")"]
+
+
+def corners(pick: Pick) -> Tuple[str, str]:
+    """Return ("beware" or "corners", what the conformance matrix says of the best row)."""
+    name = pick.row.name
+    if pick.caveats is None:
+        return "corners", f"{name} was not judged yet: ./conformance.py --only {name}"
+    if not pick.caveats:
+        return "corners", f"conformance.py found nothing wrong with {name}"
+    return "beware", f"{name}: {'; '.join(pick.caveats)}"
+
+
+def advice(pick: Pick) -> str:
+    """Return what would make a pick by time sure, as a sentence; empty where it is sure."""
+    ratio = pick.next_ratio
+    if pick.sure or ratio is None or ratio.low is None:
+        return ""
+    if pick.equal:
+        return "All of the interval is within 2%: they are equally fast."
+    return "The interval begins below 1.02, where both count as equally fast; more --rounds would narrow it."
+
+
+def left_out(rows: Sequence[Row]) -> str:
+    """Return a sentence on the rows that failed; those that cannot run on this machine are named elsewhere."""
+    names = [f"{name_of(row)} ({row.status})" for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
+    return f"Left out: {', '.join(names)}." if names else ""
+
+
+def not_judged(pick: Pick) -> List[str]:
+    """Return sentences on what a pick by time could not compare."""
+    sentences = []
+    if len({standing.row.run_id for standing in pick.standings}) > 1:
+        sentences.append("These are from different runs: measure them in one to be sure.")
+    apart = [standing.row for standing in pick.standings if not standing.is_fastest and standing.ratio is None]
+    if apart:
+        sentences.append(f"Not judged, with no batch or round in common: {', '.join(map(name_of, apart))}.")
+    return sentences + other_torch([standing.row for standing in pick.standings if standing.other_torch])
+
+
+def other_torch(rows: Sequence[Row]) -> List[str]:
+    """Return a sentence on rows that ran under another torch; none where there are none."""
+    names = ", ".join(f"{name_of(row)} ({row.torch})" for row in rows)
+    return [f"Under another torch, so not judged: {names}."] if rows else []
+
+
+# Ratios.
+
+
+def over_fastest(standing: Standing) -> str:
+    """Return how a row stands against the fastest: the ratio, its batches and rounds, the interval, the verdict."""
+    row, ratio = standing.row, standing.ratio
+    begin = f"{row.name} {standing.scope} over {standing.fastest.name}'s"
+    if ratio is None:
+        return f"{begin}: no batch or round in common"
+    if standing.control:
+        return f"{begin}, under torch {row.torch}: {_ratio(standing, ratio)}; {_same_torch(standing, standing.control)}"
+    apart = "" if standing.paired else "; rounds of different runs: measure both in one to be sure"
+    return f"{begin}: {_ratio(standing, ratio)}{apart}"
+
+
+def _ratio(standing: Standing, ratio: Ratio) -> str:
+    batches = "1 batch" if ratio.batches == 1 else f"{ratio.batches} batches"
+    here = ", in this run" if standing.paired else ""
+    over = f"all batches of the file{here}, from {batches}" if ratio.of_file else f"these {batches}{here}"
+    words = f"{number(ratio.ratio, 3)}x over {over}; "
+    if ratio.low is None:
+        return f"{words}one round gives no interval"
+    words += f"95% interval over {len(ratio.new)} rounds {number(ratio.low, 3)} to {number(ratio.high, 3)}"
+    words += f": {standing.verdict}"
+    if ratio.of_file:
+        words += f"; {number(ratio.least, 3)} to {number(ratio.most, 3)} from batch to batch"
+    if standing.by_round:
+        words += f"; round by round {', '.join(number(each, 3) for each in standing.by_round)}"
+    return words
+
+
+def _same_torch(standing: Standing, control: Row) -> str:
+    """Return what the ratio would be under the fastest's torch, by both assumptions."""
+    assumptions = (
+        (standing.through_control, f"if its torch slows all of it as it slows {control.name}"),
+        (standing.surplus_kept, f"if what it takes more than {control.name} stays in ms"),
+    )
+    parts = []
+    for ratio, words in assumptions:
+        if ratio:
+            span = f" ({number(ratio.low, 3)} to {number(ratio.high, 3)})" if ratio.low is not None else ""
+            parts.append(f"{number(ratio.ratio, 3)}x{span} {words}")
+    return f"under the fastest's torch {', '.join(parts)}"
+
+
+def drifting(standing: Standing, drift: Drift) -> str:
+    """Return that a row's ratio changes along the rounds, and by what factor."""
+    return (
+        f"{standing.row.name} {standing.scope}: its ratio changes by a factor of {number(drift.factor, 3)} "
+        f"({number(drift.low, 3)} to {number(drift.high, 3)}) from the first round to the last: what holds in this run "
+        "may not in another"
+    )
