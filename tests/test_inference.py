@@ -28,7 +28,7 @@ from common.setup import environments
 from common.tools import audio, configuration
 from common.tools import outputs as outputs_of
 from common.tools.inference import command as cli
-from common.tools.inference import grid, recognisers
+from common.tools.inference import grid, model_types, recognisers
 from common.tools.inference import measure as inference
 from common.tools.inference import rows as analysis
 from common.tools.inference import table as tables
@@ -141,9 +141,10 @@ def test_a_triangle_skips_exactly_the_heavy_corner():
     }
     skipped = [(cell[grid.SECONDS], cell[grid.BATCH]) for cell in grid.cells(axes) if grid.is_skipped(cell, axes)]
     assert sorted(skipped) == [(5, 8), (8, 4), (8, 8), (32, 4), (32, 8)]
-    config = {"profiling_dimensions": {"triangle_only": True}}
-    assert len(cli.planned(config, axes)) == 10
-    assert len(cli.planned({"profiling_dimensions": {"triangle_only": False}}, axes)) == 15
+    for is_triangle, cells in ((True, 10), (False, 15)):
+        dimensions = cli.Dimensions(triangle_only=is_triangle)
+        config = cli.Profile(pretrained_model=cli.Model(source="a:b"), profiling_dimensions=dimensions)
+        assert len(cli.planned(config, axes)) == cells
 
 
 def test_jobs_are_named_by_their_values():
@@ -363,7 +364,7 @@ def test_an_unknown_bundle_is_a_mistake():
 
 
 def test_the_types_of_the_command_are_those_that_can_be_loaded():
-    assert set(cli.TYPES) == set(recognisers.TYPES)
+    assert list(recognisers.MAKERS) == list(model_types.TYPES)
 
 
 def test_a_model_of_speechbrain_from_a_folder(tmp_path):
@@ -404,15 +405,16 @@ def configured(path, *overrides):
 def test_values_of_the_command_line_are_over_those_of_the_file(tmp_path):
     path = config_file(tmp_path)
     words = ["--profiling_dimensions.batch_sizes=[1,2,3]", "--example_audio=null", "--audio_mockup_secs=[0.5, 2]"]
-    found = configured(path, *words)["profiling_dimensions"]
-    assert found[grid.BATCH] == [1, 2, 3] and found[grid.SECONDS] == [0.5, 2] and found["export_logs"] is False
+    dimensions = configured(path, *words).profiling_dimensions
+    assert dimensions.batch_sizes == [1, 2, 3] and dimensions.audio_mockup_secs == [0.5, 2]
+    assert dimensions.export_logs is False
 
 
 def test_an_override_may_have_spaces():
     given = ["--batch_sizes=[1, 2]", "--threads=1", "--example_audio= null"]
     flags, overrides = cli.parsed(given)
     assert (flags.config, flags.threads) == (cli.DEFAULT, (1,)) and set(overrides) == {given[0], given[2]}
-    assert cli.configured(flags.config, overrides)["profiling_dimensions"][grid.BATCH] == [1, 2]
+    assert cli.configured(flags.config, overrides).profiling_dimensions.batch_sizes == [1, 2]
 
 
 def test_a_file_beside_the_configuration_is_found(tmp_path):
@@ -421,8 +423,8 @@ def test_a_file_beside_the_configuration_is_found(tmp_path):
         tmp_path, profiling_dimensions={"example_audio": "a.wav"}, pretrained_model={"source": "models.py:Tiny"}
     )
     found = configured(path)
-    assert found["profiling_dimensions"]["example_audio"] == str(tmp_path / "a.wav")
-    assert found["pretrained_model"]["source"] == f"{tmp_path / 'models.py'}:Tiny"
+    assert found.profiling_dimensions.example_audio == str(tmp_path / "a.wav")
+    assert found.pretrained_model.source == f"{tmp_path / 'models.py'}:Tiny"
 
 
 @pytest.mark.parametrize(
@@ -484,8 +486,8 @@ def test_yaml_that_repeats_a_key_deep_inside_is_refused():
 )
 def test_the_shipped_configurations_are_right(path):
     found = configured(path)
-    source = found["pretrained_model"]["source"]
-    assert found["pretrained_model"]["type"] == "factory" and hasattr(recognisers, source.rpartition(":")[2])
+    source = found.pretrained_model.source
+    assert found.pretrained_model.type == "factory" and hasattr(recognisers, source.rpartition(":")[2])
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

@@ -71,8 +71,8 @@ def test_a_quick_pipeline_is_one_example_unless_a_flag_says_more(tmp_path):
         arguments = pipeline_command.parser().parse_args(["--config", str(config), "--preset", "quick", *words])
         given = pipeline_command.configured(config, pipeline_command._of_flags(arguments))
         pipeline_command._make_quick(given, arguments)
-        (stage,) = given["stages"]
-        assert (given["general"]["dataset_size"], stage["repeats"], stage["warmup"]) == expected
+        (stage,) = given.stages
+        assert (given.general.dataset_size, stage.repeats, stage.warmup) == expected
 
 
 @pytest.mark.parametrize(

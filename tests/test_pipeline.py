@@ -22,7 +22,7 @@ from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
 from common.jobs.local import Local
 from common.setup import environments
-from common.tools import examples
+from common.tools import configuration, examples
 from common.tools.inference import counters as perf
 from common.tools.inference import fairseq_stage, small
 from common.tools.inference import pipeline_command as cli
@@ -352,8 +352,8 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
         "general: {repeats: 4, dataset_size: 2}\nstage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
     )
     found = cli.configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5})
-    assert [stage["repeats"] for stage in found["stages"]] == [4, 9]
-    assert [stage["warmup"] for stage in found["stages"]] == [3, 3] and found["general"]["dataset_size"] == 2
+    assert [stage.repeats for stage in found.stages] == [4, 9]
+    assert [stage.warmup for stage in found.stages] == [3, 3] and found.general.dataset_size == 2
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
         ("general: {model_type: 3StageS2ST}\nstage1: {factory: 'a:b'}\n", ["3StageS2ST", "3 stages"]),
         ("general: {model_type: S2Z}\nstage1: {factory: 'a:b'}\n", ["S2Z", "S2UT"]),
         ("general: {dataset_size: 0}\nstage1: {factory: 'a:b'}\n", ["dataset_size", "at least 1"]),
-        ("general: {dataset_type: wav}\nstage1: {factory: 'a:b'}\n", ["dataset_type", "'raw'"]),
+        ("general: {dataset_type: wav}\nstage1: {factory: 'a:b'}\n", ["dataset_type", "raw"]),
     ],
 )
 def test_a_mistake_is_named(config, text, words):
@@ -396,7 +396,7 @@ def test_the_shipped_configurations_run(path, tmp_path):
 
 
 def test_every_classic_type_is_shipped():
-    types = {cli.configured(path, {})["general"]["model_type"] for path in SHIPPED}
+    types = {cli.configured(path, {}).general.model_type for path in SHIPPED}
     assert types == set(cli.MODEL_TYPES)
 
 
@@ -416,7 +416,7 @@ def write_wave(path, samples, rate=16000, channels=1):
 
 
 def dataset(**given):
-    return {**cli.WHOLE, "seed": 0, "trust_pickle": False, **given}
+    return {**configuration.as_data(cli.Whole()), "seed": 0, "trust_pickle": False, **given}
 
 
 @pytest.fixture
@@ -509,10 +509,11 @@ def test_pickled_examples_need_trust(tmp_path):
 
 
 @pytest.mark.parametrize("size", [0, -1])
-def test_no_example_is_a_clear_error(config, tmp_path, size, capsys):
-    measured(config(TWO), tmp_path / "log", "--dataset-size", size, code=2)
+def test_no_example_is_a_clear_error(size, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.parser().parse_args(["--dataset-size", str(size)])
     (line,) = capsys.readouterr().err.splitlines()
-    assert "dataset_size" in line and "at least 1" in line
+    assert end.value.code == 2 and "--dataset-size" in line and "at least 1" in line
 
 
 def test_subsets(manifest, tmp_path):

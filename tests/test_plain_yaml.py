@@ -66,11 +66,29 @@ def test_aliases_that_unfold_to_little_are_taken():
     assert plain_yaml.parsed("", "x") is None
 
 
-@pytest.mark.parametrize("check", [configuration.whole, configuration.text, configuration.mapping, configuration.truth])
-def test_a_message_does_not_hold_a_long_value(check):
-    with pytest.raises(UserError) as raised:
-        check([list(range(1000))] * 1000, "x")
-    assert len(str(raised.value)) < 500
+@pytest.mark.parametrize("value", [[list(range(1000))] * 1000, {"x" * 10**6: 1}])
+def test_a_message_does_not_hold_a_long_value(value):
+    for kind in (pipeline.Whole, pipeline.Stage):
+        for key in configuration.keys_of(kind):
+            with pytest.raises(UserError) as raised:
+                configuration.converted({"name": 1, key: value}, kind, "x")
+            assert len(str(raised.value)) < 700
+
+
+def test_a_key_or_choice_like_a_known_one_is_named():
+    for values, words in (
+        ({"dataset_typ": "made"}, ["'dataset_typ'", "did you mean 'dataset_type'?", "made_seconds"]),
+        ({"x" * 10**6: 1}, ["unknown key", "xxx"]),
+        ({"dataset_type": "x" * 10**6}, ["dataset_type", "made, raw, npy"]),
+        ({"dataset_type": "rav"}, ["dataset_type", "'rav'", "did you mean 'raw'?"]),
+        ({"made_seconds": [1, "many"]}, ["made_seconds[1]", "a whole number or a number", "'many'"]),
+        ({"target_sr": 0}, ["target_sr", "at least 1", "0"]),
+        ({"repeats": True}, ["repeats", "a whole number", "True"]),
+    ):
+        with pytest.raises(UserError) as raised:
+            configuration.converted(values, pipeline.General, "x.yaml")
+        assert str(raised.value).startswith("x.yaml: ") and all(word in str(raised.value) for word in words)
+        assert len(str(raised.value)) < 700
 
 
 COMMANDS = {
@@ -90,15 +108,16 @@ def test_a_command_ends_in_a_line(script, text, tmp_path):
 
 #: What stands where something of another type is wanted.
 VALUES = ["[a]", "{1: 1}", "2026-01-01", "-5", "!!binary aGk=", ".nan"]
+WHOLE, STAGE = configuration.keys_of(pipeline.Whole), configuration.keys_of(pipeline.Stage)
 PIPELINES = [
-    *("general: {KEY: VALUE}\nstage1: {factory: 'x:y'}\n".replace("KEY", key) for key in pipeline.WHOLE),
-    *(f"stage1: {{factory: 'x:y', {key}: VALUE}}\n" for key in pipeline.STAGE if key != "factory"),
+    *("general: {KEY: VALUE}\nstage1: {factory: 'x:y'}\n".replace("KEY", key) for key in WHOLE),
+    *(f"stage1: {{factory: 'x:y', {key}: VALUE}}\n" for key in STAGE if key != "factory"),
     *("stage1: {factory: VALUE}\n", "stage1: VALUE\n", "general: VALUE\nstage1: {factory: 'x:y'}\n"),
     *("stage999999999999: {}\n", "stage" + "9" * 5000 + ": VALUE\n", "stage1000: {}\n"),
 ]
 MODELS = [
-    *(f"pretrained_model: {{{key}: VALUE}}\n" for key in inference.KNOWN["pretrained_model"]),
-    *(f"profiling_dimensions: {{{key}: VALUE}}\n" for key in inference.KNOWN["profiling_dimensions"]),
+    *(f"pretrained_model: {{{key}: VALUE}}\n" for key in configuration.keys_of(inference.Model)),
+    *(f"profiling_dimensions: {{{key}: VALUE}}\n" for key in configuration.keys_of(inference.Dimensions)),
     *("pretrained_model: VALUE\n", "VALUE\n"),
 ]
 

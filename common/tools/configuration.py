@@ -1,27 +1,66 @@
-"""Configuration files: YAML as plain data, no key twice, every key known, values over them from the command line."""
+"""Configuration files: YAML as plain data, converted to Structs that say which keys there are and of which type.
+
+Values of the command line go over those of the file.  Every mistake is one line: the file, the key, what to write."""
 
 from __future__ import annotations
 
-import difflib
 import math
+import re
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Sequence
+from typing import (
+    Annotated,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Type,
+    TypeVar,
+    Union,
+    get_args,
+    get_type_hints,
+)
 
 from common.core import plain_yaml
 from common.core.errors import UserError
 from common.core.files import read_text
-from common.core.text import shown
+from common.core.guard import require
+from common.core.text import closest, shown, without_middle
 from common.setup.environments import ENVIRONMENTS
 
-Mapped = Dict[str, Any]
+require("msgspec")
+
+import msgspec  # noqa: E402
+from msgspec import Meta, Struct  # noqa: E402
+
+Converted = TypeVar("Converted", bound=Struct)
+
+Text = Annotated[str, Meta(min_length=1)]
+#: Whole numbers from 1 and from 0 on.
+Positive = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=0)]
+Numbers = Annotated[List[Union[int, float]], Meta(min_length=1)]
+
+LONGEST_MESSAGE = 500  # characters of what msgspec says
+#: How messages call the types of YAML.
+TYPE_NAMES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list such as [1, 2]",
+    "object": "keys and values",
+}
+BOUNDS = {">": "above", "<": "below", ">=": "of at least", "<=": "of at most"}
 
 
-def read(path: Path) -> Mapped:
-    """Return the mapping in a YAML file.  Raises UserError."""
+def read(path: Path) -> Dict[str, Any]:
+    """Return the parts in a YAML file by name; null is a part without keys.  Raises UserError."""
     values = parsed(read_text(path, plain_yaml.LARGEST_FILE), str(path))
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: give keys and values, such as `general:`, not {shown(values)}")
-    return values
+    return {key: {} if value is None else value for key, value in values.items()}
 
 
 def parsed(text: str, where: str) -> Any:
@@ -32,100 +71,129 @@ def parsed(text: str, where: str) -> Any:
         raise UserError("configurations need PyYAML, which is not installed here: pip install PyYAML") from error
 
 
-def check_keys(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raises UserError for a key that is not known, with the nearest one that is."""
-    for key in found:
+def converted(values: Any, kind: Type[Converted], where: str) -> Converted:
+    """Return plain values as the Struct `kind`.  where: names them in messages.  Raises UserError."""
+    try:
+        return msgspec.convert(values, kind, strict=True)
+    except msgspec.ValidationError as error:
+        message, _, path = str(error).partition(" - at ")
+        of_key, path = path.startswith("`key` in "), path.replace("`key` in ", "").strip("`").lstrip("$.")
+        location = f"{where}: {path}: " if path else f"{where}: "
+        value = "" if of_key else _value_at(values, path)
+        raise UserError(location + _reason(without_middle(message, LONGEST_MESSAGE), kind, path, value)) from None
+
+
+def _value_at(values: Any, path: str) -> str:
+    """Return the value at a path such as "grid.sizes[1]" for a message; "" where the path is none of plain keys."""
+    for key in re.findall(r"[^.\[\]]+", path):
+        try:
+            values = values[int(key) if isinstance(values, list) else key]
+        except (KeyError, ValueError, IndexError, TypeError):
+            return ""
+    return shown(values)
+
+
+def _reason(message: str, kind: Type[Struct], path: str, value: str) -> str:
+    """Return what msgspec says of the value at a path of a Struct, in words of YAML.  value: as the message shows it;
+    "" leaves it out."""
+    unknown = re.match("Object contains unknown field `(.*)`$", message)
+    if unknown:
+        keys = keys_of(_hint(kind, path))
+        return f"unknown key {shown(unknown[1])}{closest(unknown[1], keys)}; there are {', '.join(keys)}"
+    choice = re.match("Invalid enum value '(.*)'$", message)
+    if choice:
+        choices = [value for value in get_args(_hint(kind, path)) if isinstance(value, str)]
+        return f"unknown {shown(choice[1])}{closest(choice[1], choices)}; there are {', '.join(choices)}"
+    missing = re.match("Object missing required field `(.*)`$", message)
+    if missing:
+        return f"{missing[1]} is missing"
+    wanted = re.match(r"Expected `([^`]*)`(?: of length)?(?: ([<>]=?) (\S+?)\.?0?)?(?:, got `.*`)?$", message)
+    if not wanted:
+        return message
+    types, comparison, bound = wanted.groups()
+    text = " or ".join(TYPE_NAMES.get(name, name) for name in types.split(" | "))
+    if comparison and types in ("str", "array"):
+        text += " that is not empty"
+    elif comparison:
+        text += f" {BOUNDS[comparison]} {bound}"
+    return f"give {text}" + (f", not {value}" if value else "")
+
+
+def _hint(kind: Type[Struct], path: str) -> Any:
+    """Return the type of the value at a path such as "pretrained_model.type"; of a choice that may be null, the
+    choice."""
+    hint: Any = kind
+    for key in filter(None, path.split(".")):
+        hint = get_type_hints(hint)[key]
+    options = [option for option in get_args(hint) if option is not type(None) and get_args(option)]
+    return options[0] if options else hint
+
+
+def keys_of(kind: Type[Struct]) -> List[str]:
+    """Return the keys of a Struct, in order."""
+    return list(kind.__struct_fields__)
+
+
+def as_data(value: Struct) -> Dict[str, Any]:
+    """Return a Struct as plain data, as records and jobs have it."""
+    result: Dict[str, Any] = msgspec.to_builtins(value)
+    return result
+
+
+def check_keys(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise UserError for a key that is not known."""
+    for key in values:
         if key not in known:
-            raise UserError(f"{where}: unknown key {shown(key)}{nearest(key, known)}; there are {', '.join(known)}")
+            raise UserError(f"{where}: unknown key {shown(key)}{closest(key, known)}; there are {', '.join(known)}")
 
 
-def nearest(key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-    return f", the nearest is {near[0]!r}" if near else ""
-
-
-def override(config: Mapped, given: Sequence[str], known: Mapping[str, Iterable[str]]) -> None:
+def override(values: Dict[str, Any], given: Sequence[str], known: Mapping[str, Sequence[str]]) -> None:
     """Set the values of "--part.key=value", or "--key=value", in place; values are YAML.  known: the keys of each part.
     Raises UserError."""
-    paths = {f"{part}.{key}": (part, key) for part, keys in known.items() for key in keys}
-    short = {key: (part, key) for part, key in paths.values()}
+    parts_of = {f"{part}.{key}": (part, key) for part, keys in known.items() for key in keys}
+    short = {key: (part, key) for part, key in parts_of.values()}
     for word in given:
         name, equals, value = word.partition("=")
         key = name.lstrip("-")
         if not name.startswith("--") or not equals:
-            raise UserError(f"{shown(word)}: give --key=value{nearest(key, [*paths])}")
-        if key not in paths and key not in short:
-            raise UserError(f"--{key}: unknown key{nearest(key, [*paths])}; there are {', '.join(paths)}")
-        part, leaf = paths.get(key) or short[key]
-        config[part] = {} if config.get(part) is None else config[part]
-        if not isinstance(config[part], dict):
-            raise UserError(f"{part}: give keys and values, not {shown(config[part])}")
-        config[part][leaf] = parsed(value, f"--{key}")
+            raise UserError(f"{shown(word)}: give --key=value{closest(key, [*parts_of, *short])}")
+        if key not in parts_of and key not in short:
+            near = closest(key, [*parts_of, *short])
+            raise UserError(f"--{key}: unknown key{near}; there are {', '.join(parts_of)}")
+        part, leaf = parts_of.get(key) or short[key]
+        if not isinstance(values.setdefault(part, {}), dict):
+            raise UserError(f"{part}: give keys and values, not {shown(values[part])}")
+        values[part][leaf] = parsed(value, f"--{key}")
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
+def check_positive(values: Sequence[float], name: str) -> None:
+    """Raise ValueError, which `converted` turns into UserError, for what is no finite number above 0."""
+    for value in values:
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name}: give numbers above 0, not {value}")
 
 
-def positive(value: Any, where: str) -> float:
-    """A number above 0.  Raises UserError."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise UserError(f"{where}: give a number above 0, not {shown(value)}")
-    return value
+def check_distinct(values: Sequence[Any], name: str) -> None:
+    """Raise ValueError, which `converted` turns into UserError, for a value that a list has twice."""
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            raise ValueError(f"{name}: {shown(value)} is given twice")
 
 
-def whole(value: Any, where: str, low: int = 1) -> int:
-    """Raises UserError."""
-    if type(value) is not int or value < low:
-        raise UserError(f"{where}: give a whole number of at least {low}, not {shown(value)}")
-    return value
-
-
-def several(value: Any, where: str, check: Any) -> List[Any]:
-    """A list without repetition, of what `check(value, where)` takes.  Raises UserError."""
-    if not isinstance(value, list) or not value:
-        raise UserError(f"{where}: give a list such as [1, 2], not {shown(value)}")
-    found = [check(one, where) for one in value]
-    twice = [one for place, one in enumerate(found) if one in found[:place]]
-    if twice:
-        raise UserError(f"{where}: {shown(twice[0])} is given twice")
-    return found
-
-
-def text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UserError(f"{where}: give a text, not {shown(value)}")
-    return value
-
-
-def truth(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise UserError(f"{where}: give true or false, not {shown(value)}")
-    return value
-
-
-def mapping(value: Any, where: str) -> Mapped:
-    """Keys and values; null is an empty mapping."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise UserError(f"{where}: give keys and values, not {shown(value)}")
-    return value
-
-
-def environment(value: Any, where: str) -> None:
+def check_environment(name: Optional[str], where: str) -> None:
     """Check the name of an environment, or None; whether it is made shows where it is needed.  Raises UserError."""
-    if value is not None and (not isinstance(value, str) or value not in ENVIRONMENTS):
-        close = nearest(value, list(ENVIRONMENTS)) if isinstance(value, str) else ""
-        raise UserError(f"{where}: there is no environment {shown(value)}{close}; there are {', '.join(ENVIRONMENTS)}")
+    if name is not None and name not in ENVIRONMENTS:
+        near = closest(name, ENVIRONMENTS)
+        raise UserError(f"{where}: there is no environment {shown(name)}{near}; there are {', '.join(ENVIRONMENTS)}")
 
 
 def located(value: str, config: Path) -> Path:
-    """A path as it is seen from the current folder, or from that of the configuration where it is there."""
+    """Return a path as it is seen from the current folder, or from that of the configuration where it is there."""
     here, there = Path(value), config.parent / value
     return (there if not here.exists() and there.exists() else here).absolute()
 
 
 def python_name(value: str, config: Path) -> str:
-    """module:name as it is; file.py:name with the place of the file."""
+    """Return module:name as it is; file.py:name with the absolute path of the file."""
     file, colon, name = value.rpartition(":")
     return f"{located(file, config)}{colon}{name}" if file.endswith(".py") else value

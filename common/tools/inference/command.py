@@ -9,15 +9,16 @@ import argparse
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Annotated, Any, Dict, List, Literal, Optional, Sequence, Tuple, Type, Union
 
 from common.cli import devices, ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
 from common.core.errors import UserError
+from common.core.guard import require
 from common.core.settings import Settings
-from common.core.text import count, shown
+from common.core.text import count
 from common.jobs import carried
 from common.jobs.executor import Executor
 from common.jobs.spec import Task
@@ -30,9 +31,14 @@ from common.tools import configuration
 from common.tools.inference import grid
 from common.tools.inference import section as report
 from common.tools.inference import table as tables
+from common.tools.inference.model_types import TYPES
 from common.tools.inference.plot import figures
 from common.tools.inference.records import open_run
 from common.tools.inference.rows import Inference, read
+
+require("msgspec")
+
+from msgspec import Meta, Struct, field  # noqa: E402
 
 DESCRIPTION = """Is a speech model faster than real time here, for which length of audio and batch size, in what memory?
 
@@ -46,43 +52,56 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 where a cell failed; 2 for bad usage, or where the model is missing."""
 DEFAULT = paths.ROOT / "profile.yaml"
-#: Of a cell, where the flags of these names do not say.
+#: Settings of a cell, where the flags of these names give no other.
 SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
-#: Of the configuration: each part with its keys and their defaults.
-KNOWN: Dict[str, Dict[str, Any]] = {
-    "pretrained_model": {
-        "source": "",
-        "type": "factory",
-        "arguments": None,
-        "sample_rate": None,
-        "environment": None,
-    },
-    "profiling_dimensions": {
-        grid.SECONDS: [1, 2, 5, 8, 32],
-        grid.BATCH: [1, 4, 8],
-        "example_audio": None,
-        "triangle_only": True,
-        "export_logs": False,
-    },
-}
-#: As common.tools.inference.recognisers.TYPES, which needs torch.
-TYPES = (
-    *("factory", "torchaudio", "transformers", "EncoderASR", "EncoderDecoderASR", "WhisperASR", "EndToEndSLU"),
-    *("EncoderClassifier", "SpeakerRecognition", "VAD", "SepformerSeparation", "SpectralMaskEnhancement"),
-    *("WaveformEnhancement", "SNREstimator"),
-)
+
+
+class Model(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The model of a configuration, as common.tools.inference.recognisers loads it."""
+
+    source: configuration.Text
+    type: Literal[TYPES] = "factory"  # type: ignore[valid-type]
+    arguments: Optional[Dict[str, Any]] = None
+    sample_rate: Optional[configuration.Positive] = None
+    environment: Optional[str] = None
+
+
+class Dimensions(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The grid of a configuration."""
+
+    audio_mockup_secs: Annotated[List[Union[int, float]], Meta(min_length=1)] = field(
+        default_factory=lambda: [1, 2, 5, 8, 32]
+    )
+    batch_sizes: Annotated[List[configuration.Positive], Meta(min_length=1)] = field(default_factory=lambda: [1, 4, 8])
+    example_audio: Optional[configuration.Text] = None
+    triangle_only: bool = True
+    export_logs: bool = False
+
+    def __post_init__(self) -> None:
+        configuration.check_positive(self.audio_mockup_secs, grid.SECONDS)
+        configuration.check_distinct(self.audio_mockup_secs, grid.SECONDS)
+        configuration.check_distinct(self.batch_sizes, grid.BATCH)
+
+
+class Profile(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A configuration."""
+
+    pretrained_model: Model
+    profiling_dimensions: Dimensions = field(default_factory=Dimensions)
+
+
 DTYPES, QUANTIZE = ("float32", "bfloat16", "float16"), ("none", "dynamic")
 
 
 def parsed(words: Sequence[str]) -> Tuple[argparse.Namespace, List[str]]:
-    """(the flags, the overrides).  argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG."""
-    own = parser()
+    """Return (flags, overrides).  argparse would take an override with a space, `--batch_sizes=[1, 2]`, for CONFIG."""
+    known = parser()
     spaced = [
         word
         for word in words
-        if word.startswith("--") and " " in word and word.partition("=")[0] not in own._option_string_actions
+        if word.startswith("--") and " " in word and word.partition("=")[0] not in known._option_string_actions
     ]
-    arguments, others = own.parse_known_args([word for word in words if word not in spaced])
+    arguments, others = known.parse_known_args([word for word in words if word not in spaced])
     return arguments, [*others, *spaced]
 
 
@@ -144,7 +163,7 @@ def parser() -> Parser:
 
 
 def _listed(check: Any) -> Any:
-    """A comma-separated list of what `check` takes, without repetition."""
+    """Return the type of a comma-separated list of what `check` takes, which drops repetitions."""
 
     def parse(text: str) -> Tuple[Any, ...]:
         return tuple(dict.fromkeys(check(word) for word in flag_types.words(text)))
@@ -162,26 +181,23 @@ def _one_of(choices: Sequence[str]) -> Any:
 
 
 def main(arguments: argparse.Namespace, overrides: Sequence[str], executor: Optional[Executor] = None) -> int:
-    """overrides: the words "--key=value" that are no flags."""
+    """Profile the model of a configuration; return the exit code.  overrides: words "--key=value" that are no flags."""
     interpreters.with_torch("torchaudio", "yaml")
     model_run.set_quick(arguments, {"max_seconds": 0.2, "max_samples": 20})
     config = configured(arguments.config, overrides)
     if arguments.preset:
-        _make_quick(config["profiling_dimensions"], overrides)
-    files = carried.files(config) if arguments.executor == "ray" else ()
-    environment = config["pretrained_model"]["environment"]
+        _make_quick(config.profiling_dimensions, overrides)
+    files = carried.files(configuration.as_data(config)) if arguments.executor == "ray" else ()
+    environment = config.pretrained_model.environment
     return devices.on_each_kind(arguments, partial(measured, config, files), (), False, environment, executor)
 
 
-def measured(
-    config: Mapping[str, Any], files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor
-) -> int:
-    """On the devices of one executor.  files: that every cell reads."""
-    python = executor.python(config["pretrained_model"]["environment"])
+def measured(config: Profile, files: Tuple[str, ...], arguments: argparse.Namespace, executor: Executor) -> int:
+    """Measure on the devices of one executor, and return the exit code.  files: those that every cell reads."""
+    python = executor.python(config.pretrained_model.environment)
     device = executor.resolve_device(arguments.device, {"": Choice(python)})
-    dimensions = config["profiling_dimensions"]
     axes: Dict[str, List[Any]] = {name: list(getattr(arguments, name)) for name in grid.VARIANTS}
-    axes.update({key: list(dimensions[key]) for key in (grid.SECONDS, grid.BATCH)})
+    axes.update({key: list(getattr(config.profiling_dimensions, key)) for key in (grid.SECONDS, grid.BATCH)})
     given = {"seed": arguments.seed, **SAMPLES}
     given.update((key, getattr(arguments, key)) for key in SAMPLES if getattr(arguments, key) is not None)
     resolved = settings.resolve({**given, "allocator": "system"}, device)
@@ -189,7 +205,7 @@ def measured(
     header = {
         "record": "inference",
         "name": arguments.config.stem,
-        "config": config,
+        "config": configuration.as_data(config),
         "grid": axes,
         "settings": {key: getattr(resolved, key) for key in ("device", *given)},
     }
@@ -199,68 +215,55 @@ def measured(
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
 
 
-def _make_quick(dimensions: Dict[str, Any], overrides: Sequence[str]) -> None:
+def _make_quick(dimensions: Dimensions, overrides: Sequence[str]) -> None:
     """Keep the shortest two lengths of audio and the smallest batch, where no override says what to measure."""
     for key, count_kept in ((grid.SECONDS, 2), (grid.BATCH, 1)):
         if not any(word.partition("=")[0].endswith(key) for word in overrides):
-            dimensions[key] = sorted(dimensions[key])[:count_kept]
+            setattr(dimensions, key, sorted(getattr(dimensions, key))[:count_kept])
 
 
-def configured(path: Path, overrides: Sequence[str]) -> Dict[str, Dict[str, Any]]:
-    """Every key of KNOWN, checked.  Raises UserError."""
-    found = configuration.read(path)
-    configuration.check_keys(found, list(KNOWN), str(path))
-    configuration.override(found, overrides, KNOWN)
-    parts = {name: configuration.mapping(found.get(name), f"{path}: {name}") for name in KNOWN}
-    for name, values in parts.items():
-        configuration.check_keys(values, list(KNOWN[name]), f"{path}: {name}")
-    config = {name: {**KNOWN[name], **values} for name, values in parts.items()}
-    model, dimensions = config["pretrained_model"], config["profiling_dimensions"]
-    if model["type"] not in TYPES:
-        near = configuration.nearest(str(model["type"]), TYPES)
-        words = f"unknown type {shown(model['type'])}{near}; there are {', '.join(TYPES)}"
-        raise UserError(f"{path}: pretrained_model.type: {words}")
-    source = configuration.text(model["source"], f"{path}: pretrained_model.source")
-    model["source"] = _located(source, model["type"], path)
-    model["arguments"] = configuration.mapping(model["arguments"], f"{path}: pretrained_model.arguments")
-    configuration.environment(model["environment"], f"{path}: pretrained_model.environment")
-    if model["sample_rate"] is not None:
-        configuration.whole(model["sample_rate"], f"{path}: pretrained_model.sample_rate")
-    where = f"{path}: profiling_dimensions"
-    for key, check in ((grid.SECONDS, configuration.positive), (grid.BATCH, configuration.whole)):
-        dimensions[key] = configuration.several(dimensions[key], f"{where}.{key}", check)
-    for key in ("triangle_only", "export_logs"):
-        configuration.truth(dimensions[key], f"{where}.{key}")
-    if dimensions["example_audio"] is not None:
-        audio = configuration.located(configuration.text(dimensions["example_audio"], f"{where}.example_audio"), path)
+def configured(path: Path, overrides: Sequence[str]) -> Profile:
+    """Return the configuration in a YAML file, with the values of --key=value over it.  Raises UserError."""
+    values = configuration.read(path)
+    parts: Dict[str, Type[Struct]] = {"pretrained_model": Model, "profiling_dimensions": Dimensions}
+    configuration.override(values, overrides, {part: configuration.keys_of(kind) for part, kind in parts.items()})
+    config = configuration.converted(values, Profile, str(path))
+    model, dimensions = config.pretrained_model, config.profiling_dimensions
+    configuration.check_environment(model.environment, f"{path}: pretrained_model.environment")
+    model.source = _located(model.source, model.type, path)
+    model.arguments = model.arguments or {}
+    if dimensions.example_audio is not None:
+        audio = configuration.located(dimensions.example_audio, path)
         if not audio.is_file():
-            raise UserError(f"{where}.example_audio: {audio}: no such file; null means random data")
-        dimensions["example_audio"] = str(audio)
+            where = f"{path}: profiling_dimensions.example_audio"
+            raise UserError(f"{where}: {audio}: no such file; give another, or null for random data")
+        dimensions.example_audio = str(audio)
     return config
 
 
 def _located(source: str, kind: str, path: Path) -> str:
-    """A factory with the place of its file; a folder with its own; any other name as it is."""
+    """Return a factory or a folder with its absolute path, where it is one; any other name as it is."""
     if kind == "factory":
         return configuration.python_name(source, path)
     here = configuration.located(source, path)
     return str(here) if here.exists() else source
 
 
-def planned(config: Mapping[str, Any], axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:
-    """A task for each cell that is not skipped.  files: that they read."""
-    triangle = config["profiling_dimensions"]["triangle_only"]
+def planned(config: Profile, axes: grid.Grid, files: Tuple[str, ...] = ()) -> List[Task]:
+    """Return a task for each cell that is not skipped.  files: those that they read."""
+    data, triangle = configuration.as_data(config), config.profiling_dimensions.triangle_only
     return [
-        Task(grid.job(cell), "inference", {"config": config, "cell": cell}, (("threads", cell["threads"]),), files)
+        Task(grid.job(cell), "inference", {"config": data, "cell": cell}, (("threads", cell["threads"]),), files)
         for cell in grid.cells(axes)
         if not (triangle and grid.is_skipped(cell, axes))
     ]
 
 
-def _announce(tasks: Sequence[Task], axes: grid.Grid, config: Mapping[str, Any], resolved: Settings) -> None:
-    model = config["pretrained_model"]
+def _announce(tasks: Sequence[Task], axes: grid.Grid, config: Profile, resolved: Settings) -> None:
     seconds, sizes = (", ".join(f"{value:g}" for value in axes[key]) for key in (grid.SECONDS, grid.BATCH))
-    print(f"profiling {model['source']} on {resolved.device}: {count(len(tasks), 'cell')}", file=sys.stderr)
+    print(
+        f"profiling {config.pretrained_model.source} on {resolved.device}: {count(len(tasks), 'cell')}", file=sys.stderr
+    )
     print(f"audio of {seconds} s x batches of {sizes}, each in a process of its own", file=sys.stderr)
 
 

@@ -10,13 +10,14 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 from common.cli import devices, ending, flags
 from common.cli.ending import Shown
 from common.cli.parser import Parser
 from common.core import flag_types, paths, settings
 from common.core.errors import EXIT_OK, UserError
+from common.core.guard import require
 from common.core.text import count, shown
 from common.jobs import carried
 from common.jobs.executor import Executor
@@ -32,6 +33,10 @@ from common.tools.inference.pipeline_plot import figures
 from common.tools.inference.pipeline_rows import read
 from common.tools.inference.records import open_run
 
+require("msgspec")
+
+from msgspec import UNSET, Struct, UnsetType, defstruct, field, structs  # noqa: E402
+
 DESCRIPTION = """What an utterance costs in a speech system, end to end or a cascade: time, peak memory and operations.
 
 The configuration names the stages; every example of the data set is measured in a process of its own.
@@ -46,28 +51,8 @@ What a stage says counts, then what `general` says, then the command line.
 
 Exit code: 0; 1 where an example failed; 2 for bad usage, or where something is missing."""
 DEFAULT = paths.ROOT / "pipeline.yaml"
-#: What `general` and the command line may say of the whole, with the defaults.
-WHOLE: Dict[str, Any] = {
-    "model_type": None,
-    "dataset_type": "made",
-    "dataset_path": None,
-    "dataset_size": None,
-    "target_sr": 16000,
-    "made_seconds": [2, 4, 8],
-}
-#: What a stage may say; all but its name also in `general`, the numbers on the command line too.
-STAGE: Dict[str, Any] = {
-    "name": None,
-    "factory": None,
-    "arguments": None,
-    "environment": None,
-    "builder": None,
-    "converter": None,
-    "warmup": 2,
-    "repeats": 5,
-}
-#: What --preset quick says of the whole, and of each stage.
-QUICK_WHOLE, QUICK_STAGE = {"dataset_size": 1}, {"warmup": 0, "repeats": 1}
+#: What --preset quick changes.
+QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}
 DATASET_TYPES = ("made", "raw", "npy")
 #: How many stages each of the classic types has.
 MODEL_TYPES = {
@@ -79,6 +64,56 @@ MODEL_TYPES = {
     "2StageS2ST": (2,),
     "3StageS2ST": (3,),
 }
+
+
+class Whole(Struct, kw_only=True):
+    """Keys of the whole pipeline, which `general` and the command line may give."""
+
+    model_type: Optional[Literal[tuple(MODEL_TYPES)]] = None  # type: ignore[valid-type]
+    dataset_type: Literal[DATASET_TYPES] = "made"  # type: ignore[valid-type]
+    dataset_path: Optional[configuration.Text] = None
+    dataset_size: Optional[configuration.Positive] = None
+    target_sr: configuration.Positive = 16000
+    made_seconds: configuration.Numbers = field(default_factory=lambda: [2, 4, 8])
+
+    def __post_init__(self) -> None:
+        if self.made_seconds is not UNSET:  # in General
+            configuration.check_positive(self.made_seconds, "made_seconds")
+            configuration.check_distinct(self.made_seconds, "made_seconds")
+
+
+class Stage(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Keys of a stage; `general` may give all but its name, the command line the numbers."""
+
+    name: configuration.Text
+    factory: configuration.Text
+    arguments: Optional[Dict[str, Any]] = None
+    environment: Optional[str] = None
+    builder: Optional[configuration.Text] = None
+    converter: Optional[configuration.Text] = None
+    warmup: configuration.Count = 2
+    repeats: configuration.Positive = 5
+
+
+#: `general`: any key of the whole, and what all stages share.
+General = defstruct(
+    "General",
+    [
+        (part.name, Union[part.type, UnsetType], UNSET)
+        for part in (*structs.fields(Whole), *structs.fields(Stage))
+        if part.name != "name"
+    ],
+    namespace={"__post_init__": Whole.__post_init__},
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
+
+
+class Pipeline(Struct, kw_only=True):
+    """A configuration, whose stages say everything that `general` or the command line say for them."""
+
+    general: Whole
+    stages: List[Stage]
 
 
 def parser() -> Parser:
@@ -100,7 +135,9 @@ def parser() -> Parser:
         "pickled ones in npy. Default: made",
     )
     group.add_argument("--dataset-path", metavar="FILE", help="of raw and npy")
-    group.add_argument("--dataset-size", type=int, metavar="K", help="the first K examples. Default: all")
+    group.add_argument(
+        "--dataset-size", type=flag_types.whole(1), metavar="K", help="the first K examples. Default: all"
+    )
     group.add_argument("--target-sr", type=flag_types.whole(1), metavar="HZ", help="of audio. Default: 16000")
     group.add_argument("--made-seconds", type=_seconds, metavar="A,B", help="of made examples. Default: 2,4,8")
     group.add_argument(
@@ -144,56 +181,57 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     config = configured(arguments.config, _of_flags(arguments))
     if arguments.preset:
         _make_quick(config, arguments)
-    dataset = _as_dataset(config, arguments)
+    dataset = _as_dataset(config.general, arguments)
     names = [entry.id for entry in examples.entries(dataset)]
-    twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if twice:
-        raise UserError(f"{dataset['dataset_path']}: two examples are called {twice}; names have to differ")
+    repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
+    if repeated:
+        raise UserError(f"{dataset['dataset_path']}: two examples are called {repeated}; names have to differ")
     files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
     given = Given(config, dataset, names, files)
-    environment = _environment(config["stages"], arguments)
+    environment = _environment(config.stages, arguments)
     return devices.on_each_kind(arguments, partial(measured, given), (), False, environment, executor)
 
 
-def _make_quick(config: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _make_quick(config: Pipeline, arguments: argparse.Namespace) -> None:
     """Keep the first example, one call and none before it, over the configuration, where no flag says otherwise."""
-    for part, values in ((config["general"], QUICK_WHOLE), *((stage, QUICK_STAGE) for stage in config["stages"])):
-        part.update((key, value) for key, value in values.items() if getattr(arguments, key) is None)
+    for part in (config.general, *config.stages):
+        for key, value in _with_keys_of(type(part), QUICK).items():
+            if getattr(arguments, key) is None:
+                setattr(part, key, value)
 
 
-def _environment(stages: Sequence[Mapping[str, Any]], arguments: argparse.Namespace) -> Optional[str]:
+def _environment(stages: Sequence[Stage], arguments: argparse.Namespace) -> Optional[str]:
     """Return the environment that the stages need beside the main one, if any.  Raises UserError where a cluster would
     have to make several."""
-    names = sorted({stage["environment"] for stage in stages} - {None, "main"})
+    names = sorted({stage.environment for stage in stages if stage.environment not in (None, "main")})
     if len(names) > 1 and arguments.executor == "ray":
-        raise UserError(
-            f"--executor ray: takes one environment beside main, not {', '.join(names)}; leave the flag out"
-        )
+        raise UserError(f"--executor ray takes one environment beside main, not {', '.join(names)}: remove the flag")
     return names[0] if names else None
 
 
 class Given(NamedTuple):
-    """config: of the whole and of each stage; dataset: as common.tools.examples takes it; names: of its examples;
-    files: that every example reads."""
+    """The parts of a run.  dataset: as common.tools.examples takes it; names: of its examples; files: those that every
+    example reads."""
 
-    config: Mapping[str, Any]
+    config: Pipeline
     dataset: Mapping[str, Any]
     names: Sequence[str]
     files: Tuple[str, ...]
 
 
 def measured(given: Given, arguments: argparse.Namespace, executor: Executor) -> int:
-    """On the devices of one executor."""
+    """Measure on the devices of one executor, and return the exit code."""
     config, dataset, names, files = given
     python = executor.python()
     device = executor.resolve_device(arguments.device, {"": Choice(python)})
     resolved = settings.resolve({"seed": arguments.seed, "threads": arguments.threads, "allocator": "system"}, device)
-    tasks = [_task(name, dataset, config["stages"], arguments, files) for name in names]
+    data = configuration.as_data(config)
+    tasks = [_task(name, dataset, data["stages"], arguments, files) for name in names]
     header = {
         "record": "pipeline",
         "name": arguments.config.stem,
-        "config": {"dataset": dataset, **config},
-        "stages": [stage["name"] for stage in config["stages"]],
+        "config": {"dataset": dataset, **data},
+        "stages": [stage.name for stage in config.stages],
         "examples": names,
         "settings": {"device": resolved.device, "threads": resolved.threads, "seed": resolved.seed},
     }
@@ -204,15 +242,15 @@ def measured(given: Given, arguments: argparse.Namespace, executor: Executor) ->
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
 
 
-def _carried(config: Mapping[str, Any], dataset: Mapping[str, Any], arguments: argparse.Namespace) -> Tuple[str, ...]:
-    """See carried.files.  Raises UserError for what stays on this machine."""
+def _carried(config: Pipeline, dataset: Mapping[str, Any], arguments: argparse.Namespace) -> Tuple[str, ...]:
+    """Return the files that nodes need, see carried.files.  Raises UserError for what stays on this machine."""
     if dataset["dataset_type"] == "raw":
         raise UserError(
-            "--executor ray: the audio files of a manifest do not go to nodes; store npz, or leave the flag out"
+            "--executor ray: the audio files of a manifest do not go to nodes; store npz, or remove the flag"
         )
     if arguments.dump_speech_waveforms_dir:
-        raise UserError("--dump-speech-waveforms-dir: is a folder of this machine; leave it or --executor ray out")
-    return carried.files([dataset["dataset_path"], list(config["stages"])])
+        raise UserError("--dump-speech-waveforms-dir names a folder of this machine: remove it or --executor ray")
+    return carried.files([dataset["dataset_path"], configuration.as_data(config)["stages"]])
 
 
 def _task(
@@ -228,100 +266,79 @@ def _task(
 
 
 def _of_flags(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """What the command line says of the whole and of every stage."""
-    found = {key: getattr(arguments, key, None) for key in (*WHOLE, "warmup", "repeats")}
-    return {key: value for key, value in found.items() if value is not None}
+    """Return what the command line gives for the whole and for every stage."""
+    values = {key: getattr(arguments, key, None) for key in (*configuration.keys_of(Whole), "warmup", "repeats")}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _as_dataset(config: Mapping[str, Any], arguments: argparse.Namespace) -> Dict[str, Any]:
-    """As common.tools.examples takes it."""
-    found = {key: config["general"][key] for key in WHOLE if key != "model_type"}
-    return {**found, "seed": arguments.seed, "trust_pickle": arguments.trust_pickle}
+def _as_dataset(whole: Whole, arguments: argparse.Namespace) -> Dict[str, Any]:
+    """Return the data set as common.tools.examples takes it."""
+    values = {key: value for key, value in configuration.as_data(whole).items() if key != "model_type"}
+    return {**values, "seed": arguments.seed, "trust_pickle": arguments.trust_pickle}
 
 
 def _write_subsets(arguments: argparse.Namespace) -> int:
     from common.tools import examples
 
-    whole = {**WHOLE, **{key: value for key, value in _of_flags(arguments).items() if key in WHOLE}}
-    dataset = _as_dataset({"general": whole}, arguments)
+    dataset = _as_dataset(Whole(**_with_keys_of(Whole, _of_flags(arguments))), arguments)
     for path in examples.write_subsets(dataset, arguments.write_subsets, arguments.subset_size):
         print(path)
     return EXIT_OK
 
 
-def configured(path: Path, flags: Mapping[str, Any]) -> Dict[str, Any]:
-    """{"general": every key of WHOLE, "stages": of each, every key of STAGE}: a stage over `general` over `flags` over
-    the defaults.  Raises UserError."""
-    found = configuration.read(path)
-    places = _stages(found, path)
-    general = configuration.mapping(found.get("general"), f"{path}: general")
-    shared = [key for key in STAGE if key != "name"]
-    configuration.check_keys(general, [*WHOLE, *shared], f"{path}: general")
-    whole = {**WHOLE, **{key: value for key, value in {**flags, **general}.items() if key in WHOLE}}
-    _check_whole(whole, path, len(places))
-    stages: List[Dict[str, Any]] = []
-    for place in places:
-        own = configuration.mapping(found[place], f"{path}: {place}")
-        configuration.check_keys(own, list(STAGE), f"{path}: {place}")
-        under = {key: value for key, value in {**flags, **general}.items() if key in STAGE}
-        stages.append(_stage({**STAGE, "name": place, **under, **own}, path, place))
-    names = [stage["name"] for stage in stages]
-    for number, name in enumerate(names):
-        if name in names[:number]:
-            raise UserError(f"{path}: two stages are called {shown(name)}; give each a name of its own")
-    return {"general": whole, "stages": stages}
+def configured(path: Path, flags: Mapping[str, Any]) -> Pipeline:
+    """Return the configuration in a YAML file: a stage over `general` over `flags` over the defaults.  Raises
+    UserError."""
+    values = configuration.read(path)
+    names = _stage_names(values, path)
+    general = configuration.converted(values.get("general", {}), General, f"{path}: general")
+    shared = {**flags, **{key: value for key, value in structs.asdict(general).items() if value is not UNSET}}
+    whole = configuration.converted(_with_keys_of(Whole, shared), Whole, f"{path}: general")
+    accepted = MODEL_TYPES.get(whole.model_type or "")
+    if accepted and len(names) not in accepted:
+        wanted = " or ".join(map(str, accepted)) + (" stage" if accepted == (1,) else " stages")
+        raise UserError(f"{path}: general.model_type: {whole.model_type} has {wanted}, not {len(names)}")
+    if whole.dataset_path is not None:
+        whole.dataset_path = str(configuration.located(whole.dataset_path, path))
+    stages = [_stage(values.get(name, {}), _with_keys_of(Stage, shared), path, name) for name in names]
+    for number, stage in enumerate(stages):
+        if stage.name in [other.name for other in stages[:number]]:
+            raise UserError(f"{path}: two stages are called {shown(stage.name)}; give each a name of its own")
+    return Pipeline(general=whole, stages=stages)
 
 
-def _stages(found: Mapping[str, Any], path: Path) -> List[str]:
-    """stage1 ... stageN.  Raises UserError for a gap and for other keys."""
-    numbers = sorted(int(name[5:]) for name in found if re.fullmatch(r"stage[1-9]\d{0,3}", name))
+def _with_keys_of(kind: Any, values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the values whose keys a Struct has."""
+    return {key: value for key, value in values.items() if key in configuration.keys_of(kind)}
+
+
+def _stage_names(values: Mapping[str, Any], path: Path) -> List[str]:
+    """Return stage1 ... stageN.  Raises UserError for a gap and for other keys."""
+    numbers = sorted(int(name[5:]) for name in values if re.fullmatch(r"stage[1-9]\d{0,3}", name))
     known = ["general", *(f"stage{number}" for number in sorted({*numbers, *range(1, len(numbers) + 2)}))]
-    configuration.check_keys(found, known, str(path))
+    configuration.check_keys(values, known, str(path))
     if not numbers:
         raise UserError(f"{path}: has no stage1; a system that is end to end has one stage")
-    for place, number in enumerate(numbers, 1):
-        if number != place:
-            raise UserError(f"{path}: stage{place} is missing, but there is a stage{number}; number them without a gap")
+    for expected, number in enumerate(numbers, 1):
+        if number != expected:
+            raise UserError(
+                f"{path}: stage{expected} is missing, but there is a stage{number}; number them without a gap"
+            )
     return [f"stage{number}" for number in numbers]
 
 
-def _check_whole(whole: Dict[str, Any], path: Path, stages: int) -> None:
-    where = f"{path}: general"
-    kind = whole["model_type"]
-    if kind is not None and kind not in [*MODEL_TYPES]:
-        near = configuration.nearest(str(kind), list(MODEL_TYPES))
-        raise UserError(f"{where}.model_type: unknown {shown(kind)}{near}; there are {', '.join(MODEL_TYPES)}")
-    if kind is not None and stages not in MODEL_TYPES[kind]:
-        wanted = " or ".join(map(str, MODEL_TYPES[kind]))
-        raise UserError(
-            f"{where}.model_type: {kind} has {wanted} {'stage' if wanted == '1' else 'stages'}, not {stages}"
-        )
-    if whole["dataset_type"] not in DATASET_TYPES:
-        near = configuration.nearest(str(whole["dataset_type"]), DATASET_TYPES)
-        raise UserError(f"{where}.dataset_type: unknown {shown(whole['dataset_type'])}{near}")
-    if whole["dataset_size"] is not None:
-        configuration.whole(whole["dataset_size"], "dataset_size")
-    configuration.whole(whole["target_sr"], f"{where}.target_sr")
-    configuration.several(whole["made_seconds"], f"{where}.made_seconds", configuration.positive)
-    if whole["dataset_path"] is not None:
-        located = configuration.located(configuration.text(whole["dataset_path"], f"{where}.dataset_path"), path)
-        whole["dataset_path"] = str(located)
-
-
-def _stage(values: Dict[str, Any], path: Path, place: str) -> Dict[str, Any]:
-    where = f"{path}: {place}"
-    if values["factory"] is None:
-        raise UserError(f"{where}: has no factory; give module:name or file.py:name of what makes it")
-    for key in ("name", "factory", *(key for key in ("builder", "converter") if values[key] is not None)):
-        configuration.text(values[key], f"{where}.{key}")
-    for key in ("factory", "builder", "converter"):
-        if values[key] is not None:
-            values[key] = configuration.python_name(values[key], path)
-    values["arguments"] = configuration.mapping(values["arguments"], f"{where}.arguments")
-    configuration.environment(values["environment"], f"{where}.environment")
-    configuration.whole(values["warmup"], f"{where}.warmup", 0)
-    configuration.whole(values["repeats"], f"{where}.repeats")
-    return values
+def _stage(own: Any, shared: Mapping[str, Any], path: Path, key: str) -> Stage:
+    """Return a stage: its own values over the shared ones.  Raises UserError."""
+    where = f"{path}: {key}"
+    if not isinstance(own, dict):
+        raise UserError(f"{where}: give keys and values, not {shown(own)}")
+    stage = configuration.converted({"name": key, **shared, **own}, Stage, where)
+    configuration.check_environment(stage.environment, f"{where}.environment")
+    stage.arguments = stage.arguments or {}
+    stage.factory = configuration.python_name(stage.factory, path)
+    stage.builder = stage.builder and configuration.python_name(stage.builder, path)
+    stage.converter = stage.converter and configuration.python_name(stage.converter, path)
+    return stage
 
 
 def show(run: Run, arguments: argparse.Namespace) -> Shown:

@@ -1,8 +1,8 @@
 """What can be profiled, behind one interface: waves (N, samples) in, any outputs.
 
-A `type` of the configuration is a key of TYPES: a factory that Python can import, the bundles of torchaudio, the
-pipelines of Hugging Face, the pretrained interfaces of SpeechBrain.  What is not installed, and weights that are not
-here, are NotRunnable "missing".
+A `type` of the configuration is one of model_types.TYPES: a factory that Python can import, the bundles of torchaudio,
+the pipelines of Hugging Face, the pretrained interfaces of SpeechBrain.  What is not installed, and weights that are
+not here, are NotRunnable "missing".
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 from common.core.errors import NotRunnable, UserError
 from common.system.memory import is_out_of_memory
 from common.tools import loading
+from common.tools.inference.model_types import INTERFACES, TYPES
 
 SAMPLE_RATE = 16000
 #: Names of arguments that take lengths in samples: lengths, x_lens, input_lengths; SpeechBrain's wav_lens are shares.
@@ -89,7 +90,7 @@ class Called(Recogniser):
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
     """The model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
-    made = TYPES[model["type"]](model["source"], model.get("arguments") or {}, device)
+    made = MAKERS[model["type"]](model["source"], model.get("arguments") or {}, device)
     return made.to(device).eval()
 
 
@@ -192,24 +193,10 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
 # -- SpeechBrain -----------------------------------------------------------------------------------------------------
 
 SPEAKERS = 2
-#: Of a method of SpeechBrain: how an argument is made of waves and lengths; any other one is the waves.
+#: How an argument of a method of SpeechBrain is made of waves and lengths; any other one is the waves.
 ARGUMENTS: Dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     **dict.fromkeys(("wav_lens", "wav1_lens", "wav2_lens", "lengths"), lambda waves, lengths: lengths / waves.shape[1]),
     "predictions": lambda waves, lengths: waves[..., None].expand(-1, -1, SPEAKERS),  # (N, samples, speakers)
-}
-#: Interface -> its module below speechbrain.inference, its method, and what that is called with.
-INTERFACES: Dict[str, Tuple[str, str, Tuple[str, ...]]] = {
-    "EncoderASR": ("ASR", "transcribe_batch", ("wavs", "wav_lens")),
-    "EncoderDecoderASR": ("ASR", "transcribe_batch", ("wavs", "wav_lens")),
-    "WhisperASR": ("ASR", "transcribe_batch", ("wavs", "wav_lens")),
-    "EndToEndSLU": ("SLU", "decode_batch", ("wavs", "wav_lens")),
-    "EncoderClassifier": ("classifiers", "classify_batch", ("wavs", "wav_lens")),
-    "SpeakerRecognition": ("speaker", "verify_batch", ("wavs1", "wavs2", "wav1_lens", "wav2_lens")),
-    "VAD": ("VAD", "get_speech_prob_chunk", ("wavs", "wav_lens")),
-    "SepformerSeparation": ("separation", "separate_batch", ("mix",)),
-    "SpectralMaskEnhancement": ("enhancement", "enhance_batch", ("noisy", "lengths")),
-    "WaveformEnhancement": ("enhancement", "enhance_batch", ("noisy", "lengths")),
-    "SNREstimator": ("metrics", "estimate_batch", ("mix", "predictions")),
 }
 
 
@@ -233,12 +220,10 @@ def _interface(name: str) -> Callable[[str, Mapping[str, Any], torch.device], Re
     return make
 
 
-TYPES: Dict[str, Callable[[str, Mapping[str, Any], torch.device], Recogniser]] = {
-    "factory": _factory,
-    "torchaudio": _bundle,
-    "transformers": _pipeline,
-    **{name: _interface(name) for name in INTERFACES},
-}
+#: What makes a model, by its type in the configuration.
+MAKERS: Dict[str, Callable[[str, Mapping[str, Any], torch.device], Recogniser]] = dict(
+    zip(TYPES, (_factory, _bundle, _pipeline, *map(_interface, INTERFACES)))
+)
 
 
 def _imported(module: str, package: str) -> Any:
