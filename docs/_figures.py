@@ -9,6 +9,7 @@ FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py pri
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -26,8 +27,10 @@ from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
+from common.core.statistics import median  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
-from common.records.schema import Header  # noqa: E402
+from common.records import store  # noqa: E402
+from common.records.schema import Header, Status  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
 from common.tools.which import rows as which  # noqa: E402
 
@@ -162,6 +165,20 @@ WRITERS: Dict[str, Callable[..., str]] = {
 }
 
 
+def costs(folder: str = "results/2026-11-23-amd-epyc-2-cores") -> str:
+    """Return JSON with the median seconds of a job, by implementation and pass, of what ended well."""
+    seconds: Dict[str, Dict[str, List[float]]] = {}
+    for row in logs.read([ROOT / folder]).rows:
+        _, records = store.read_run(row.folder)
+        for record in records:
+            if isinstance(record, Status) and record.status == "ok":
+                seconds.setdefault(row.name, {}).setdefault(record.pass_name, []).append(record.wall_ns / 1e9)
+    medians = {
+        name: {pass_name: round(median(values), 1) for pass_name, values in of.items()} for name, of in seconds.items()
+    }
+    return json.dumps(medians, indent=1, sort_keys=True) + "\n"
+
+
 def written(page: str) -> str:
     """Return the page with each block made anew from the records."""
     return BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
@@ -170,6 +187,7 @@ def written(page: str) -> str:
 def write() -> None:
     """Write all pages anew, and the file of `rnnt-bench which`."""
     which.write()
+    (ROOT / "results" / "costs.json").write_text(costs(), encoding="utf-8")
     for path in PAGES:
         path.write_text(written(path.read_text(encoding="utf-8")), encoding="utf-8")
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from fixtures_runs import timing
 
+from common.core import settings
+from common.jobs import costs
+from common.jobs.plan import plan
 from common.jobs.progress import Progress, Standing
 
 
@@ -21,6 +24,34 @@ def test_the_time_left_is_of_jobs_like_those_to_come():
     assert progress.left() == "about 6 min left"  # 10 + 120 + 120 + 120
     progress.done("b correctness", "missing", "no b", ("b", "correctness"))
     assert progress.left() == "about 4 min left" and progress.finished == 2
+
+
+def test_known_costs_are_scaled_by_what_the_first_jobs_took():
+    costs = {("a", "correctness"): 5.0, ("a", "timing"): 20.0, ("b", "timing"): 10.0}
+    progress = Progress(quiet=True, costs=costs)
+    progress.expect([("a", "correctness"), ("a", "timing"), ("b", "timing")])
+    assert progress.left() == "about 35 s left"
+    progress.start("a correctness")
+    progress.done("a correctness", "ok", None, ("a", "correctness"))
+    progress.took = {("a", "correctness"): [10.0]}  # this machine is half as fast
+    assert progress.left() == "about 60 s left"
+
+
+def test_a_pipe_gets_no_line_for_a_timing_job_that_ended_well(capsys):
+    progress = Progress(quiet=False)
+    for name, pass_name, status in (("a", "timing", "ok"), ("b", "timing", "error"), ("c", "correctness", "ok")):
+        progress.start(name)
+        progress.done(name, status, "", (name, pass_name))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == ["b:", "c:"]
+
+
+def test_costs_of_a_run_come_with_the_suite():
+    resolved = settings.resolve({}, "cpu")
+    both, fused = (costs.seconds(plan(names, resolved), resolved, True) for names in (["fused", "k2"], ["fused"]))
+    assert 30 < fused < both < 3600
+    quick = settings.resolve({"preset": "quick"}, "cpu")
+    assert costs.seconds(plan(["fused"], quick), quick, True) == 0  # not known
 
 
 def test_who_is_ahead_by_the_batches_that_all_have():

@@ -9,8 +9,12 @@ import sys
 import pytest
 from commands import ROOT, assert_user_error, run
 
+from common.jobs import costs
 from common.tools.which import answer, rows
 from common.tools.which.answer import Question
+
+sys.path.append(str(ROOT / "docs"))
+import _figures  # noqa: E402
 
 
 def entry(**settings):
@@ -36,6 +40,10 @@ def entry(**settings):
 
 def test_the_committed_file_is_what_the_records_say():
     assert rows.text() == answer.FILE.read_text(encoding="utf-8")
+
+
+def test_the_committed_costs_are_what_the_records_say():
+    assert _figures.costs() == costs.FILE.read_text(encoding="utf-8")
 
 
 def test_the_nearest_vocabulary_and_device_are_taken():

@@ -9,20 +9,23 @@ from typing import Any, Mapping, Optional, Sequence
 
 from common.analysis import metrics
 from common.analysis.logs import Log
-from common.cli import devices, ending, parser, screen, sweep
+from common.cli import devices, ending, listing, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import presets, settings
-from common.core.errors import UserError
+from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
 from common.core.settings import Settings
 from common.core.text import count
+from common.jobs import costs
 from common.jobs.executor import Executor
 from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
+from common.jobs.spec import like
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
+from common.setup.interpreters import Choice
 from common.tables import answer, results, search
 
 
@@ -52,6 +55,8 @@ def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Names
             raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
     resolved = settings.resolve(given, device)
+    if arguments.dry_run:
+        return dry_run(python_of, resolved, parser.with_limits(arguments, resolved))
     more = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
     more.update({"machine": executor.machine} if executor.machine else {})
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, more) as run_of:
@@ -61,7 +66,8 @@ def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Names
         def measure() -> None:
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
                 ending.warn_of_load(executor, resolved)
-            with Progress(arguments.quiet) as progress:
+            jobs = [] if resolved.find_largest else plan(names, resolved)
+            with Progress(arguments.quiet, costs.of([like(job) for job in jobs], resolved)) as progress:
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
                 )
@@ -70,12 +76,30 @@ def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Names
                 if resolved.find_largest:
                     Searches(session).run()
                 else:
-                    session.run(plan(names, resolved), parser.with_limits(arguments, resolved))
+                    session.run(jobs, parser.with_limits(arguments, resolved))
 
         kept = "the rows above are what is known; --resume continues" if resolved.find_largest else ""
         return ending.finish(
             measure, lambda log: show(run_of, log, arguments), lambda: ending.discard_empty(run_of), arguments, kept
         )
+
+
+def dry_run(python_of: Mapping[str, Choice], resolved: Settings, with_limits: bool) -> int:
+    """Print what a run would do, how long and with how much disk; return EXIT_OK."""
+    states = listing.states(python_of, resolved.device)
+    for name, state in states.items():
+        print(f"{name:24s} {state}")
+    names = [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
+    print(f"passes {', '.join(resolved.passes)}; scopes {', '.join(resolved.scopes)}; on {resolved.device}")
+    if resolved.find_largest:
+        print(f"would search the largest {resolved.find_largest}: its time depends on the memory")
+        return EXIT_OK
+    jobs = plan(names, resolved)
+    seconds = costs.seconds(jobs, resolved, with_limits)
+    minutes = f"about {seconds / 60:.0f} min on two cores" if seconds else "time not known before the first round"
+    disk = costs.megabytes(names, resolved)
+    print(f"would run {count(len(jobs), 'job')} of {count(len(names), 'row')}: {minutes}, {disk:.0f} MB of disk")
+    return EXIT_OK
 
 
 def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:

@@ -82,6 +82,13 @@ def _add_flags_of_run(run: Any) -> None:
         **SWITCH,
         help="run everything in this Python, with what it has installed; use no environment of `make setup`",
     )
+    add(
+        run,
+        "--dry-run",
+        **SWITCH,
+        short="say what would run, for how long, and stop",
+        help="say what would run, for how long and with how much disk, and stop",
+    )
     add_executor(run)
     add(run, "--quiet", **SWITCH, help="no progress on stderr; the table still goes to stdout")
     add(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import FrozenSet, Sequence
+from typing import Dict, FrozenSet, Mapping, Sequence
 
 from common.core import implementations, scripts
 from common.core.errors import EXIT_OK
@@ -26,14 +26,24 @@ def show(wanted: str) -> int:
     choices = {one.name: interpreters.choose(one, in_place=False, prefer_here=False) for one in rows}
     pythons = list(dict.fromkeys(choice.python for choice in choices.values() if choice.python))
     device = interpreters.resolve_device(wanted, pythons).partition(":")[0]
-    there = {python: packages(python, [one.package for one in rows if not one.built]) for python in pythons}
+    where = states(choices, device)
     for one in rows:
-        choice = choices[one.name]
-        where = state(one, choice, device, there[choice.python]) if choice.python else f"missing: {choice.reason}"
-        print(f"{one.name:30s} {one.script + '.py':30s} {one.kind:10s} {where}")
+        print(f"{one.name:30s} {one.script + '.py':30s} {one.kind:10s} {where[one.name]}")
     names = ", ".join(f"NAME@{one}" for one in implementations.environments())
     print(f"any of them under the torch of an environment: {names}")
     return EXIT_OK
+
+
+def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[str, str]:
+    """Return where each row would run on `device`, or "missing: ..." or "unsupported: ..."; nothing is imported."""
+    rows = [implementations.find(name) for name in python_of]
+    wanted = [row.package for row in rows if not row.built]
+    there = {python: packages(python, wanted) for python in {choice.python for choice in python_of.values()} if python}
+    kind = device.partition(":")[0]
+    return {
+        row.name: state(row, choice, kind, there[choice.python]) if choice.python else f"missing: {choice.reason}"
+        for row, choice in zip(rows, python_of.values())
+    }
 
 
 def packages(python: Path, wanted: Sequence[str]) -> FrozenSet[str]:

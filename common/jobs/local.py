@@ -48,7 +48,7 @@ class Local(Executor):
                         if child.seconds() > timeout:
                             ending = "timeout", f"{job.name} took more than {timeout:g} s (--timeout)"
                             break
-                        note(f"{child.count()} records")
+                        note("")
                 except KeyboardInterrupt:
                     ending = stopped
         except OSError as error:  # no room for its files, or no such Python any more

@@ -1,5 +1,5 @@
-"""Progress on stderr: a bar of jobs on a terminal, one line per job elsewhere, nothing when quiet; the time left, and
-who is ahead after each timing round."""
+"""Progress on stderr: a bar of jobs on a terminal; elsewhere a line for each timing round and for each job of another
+pass; nothing when quiet.  With it the time left, and who is ahead after each timing round."""
 
 from __future__ import annotations
 
@@ -25,10 +25,13 @@ def about(seconds: float) -> str:
 
 
 class Progress:
-    """Counts jobs.  tqdm draws the bar where it is installed and stderr is a terminal."""
+    """Counts jobs.  tqdm draws the bar where it is installed and stderr is a terminal.
 
-    def __init__(self, quiet: bool):
+    costs: seconds of a job of each sort, as far as known before any has ended."""
+
+    def __init__(self, quiet: bool, costs: Optional[Mapping[Like, float]] = None):
         self.quiet, self.finished, self.total = quiet, 0, 0
+        self.costs = costs or {}
         self.since: Dict[str, float] = {}  # of what runs: when it began
         self.coming: List[Like] = []
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
@@ -91,7 +94,7 @@ class Progress:
             if status != "ok":
                 self.bar.write(line, file=sys.stderr)
             self.bar.update()
-        elif not self.quiet:
+        elif not self.quiet and not (like is not None and like[1] == "timing" and status == "ok"):
             guard.say(", ".join(filter(None, [line, self.left()])))
 
     def say(self, line: str) -> None:
@@ -106,16 +109,27 @@ class Progress:
             self.coming.remove(like)
 
     def left(self) -> str:
-        """ "about 12 min left", from the jobs of the same pass so far; "" while there is none to tell by."""
-        if not self.took or not self.coming:
+        """Return "about 12 min left", or "" while there is nothing to tell by."""
+        if not (self.took or self.costs) or not self.coming:
             return ""
-        seconds = sum(self._expected(like) for like in self.coming)
-        return about(seconds)
+        scale = self._scale()
+        return about(sum(self._expected(like, scale) for like in self.coming))
 
-    def _expected(self, like: Like) -> float:
-        """Seconds: of the same implementation's pass, else of others' same pass, else of all jobs."""
+    def _expected(self, like: Like, scale: float) -> float:
+        """Return seconds: of the same implementation's pass so far, else its known cost, else of others' same pass,
+        else of all jobs."""
+        if like in self.took:
+            return mean(self.took[like])
+        if like in self.costs:
+            return self.costs[like] * scale
         same_pass = [one for (_, name), of in self.took.items() if name == like[1] for one in of]
-        return mean(self.took.get(like) or same_pass or [one for of in self.took.values() for one in of])
+        every = [one for of in self.took.values() for one in of]
+        return mean(same_pass or every or [scale * cost for cost in self.costs.values()])
+
+    def _scale(self) -> float:
+        """Return how much longer jobs take here than their known costs, from those that have ended."""
+        took = sum(mean(self.took[like]) for like in self.took if like in self.costs)
+        return took / sum(self.costs[like] for like in self.took if like in self.costs) if took else 1.0
 
 
 class Standing:

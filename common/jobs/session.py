@@ -76,8 +76,9 @@ class Session:
                     self.carry_out(chain[0], lane, standing)
                 chain.popleft()
             with self.lock:
-                if pass_name == "timing" and len(standing.ms) > 1:
-                    self.progress.say(f"so far, after round {number}: {standing.words()}")
+                if pass_name == "timing" and standing.ms:
+                    words = f"round {number}/{self.settings.rounds}: {standing.words()}"
+                    self.progress.say("; ".join(filter(None, [words, self.progress.left()])))
 
         for correctness in (True, False):  # no time without it
             self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)

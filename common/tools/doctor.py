@@ -20,7 +20,7 @@ from typing import Dict, Iterator, List, Optional, Sequence
 from common.cli import listing
 from common.cli.parser import Parser, implementations, standard
 from common.core import flag_types
-from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, NOT_RUNNABLE
 from common.core.guard import guarded
 from common.core.implementations import find
 from common.core.paths import INSTALLED, ROOT
@@ -125,17 +125,9 @@ def _torch(python: Path) -> str:
 
 def _absent(choices: Dict[str, Choice], device: str) -> Dict[str, str]:
     """Return why a loss is not asked, for those that are not there or not compiled yet."""
-    kind = device.partition(":")[0]
-    pythons = {choice.python for choice in choices.values() if choice.python}
-    packages = [find(name).package for name in choices if not find(name).built]
-    there = {python: listing.packages(python, packages) for python in pythons}
     result = {}
-    for name, choice in choices.items():
-        if choice.python is None:
-            result[name] = f"missing: {choice.reason}"
-            continue
-        state = listing.state(find(name), choice, kind, there[choice.python])
-        if state.startswith(("missing", "unsupported")):
+    for name, state in listing.states(choices, device).items():
+        if state.startswith(NOT_RUNNABLE):
             result[name] = state
         elif state.endswith(listing.TO_COMPILE):
             result[name] = f"not compiled yet: rnnt-bench run --only {name} --preset quick does it"
