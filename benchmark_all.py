@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Measure every implementation, each pass and round in a process and environment of its own, and print what follows.
+"""Measure every loss and print which one to use.
 
-A crash, a kill, an OOM, a hang or a missing package costs only that implementation's row.  Ctrl-C and SIGTERM keep
-what is measured.  Exit code: 0 when every row that could run did, 1 when some failed, 2 for bad usage.
+Each pass and round of a loss has a process of its own, so a crash, a hang or a missing package costs only that row.
+Ctrl-C and SIGTERM keep what is measured.  Exit code: 0 if every row that could run did, 1 if some failed, 2 for bad
+usage.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark TransducerLoss of NVIDIA apex (apex.contrib.transducer).
 
-CUDA only.  Takes padded logits, int32 targets and lengths; torch's log_softmax runs inside it, and its backward writes
-the gradient of the logits in one kernel (fuse_softmax_backward).  Variant: packed logits.  No release is in a package
-index: used where it is installed.
+It runs on CUDA only.  It takes padded logits, int32 targets and lengths; torch's log_softmax runs inside it, and its
+backward writes the gradient of the logits in one kernel (fuse_softmax_backward).  Variant: packed logits.  No package
+index has a release: install it by hand.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark transducer.TransducerLoss of awni/transducer, the loss of an additive joiner: logits am + lm, without tanh.
 
-Takes emissions (N, T, V) and predictions (N, U+1, V), float32, contiguous and not normalised, int32 targets and
-lengths; holds (N, T, U+1) cells, never V of each.  Another model than the full losses train (see
-common/losses/layouts/additive.py), so it is never ranked with them.  Used where it is installed.
+It takes emissions (N, T, V) and predictions (N, U+1, V), float32, contiguous and not normalised, and int32 targets and
+lengths.  It holds (N, T, U+1) cells, never V of each.  It trains another model than the full losses (see
+common/losses/layouts/additive.py), so it is never ranked with them.  Install it by hand.
 """
 
 import sys

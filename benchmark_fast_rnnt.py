@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark fast_rnnt.rnnt_loss, the exact (unpruned) loss of fast_rnnt, from which k2's was made.
 
-Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
-Variants: rnnt_type modified and constrained, where a target leads to the next frame.  Refuses an utterance without a
-target.  Without an installed package it is built once from its own source package.
+It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
+Variants: rnnt_type modified and constrained, in which a target leads to the next frame.  It refuses an utterance
+without a target.  If the package is not installed, it is built once from its source package.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark fast_rnnt's pruned loss: rnnt_loss_smoothed, get_rnnt_prune_ranges, do_rnnt_pruning, rnnt_loss_pruned.
 
-An approximation by design: the joiner sees only --prune-range symbols per frame, so it is never ranked with the exact
-losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py); with its range widened to all of U it
-must equal the exact loss.  Refuses an utterance without a target.
+It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
+exact losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py).  With its range widened to all of
+U it must equal the exact loss.  It refuses an utterance without a target.
 """
 
 import sys

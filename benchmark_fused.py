@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark fused_transducer.transducer_loss, this repository's own: joiner and exact loss in one (docs/fused.md).
 
-Takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope "loss".  C++ on the CPU,
-compiled when it is first used; Triton on CUDA.  Variants: all-cells (negligible=0, no cell is left out of backward);
-torch (its plain PyTorch code, which needs no compiler).
+It takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope "loss".  On the CPU
+it is C++, compiled when it is first used; on CUDA it is Triton.  Variants: all-cells (negligible=0: backward leaves no
+cell out); torch (its plain PyTorch code, which needs no compiler).
 """
 
 import os

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Benchmark k2.rnnt_loss, the exact (unpruned) loss of k2.
 
-Takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
-Variants: rnnt_type modified and constrained, where a target leads to the next frame.
+It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
+Variants: rnnt_type modified and constrained, in which a target leads to the next frame.
 """
 
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Benchmark k2.rnnt_loss_simple, the loss of an additive joiner: logits am + lm, without tanh.
 
-Takes am (N, T, V) and lm (N, U+1, V), not normalised, and never holds logits of all cells.  Another model than the
-full losses train (see common/losses/layouts/additive.py), so it is never ranked with them.
+It takes am (N, T, V) and lm (N, U+1, V), not normalised, and never holds logits of all cells.  It trains another model
+than the full losses (see common/losses/layouts/additive.py), so it is never ranked with them.
 """
 
 import sys

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Benchmark a transducer loss of your own against every other: put yours into `transducer_loss` and run this script.
 
-It is checked against the float64 oracle first.  If it is right its time and memory are measured and it is traced, like
+The loss is checked against the float64 oracle first.  If it is right, its time and memory are measured, like those of
 every other row.  The loss in this file is an example: the lattice by anti-diagonals, T + U steps of torch.logaddexp.
 --only torchaudio,k2 chooses the rows beside it; --preset quick tries it out in a minute.  A copy of this file is a row
-of its own, with the name in `name` or else of the file: benchmark_flash.py is flash.
+of its own, with the name in `name`, or else that of the file: benchmark_flash.py is flash.
 """
 
 import sys

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Benchmark NeMo's RNNTLossNumba, its maintained copy of warprnnt_numba.
 
-Takes padded logits, int64 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits
-and Python itself loops over the cells: numba compiles the CUDA kernels only.
+It takes padded logits, int64 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
+logits and Python itself loops over the cells: numba compiles the CUDA kernels only.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark NeMo's rnnt_logprobs_triton: blank's and the targets' log-probabilities of padded logits, in one kernel.
 
-This is half a loss: NeMo's own lattice on top of it needs k2's graphs, so the lattice of this suite is used
-(common/losses/vectorised.py, a step of torch operations for each anti-diagonal), and its time counts.  CUDA only; with
-TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
+It is half a loss: NeMo's own lattice needs k2's graphs, so this suite's lattice runs on top
+(common/losses/vectorised.py, a step of torch operations for each anti-diagonal), and its time counts.  It runs on CUDA
+only.  With TRITON_INTERPRET=1 its kernels run in Triton's interpreter on the CPU, for --passes correctness.
 """
 
 import sys

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Benchmark optimized_transducer.transducer_loss.
 
-Takes packed logits, each utterance's own cells and no padding, and writes the gradient over them in place: of all exact
-losses it needs the least memory.  Variants: log-probs (from_log_softmax=True after a log_softmax of torch's, which
-costs that advantage); modified (one_sym_per_frame=True, at most one symbol per frame and a blank on the last).
-Without an installed package it is built once from its own source package.
+It takes packed logits, each utterance's own cells and no padding, and writes the gradient over them, so it holds no
+second tensor of that size.  Variants: log-probs (from_log_softmax=True after torch's log_softmax, which costs that
+advantage); modified (one_sym_per_frame=True: at most one symbol per frame and a blank on the last).  If the package is
+not installed, it is built once from its source package.
 """
 
 import sys

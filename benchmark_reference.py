@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark this suite's own loss in plain PyTorch, common/losses/vectorised.py: the row that always runs.
 
-Any device, any dtype, twice differentiable, in a few readable lines: a baseline for the gain of a kernel.  It is not
-the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.  Variant compiled:
-torch.compile makes one kernel of its log-softmax and of the choice of symbols.
+It takes any device and any dtype and is twice differentiable, in a few readable lines: a baseline for the gain of a
+kernel.  It is not the float64 oracle that judges every loss (common/losses/oracle.py); the oracle judges it too.
+Variant compiled: torch.compile fuses its log-softmax and its selection of symbols.
 """
 
 import sys

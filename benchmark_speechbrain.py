@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 """Benchmark SpeechBrain's TransducerLoss: numba kernels, one thread for each target and one block for each utterance.
 
-CUDA only, U+1 at most 1024.  Takes log-probabilities of padded logits, int32 targets and lengths; computes gradients in
-forward.  The value that it returns is divided by T, but its gradient is not, and is not divided by N either for its
-reduction "mean" (the default).  Here the values are multiplied by T again, outside of the gradient, so that both are
-those of the summed loss; conformance.py asks for its reductions without this correction.  The function called is
-Transducer.apply, which is everything that TransducerLoss does after torch's log_softmax and a check that its tensors
-are on a GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes
-correctness.
+It runs on CUDA only, with U+1 at most 1024.  It takes log-probabilities of padded logits, int32 targets and lengths,
+and computes gradients in forward.  SpeechBrain divides the value by T, but not the gradient; nor does it divide the
+gradient by N for reduction "mean", its default.  This row multiplies the values by T again, outside of the gradient, so
+that both are those of the summed loss; conformance.py asks for its reductions without this correction.  The function
+called is Transducer.apply: all that TransducerLoss does after torch's log_softmax and a check that its tensors are on a
+GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
 """
 
 import sys

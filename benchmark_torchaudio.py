@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark torchaudio.functional.rnnt_loss.
 
-Takes padded logits and normalises them itself; computes the gradient in its forward, so the time of its backward alone
-means little.  CPU and CUDA; float32 and float16.  Variant log-probs: fused_log_softmax=False after torch's log_softmax.
+It takes padded logits and normalises them itself.  It computes the gradient in its forward, so the time of its backward
+alone means little.  It runs on CPU and CUDA, in float32 and float16.  Variant log-probs: fused_log_softmax=False after
+torch's log_softmax.
 """
 
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark warp_rnnt.rnnt_loss, one warp of a GPU for 32 targets.
 
-CUDA only.  Takes log-probabilities, so torch's log_softmax is part of what is timed; padded, int32 targets and lengths.
-Variants: gather, which takes blank and target out of each cell first; compact, which takes packed log-probabilities and
-targets.  Without an installed package it is built once from its own source package, with nvcc.
+It runs on CUDA only.  It takes padded log-probabilities, so torch's log_softmax is part of what is timed, and int32
+targets and lengths.  Variants: gather, which takes blank and target out of each cell first; compact, which takes packed
+log-probabilities and targets.  If the package is not installed, it is built once from its source package, with nvcc.
 """
 
 import sys

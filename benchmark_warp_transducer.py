@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmark warprnnt_pytorch.rnnt_loss of warp-transducer, the first loss of its kind: HawkAaron's or b-flo's.
 
-Takes padded logits, int32 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits,
-on CUDA its own kernels do.  No package index has a release: it is used where it is installed.  b-flo's branches have
-FastEmit on by default (0.001), which changes the loss: it is switched off here.
+It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
+logits, on CUDA its own kernels do.  No package index has a release: install it by hand.  b-flo's branches have FastEmit
+on by default (0.001), which changes the loss; this row switches it off.
 """
 
 import inspect

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Benchmark warprnnt_numba.RNNTLossNumba, warp-transducer's kernels in Python, compiled by numba.
 
-Takes padded logits, int32 targets and lengths; computes gradients in forward.  On the CPU torch normalises the logits
-and Python itself loops over the cells: numba compiles the CUDA kernels only, for which U+1 must be at most 1024.
+It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
+logits and Python itself loops over the cells: numba compiles the CUDA kernels only, for which U+1 must be at most 1024.
 """
 
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Say what changed between two measurements: see ``compare.py --help`` and common/analysis/comparison.py."""
+"""Say what changed between two measurements: see ``compare.py --help`` and docs/comparing.md."""
 
 from __future__ import annotations
 

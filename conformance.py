@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ask every implementation the corner cases: see ``conformance.py --help`` and docs/conformance.md."""
+"""Ask every loss the corner cases: see ``conformance.py --help`` and docs/corners.md."""
 
 from __future__ import annotations
 

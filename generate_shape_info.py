@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Make a shape file: (T, U) of every utterance of a corpus, for the benchmarks to make their batches of.
+"""Write a shape file: (T, U) of every utterance of a corpus, from which the benchmarks draw their batches.
 
-From a lhotse manifest, straight from LibriSpeech or a Kaldi data folder (no features are computed), or drawn from the
-published figures of train-clean-100.  T is encoder frames after subsampling, U the number of BPE tokens of the text.
-Provenance (source, hashes, counts, versions) goes to a JSON file beside it; the same input gives the same files.
+It reads a lhotse manifest, LibriSpeech or a Kaldi data folder (it computes no features), or draws from the published
+figures of train-clean-100.  T is the number of encoder frames after subsampling, U the number of BPE tokens of the
+text.  A JSON file beside it has the source, hashes, counts and versions; the same input gives the same files.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What an utterance costs a speech system: see ``pipeline_metrics.py --help`` and docs/inference.md."""
+"""Measure what an utterance costs a speech system: see ``pipeline_metrics.py --help`` and docs/inference.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Is a speech model faster than real time here: see ``profile_inference.py --help`` and docs/inference.md."""
+"""Ask whether a speech model is faster than real time: see ``profile_inference.py --help``, docs/inference.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write one HTML page from log folders: see ``report.py --help`` and common/report/page.py."""
+"""Write one HTML page from log folders: see ``report.py --help`` and docs/logs.md."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How much sooner a run ends on two and on four devices: sleeping jobs of known length on Ray nodes of this machine.
+"""Measure how much sooner a run ends on two and four devices, with sleeping jobs on Ray nodes of this machine.
 
-The jobs are those of a run of 4 implementations and 16 rounds, in rounds that stay on one device; each sleeps.  What
-two nodes on one machine would take from each other, they do not take while they sleep: measured is what spreading
-costs.  Needs the ray environment (`make setup ENVIRONMENTS=ray`), or RAY_PYTHON.
+The jobs are those of a run of 4 losses and 16 rounds; the jobs of one round stay on one device, and each sleeps.
+Sleeping jobs take nothing from each other, so the result is what spreading costs.  It needs the ray environment
+(`make setup ENVIRONMENTS=ray`), or RAY_PYTHON.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The tables of docs/flops.md: this counter beside torch.utils.flop_counter, fvcore and DeepSpeed's profiler.
+"""Print the tables of docs/flops.md: this counter beside torch.utils.flop_counter, fvcore and DeepSpeed's profiler.
 
     python benchmarks/compare_counters.py
 
-Runs in any Python that has torch and torchaudio; a counter that is not installed is left out and named on stderr:
-`pip install fvcore` and `DS_BUILD_OPS=0 pip install deepspeed`, in an environment of its own.  Each counts one forward,
-in evaluation, on the CPU; of FAST rows without gradients, where torch takes one operator for the layer.  The second
-table is of forward and backward, of this counter and torch's: the others see no backward.  Prints Markdown.
+It runs in any Python that has torch and torchaudio, and names the counters that are not installed on stderr:
+`pip install fvcore` and `DS_BUILD_OPS=0 pip install deepspeed`, in an environment of its own.  Each counter counts one
+forward, in evaluation, on the CPU; rows of FAST run without gradients, so that torch takes one operator for the layer.
+The second table is of forward and backward, which only this counter and torch's see.  Output is Markdown.
 """
 
 from __future__ import annotations

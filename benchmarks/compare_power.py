@@ -1,11 +1,11 @@
-"""How large must a slowdown be for compare.py to see it?  Simulated pairs of runs; a Markdown table on stdout.
+"""Print how large a slowdown must be for compare.py to see it, from simulated pairs of runs, as a Markdown table.
 
     .venv/main/bin/python benchmarks/compare_power.py --runs 2000
 
-Each simulated pair is one loss measured twice, the second time slower by a planted share.  Batches, processes and
-samples vary as in benchmarks/interval_coverage.py ("as measured": processes by 2%, samples by 3%; or --noise-of a run);
-the batches are the same on both sides, as those of one seed are.  Each cell is the share of pairs whose verdict is
-"slower", with the intervals of all rows of a comparison holding together: two (step and loss) for each implementation.
+Each simulated pair is one loss measured twice; the second time is slower by a planted share.  Batches, processes and
+samples vary as in benchmarks/interval_coverage.py ("as measured": processes by 2%, samples by 3%; or --noise-of a run).
+Both sides have the same batches, as runs of one seed have.  Each cell is the share of pairs whose verdict is "slower".
+The intervals of all rows of a comparison hold together: two (step and loss) for each loss.
 """
 
 from __future__ import annotations

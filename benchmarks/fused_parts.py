@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Where the time of a step of `fused` goes on a CPU: products, exponentials, activations, lattice, and the rest.
+"""Measure where the time of a step of `fused` goes on a CPU: products, exponentials, activations, lattice, the rest.
 
     .venv/main/bin/python benchmarks/fused_parts.py log/fused-table/bpe500-random/fused-2
 
-Each argument is the folder of a run of `fused`; its largest batch is measured again, with its settings, by a copy of
-the C++ code that reads a clock where a thread goes on to another part (fused_parts.h).  Prints a line of JSON for each:
-of the fastest of the repeats, nanoseconds of forward and backward, of the parts in the sum of all threads, and the
-floating point operations of the products.
+Each argument is the folder of a run of `fused`.  Its largest batch is measured again, with its settings, by a copy of
+the C++ code that reads a clock when a thread goes on to another part (fused_parts.h).  Output is a line of JSON for
+each, of the fastest repeat: nanoseconds of forward and backward, of the parts summed over all threads, and the floating
+point operations of the products.
 """
 
 from __future__ import annotations

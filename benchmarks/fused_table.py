@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The tables of docs/fused.md: time and memory of a step of `fused` over those of the best exact loss of the same run.
+"""Measure `fused` beside the best other exact loss, for the tables of docs/fused.md.
 
     .venv/main/bin/python benchmarks/fused_table.py --parts
 
-Three workloads, each with random and with peaky logits, which benchmark_all.py measures in three rounds with few
-samples; on two cores all of it takes some 27 minutes.  The best exact loss is the fastest for times and the smallest
-for memory.  Memory is measured once for each workload, since it does not depend on the logits; of losses whose steps
-take several times as long it is all that is measured.  Ratios are geometric means over the batches.  --parts: then the
-parts of fused's steps are timed too (fused_parts.py).  Prints Markdown; the runs stay in --log-dir.
+benchmark_all.py measures three workloads, each with random and with peaky logits, in three rounds with few samples; on
+two cores all of it takes some 27 minutes.  The best loss is the fastest for times and the smallest for memory.  Memory
+is measured once for each workload, since it does not depend on the logits; for losses whose steps take several times as
+long, memory is all that is measured.  Ratios are geometric means over the batches.  --parts also times the parts of
+fused's steps (fused_parts.py).  Output is Markdown; the runs stay in --log-dir.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How often do intervals of a ratio hold the truth?  Simulated runs over the real shapes; a Markdown table on stdout.
+"""Count how often the intervals of a ratio hold the truth, in simulated runs over the real shapes; a Markdown table.
 
     .venv/main/bin/python benchmarks/interval_coverage.py --runs 2000 --noise-of FOLDER
 
 Each simulated run draws batches from the shape file, and times of two losses: log(time) = level + slope x + deviation
-of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  "Holds"
-is the share of runs whose 95% interval contains it (within 1% for 2,000 runs), "width" the mean half-width.  The
-figures that the worlds are made of (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on a CPU that
-had nothing else to do; --noise-of adds a world with those of one run.
+of the batch + level of the process + noise.  The truth is the mean of log(ratio) over all batches of the file.  Each
+cell has the share of runs whose 95% interval contains it (within 1% for 2,000 runs), and the mean half-width.  The
+worlds' figures (slope 0.8, r2 0.7, processes 2%, samples 3%) are those of real runs on an idle CPU; --noise-of adds a
+world with those of one run.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Ray nodes on this machine, for benchmarks/cluster_speed.py and tests.  Run as a script it is the process that holds
-them, under a Python that has Ray; without arguments imports no Ray."""
+"""Start Ray nodes on this machine, for benchmarks/cluster_speed.py and tests.
+
+Run as a script, under a Python that has Ray, this is the process that holds the nodes.  Importing it imports no Ray.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A trace of any size in Kineto's own layout: the events of a small real trace repeated, with times and ids moved on.
+"""Write a trace of any size in Kineto's own layout: the events of a small real trace, repeated with later times.
 
-The mix of events, their names, arguments and lengths are those of the real trace; 20 steps span all of it.  What is not
-real: every repetition has the same durations, and the memory counter comes back to where it was.
+The mix of events, their names, arguments and lengths are those of the real trace; 20 steps span all of it.  Two things
+are not real: every repetition has the same durations, and the memory counter comes back to its start.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""How many utterances per second generate_shape_info.py reads and tokenises, by processes, and in how much memory.
+"""Measure how many utterances per second generate_shape_info.py reads and tokenises, and in how much memory.
 
-Makes manifests of cuts (the durations of shape_info.pt, 2.7 words per second out of docs/), trains a BPE model of 500
-tokens, and runs the command on each in turn, in a fresh process.  Seconds are of the whole command, start and imports
-too; the manifest comes from the page cache.  Peak memory is that of the largest process.  Prints a Markdown table.
+Manifests of cuts are made first (the durations of shape_info.pt, 2.7 words per second out of docs/), and a BPE model of
+500 tokens is trained.  The command then runs on each in turn, in a fresh process.  Seconds are of the whole command,
+start and imports too; the manifest comes from the page cache.  Peak memory is that of the largest process.  Output is a
+Markdown table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job that sleeps: what benchmarks/cluster_speed.py and the tests of --executor ray spread over nodes."""
+"""Sleep as a job: what benchmarks/cluster_speed.py and the tests of --executor ray spread over nodes."""
 
 from __future__ import annotations
 

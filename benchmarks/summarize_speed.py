@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""How fast, and in how much memory, traces are read: this suite beside others, on the same file.
+"""Measure how fast, and in how much memory, traces are read: this suite beside others, on the same file.
 
-Makes a trace of any size (made_trace.py), plain and gzipped, and gives it to each reader in a fresh process, in turn.
-Seconds are from opening the file to average step time and peak memory, interpreter and imports left out; the file has
-just been written, so it comes from the page cache.  Peak memory is the resident peak of the process, imports and all,
-or of its largest child.  Prints a Markdown table.
+A trace of any size is made (made_trace.py), plain and gzipped, and given to each reader in a fresh process, in turn.
+Seconds are from opening the file to average step time and peak memory, without interpreter start and imports; the file
+comes from the page cache.  Peak memory is the resident peak of the process, imports included, or of its largest child.
+Output is a Markdown table.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the commands of docs/inference.md, on a machine that does nothing else: six minutes.
 
-What each prints, and how long it took, go to the page below the command; pictures go to docs/.
+The page gets what each command prints and how long it took; docs/ gets their pictures.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every kind of record, and every field, in words: from common/records/schema.py, for _generate.py."""
+"""Describe every kind of record and every field, from common/records/schema.py, for _generate.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Draw pictures of the report of committed records: `docs/_screens.py results/FOLDER`, with chromium and selenium.
 
-The upper part of the page on a screen, light and dark, on a phone and on paper, as docs/report-*.png.
+The pictures are docs/report-*.png: the upper part of the page on a screen, light and dark, on a phone and on paper.
 """
 
 from __future__ import annotations

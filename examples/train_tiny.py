@@ -3,11 +3,11 @@
 
     .venv/main/bin/python examples/train_tiny.py
 
-The losses: torchaudio's, optimized_transducer's and fused_transducer's.  The model: log-mel features of 80 ms, a
-bidirectional LSTM as encoder, the last two letters as decoder, joiner Linear(tanh(encoder + decoder)).  The data: the
-recordings of --audio of at most 10 s, all of them in each step, or tones that spell random letters.  Prints a table of
-nats per letter, draws the curves, and fails where two of them differ by more than --allowed (relative).  It shows that
-the losses train alike; it does not make a model that recognises speech.
+The losses are torchaudio's, optimized_transducer's and fused_transducer's.  The model has log-mel features of 80 ms, a
+bidirectional LSTM as encoder, the last two letters as decoder, and the joiner Linear(tanh(encoder + decoder)).  The
+data are the recordings of --audio of at most 10 s, all of them in each step, or tones that spell random letters.
+Output is a table of nats per letter and a picture of the curves; it fails if two curves differ by more than --allowed
+(relative).  It shows that the losses train alike; it does not make a model that recognises speech.
 """
 
 from __future__ import annotations
