@@ -34,25 +34,23 @@ DETECT = 0.1
 DESCRIPTION = """\
 Compare two measurements, implementation by implementation and batch by batch: time, memory and correctness.
 
-  compare.py BASELINE NEW       two log folders (implementations that both have), run folders or results.jsonl files
+  compare.py BASELINE NEW       two log folders, run folders or results.jsonl files
   compare.py --in LOG A B       two implementations of one log folder: compare.py --in log torchaudio fast_rnnt
-  compare.py --rev A --rev B    two git revisions, measured now, their rounds in alternation (A, B, B, A, ...), each in
-                                a work tree of its own that is removed afterwards; WORKTREE is a copy of your files as
-                                they are. Flags of benchmark_all.py follow after --, for example:
+  compare.py --rev A --rev B    two git revisions, measured now in turn (A, B, B, A, ...), in temporary work trees;
+                                WORKTREE is a copy of your files. Flags of benchmark_all.py follow after --:
                                 compare.py --rev main --rev WORKTREE -- --only torchaudio --rounds 10
 
 The ratio of the times, new / baseline, is the geometric mean over the batches that both sides have. Its interval is
-over rounds (fresh processes): samples of one process share its luck. Verdicts: faster and slower when the whole
-interval is beyond the tolerance, same when all of it is within (--same), else unclear; other torch for two losses that
-ran under two torches; beside load where too few rounds are without other load. Fewer than 3 rounds on a side are
-always unclear; so is a difference between two separate runs that ran beside other load, or that drift as much as they
-differ.
+over rounds, which are fresh processes. Verdicts: faster or slower if the whole interval is beyond the tolerance; same
+if all of it is within (--same); other torch for two losses that ran under two torches; beside load if too few rounds
+are free of other load; else unclear. Fewer than 3 rounds on a side are always unclear. So are two separate runs that
+ran beside other load, or that drift as much as they differ.
 """
 EXIT_CODES = """\
-Exit code: 0; 1 with --fail-on-slower P% when an implementation is slower by more than P% for sure (its whole interval
-is above it), or was measured at the baseline and is not any more: it failed, or is not in NEW at all (--only leaves it
-out of the comparison); 2 for bad usage and for what cannot be compared (other shapes, batches, sizes, dtype, device,
-threads, denormals, seed or CPU); 130 after Ctrl-C, 143 after SIGTERM. "Unclear" is no failure.
+Exit code: 0 if the comparison was made, also if it is "unclear"; 1 with --fail-on-slower P% if the whole interval of
+an implementation is above P%, or if one that the baseline measured failed or is missing in NEW (--only leaves it out);
+2 for bad usage and for two runs that cannot be compared (other shapes, batches, sizes, dtype, device, threads,
+denormals, seed or CPU); 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 

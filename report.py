@@ -14,11 +14,11 @@ from common.core import flag_types
 from common.core.errors import EXIT_FAILED, EXIT_OK
 from common.setup import interpreters
 
-DESCRIPTION = """One page that opens offline: the verdicts, the table, time and memory by stages, memory within a step,
-samples over time, what was measured where, and which loss is right in which corner: the newest matrix of conformance.py
-in the log folders, or the committed one.  Every number links to the samples it is from, by relative path, so a page and
-its log folders can be moved together.  Every benchmark run writes it into its log folder too."""
-EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
+DESCRIPTION = """Write one HTML page that opens offline: verdicts, table, time and memory by stages, samples over time,
+and the corner cases (the newest matrix of conformance.py in the log folders, or the committed one).  Every number links
+to its samples by relative path, so move the page together with its log folders.  Every benchmark run writes this page
+into its log folder too."""
+EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
 
 def parser() -> Parser:

@@ -24,21 +24,21 @@ from common.tables import answer, results, search, sweep
 from common.tables.results import FORMATS
 
 DESCRIPTION = """\
-On one screen: a table by kind, what did not run, correctness and the verdict. --details has all of it:
-one row per implementation and configuration from the log folders of this suite, or from any folder of torch.profiler
-traces (.pt.trace.json or .pt.trace.json.gz; one row per worker then).
+Print a table of log folders: the losses by kind, what did not run, correctness and the verdict. A folder of
+torch.profiler traces (.pt.trace.json or .pt.trace.json.gz) of any program has a row for each worker. --details prints
+every column:
 
-  step ms, loss ms   mean over batches of their medians, spread within a batch, number of samples (n), unprofiled
+  step ms, loss ms   mean over batches of their medians, spread within a batch, number of samples (n); no profiler
   peak memory MB     highest peak of a step above its baseline, from the memory pass (MB = 2^20 bytes)
-  profiled step us   mean of the ProfilerStep# spans of the active windows: the profiler's own cost is in it
+  profiled step us   mean of the ProfilerStep# spans of the active windows, the profiler's own cost included
   profiled peak MB   highest Total Allocated of the [memory] events
   loss, grad error   largest relative error against the float64 oracle
   useful %           cells of the lattice that are not padding
 
-Sweeps and what --find-largest found follow in tables of their own; in csv and json their rows carry sweep, its id, cell
-and values, or largest.
+Sweeps and searches of --find-largest have tables of their own. In csv and json their rows have the keys sweep (id,
+cell and values) or largest.
 """
-EXIT_CODES = "Exit code: 0; 1 when nothing that was found could be read; 2 for bad usage or when nothing was found."
+EXIT_CODES = "Exit code: 0; 1 if nothing could be read; 2 for bad usage, or if there is no run or trace."
 
 
 def parser() -> argparse.ArgumentParser:

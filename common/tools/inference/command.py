@@ -40,7 +40,7 @@ require("msgspec")
 
 from msgspec import Meta, Struct, field  # noqa: E402
 
-DESCRIPTION = """Is a speech model faster than real time here, for which length of audio and batch size, in what memory?
+DESCRIPTION = """Measure whether a speech model is faster than real time, for each length of audio and batch size.
 
 The configuration names a model and a grid; every cell is measured in a process of its own. docs/inference.md explains
 every number, and how to profile a model of SpeechBrain, torchaudio, Hugging Face or your own."""
@@ -50,7 +50,7 @@ EXAMPLES = """examples:
   profile_inference.py profile.yaml --threads 1,2 --dtype float32,bfloat16
   profile_inference.py examples/silero_vad.yaml
 
-Exit code: 0; 1 where a cell failed; 2 for bad usage, or where the model is missing."""
+Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = paths.ROOT / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
 SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}

@@ -37,7 +37,7 @@ require("msgspec")
 
 from msgspec import UNSET, Struct, UnsetType, defstruct, field, structs  # noqa: E402
 
-DESCRIPTION = """What an utterance costs in a speech system, end to end or a cascade: time, peak memory and operations.
+DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
 The configuration names the stages; every example of the data set is measured in a process of its own.
 docs/inference.md explains every number, and how to write stages of your own."""
@@ -47,9 +47,9 @@ EXAMPLES = """examples:
   pipeline_metrics.py --config mine.yaml --dataset-type raw --dataset-path test.tsv --dataset-size 20
   pipeline_metrics.py --dataset-type raw --dataset-path test.tsv --write-subsets subsets --subset-size 50
 
-What a stage says counts, then what `general` says, then the command line.
+A stage's own value comes first, then that of `general`, then the command line's.
 
-Exit code: 0; 1 where an example failed; 2 for bad usage, or where something is missing."""
+Exit code: 0; 1 if an example failed; 2 for bad usage, or if something is missing."""
 DEFAULT = paths.ROOT / "pipeline.yaml"
 #: What --preset quick changes.
 QUICK = {"dataset_size": 1, "warmup": 0, "repeats": 1}

@@ -36,10 +36,10 @@ from common.tools.profile import table as tables
 from common.tools.profile.plot import figures
 from common.tools.profile.rows import Size, profile
 
-DESCRIPTION = """Where a training step goes: time, memory and operations of each part of a model and its loss.
+DESCRIPTION = """Show where a training step goes: time, memory and operations of each part of a model and its loss.
 
-The model is a Conformer transducer (of the size of icefall's pruned_transducer_stateless2; with --config icefall that
-model itself) or any that Python can import; docs/profile.md explains every column."""
+The model is a Conformer transducer of the size of icefall's pruned_transducer_stateless2 (--config icefall: that model
+itself), or any that Python can import. docs/profile.md explains every column."""
 EXAMPLES = """examples:
   profile_model.py --config icefall --sort-utterance true --max-frames 30000
   profile_model.py --batch-size 1 --size layers=4 --size encoder_dim=256 --loss torchaudio
@@ -47,7 +47,7 @@ EXAMPLES = """examples:
   profile_model.py --depth 3 --checkpoint 'encoder.conformer.conformer_layers.*'
   profile_model.py --model recipe.py:Model --arg vocab_size=500 --loss torchaudio --depth 2
 
-Exit code: 0; 1 where a size of --sweep does not run; 2 for bad usage, or where the only size does not run."""
+Exit code: 0; 1 if a size of --sweep does not run; 2 for bad usage, or if the only size does not run."""
 #: By kind of device: what of the size depends on it.
 PRESETS: Dict[str, Dict[str, Any]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
