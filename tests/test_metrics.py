@@ -7,7 +7,6 @@ import io
 import json
 
 import pytest
-from commands import ROOT
 from fixtures_runs import correctness, summarize, timing, write_run
 from fixtures_sweeps import measured, write_sweep
 
@@ -77,15 +76,6 @@ def test_every_list_names_metrics_that_are_there_and_their_keys_are_one_each():
     assert all(key in metrics.METRICS for keys in metrics.COLUMNS.values() for key in keys)
     assert len(metrics.ALL) == len(metrics.METRICS)
     assert {metric.better for metric in metrics.METRICS.values()} == {"", "lower", "higher"}
-
-
-@pytest.mark.parametrize("format", ["json", "csv"])
-def test_every_key_of_the_first_suite_is_still_there(format):
-    """tests/data/keys-0660d73.json: those that commit 0660d73 printed of a run of every implementation on a CPU."""
-    text = results.render(logs.rows([max((ROOT / "results").glob("*-cores"))]), format)
-    rows = json.loads(text) if format == "json" else csv.DictReader(io.StringIO(text))
-    before = json.loads((ROOT / "tests" / "data" / "keys-0660d73.json").read_text())[format]
-    assert set(before) - {key for row in rows for key in row} == {"copy_bytes_per_second"}  # bytes_per_second today
 
 
 MADE = Metric("made", "made", lambda row: 2.5)

@@ -134,8 +134,6 @@ def test_the_better_of_two_measurements_counts():
     assert roofline.peaks([schema.typed(limits(streams=[], products=[]))]) == Peaks(None, None, None)
     exps = [{"kernel": "exp", "count": 30, "ns": [9e9, 3e9]}, {"kernel": "exp2", "count": 30, "ns": [2e9]}]
     assert roofline.peaks([schema.typed(limits(exps=exps))]).exps_per_second == 15
-    old = limits(streams=[], copies=[{"buffer_bytes": 500, "ns": [1e9]}])
-    assert roofline.peaks([schema.typed(old)]).streams == ((1000, 1000),)
 
 
 def test_a_batch_with_more_samples_counts_no_more():

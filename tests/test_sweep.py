@@ -23,7 +23,7 @@ from common.records import store
 from common.records.sweep import resume, start
 from common.setup import interpreters
 
-LIMITS = {"record": "limits", "job": "limits", "copies": [], "products": [], "reason": "made up"}
+LIMITS = {"record": "limits", "job": "limits", "products": [], "reason": "made up"}
 
 
 def parser():

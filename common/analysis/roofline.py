@@ -92,7 +92,6 @@ class Sizes(NamedTuple):
 def peaks(limits: Sequence[Limits]) -> Peaks:
     """The best of all ``limits`` records of a run: what stood beside a measurement can only have slowed it."""
     moved = [(line.buffer_bytes, 1e9 * line.moved_bytes / min(line.ns)) for record in limits for line in record.streams]
-    moved += [(2 * line.buffer_bytes, 2e9 * line.buffer_bytes / min(line.ns)) for one in limits for line in one.copies]
     best = {size: max(rate for other, rate in moved if other == size) for size in sorted({size for size, _ in moved})}
     multiplied = [2e9 * line.n**3 / min(line.ns) for record in limits for line in record.products]
     taken = [1e9 * line.count / min(line.ns) for record in limits for line in record.exps]

@@ -33,10 +33,8 @@ from common.system.locks import locked
 
 WORKTREE = "WORKTREE"
 _SHARED = (".venv", ".build")
-#: Where revisions that know --limits measure them.
-_LIMITS = ("common/passes/limits.py", "common/measure/peaks.py")
-#: Where revisions that know --wait do.
-_WAITS = ("common/jobs/patience.py",)
+#: The files of a revision that knows --limits, and of one that knows --wait.
+_LIMITS, _WAITS = "common/measure/peaks.py", "common/jobs/patience.py"
 
 
 #: The two log folders -> rounds.
@@ -218,9 +216,9 @@ def _run_all(
 def _measure(tree: Path, name: str, flags: Sequence[str], log: Path, scratch: Path) -> None:
     """Run the benchmarks of a work tree; UserError where they measured nothing."""
     own = ["--log-dir", str(log), "--quiet"]
-    if any((tree / path).is_file() for path in _LIMITS):  # they are the device's, not the revision's
+    if (tree / _LIMITS).is_file():  # they are the device's, not the revision's
         own += ["--limits", "false"]
-    if any((tree / path).is_file() for path in _WAITS):  # a round measured again would not be beside the other side's
+    if (tree / _WAITS).is_file():  # a round measured again would not be beside the other side's
         own += ["--wait", "0"]
     code, said = _benchmark([sys.executable, str(tree / "benchmark_all.py"), *flags, *own], _environment(scratch))
     if code in STOPPED:

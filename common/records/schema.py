@@ -243,13 +243,6 @@ class Schedule(Struct, kw_only=True, frozen=True):
     repeat: Annotated[Count, of("windows, each with a trace of its own")]
 
 
-class Copies(Struct, kw_only=True, frozen=True):
-    """Copies of one buffer to another, in runs of before there were streams."""
-
-    buffer_bytes: Annotated[Annotated[int, Meta(ge=1, le=2**53, extra={"unit": "bytes"})], of("of one of the two")]
-    ns: Annotated[List[Nanoseconds], Meta(min_length=1, description="of each copy", extra={"unit": "ns"})]
-
-
 class Stream(Struct, kw_only=True, frozen=True):
     """A kernel that reads and writes as fast as it can."""
 
@@ -502,7 +495,7 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     round; the same in all implementations of the run.  The best of all counts."""
 
     node: Annotated[Optional[str], of("as in ``environment``")] = None
-    round: Annotated[Optional[int], of("of the timing pass; null in older runs, which have one record")] = None
+    round: Annotated[Optional[int], of("of the timing pass; null where it was measured once for the run")] = None
     torch: Annotated[Optional[str], of("version")] = None
     device: Annotated[Optional[str], of('"cpu" or "cuda"')] = None
     device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
@@ -511,7 +504,6 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     tf32: Annotated[Optional[bool], of("might CUDA use it? null on a CPU")] = None
     gpu: Annotated[Optional[Gpu], of("right after the measurement, as in ``environment``")] = None
     cache_bytes: Annotated[Optional[Bytes], of("of all last-level caches")] = None
-    copies: Annotated[List[Copies], of("of buffers of several sizes, in older runs")] = []
     streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
     products: Annotated[List[Products], of("of matrices of the dtype")] = []
     exps: Annotated[List[Exps], of("in float64 for that dtype, else in float32")] = []
