@@ -26,11 +26,20 @@ from common.data import provenance
 WAIT_SECONDS = 60.0
 
 
+class Made(BaseException):
+    """Carries the parser of a command to who wants it and not what the command does, see Parser.hands_over."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self.parser = parser
+
+
 class Parser(argparse.ArgumentParser):
     """argparse's parser, but an error is one line, and an epilog of several lines is printed as it is.
 
     examples: commands that the short --help ends with; flags with a text for it (flags.add) stand above them, and
-    --help-all shows every flag."""
+    --help-all shows every flag.  hands_over: to parse is to raise Made, for completion."""
+
+    hands_over = False
 
     def __init__(self, *arguments: Any, examples: str = "", **options: Any):
         safe_streams()  # before --help or an error is printed
@@ -65,6 +74,8 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse_known_args(self, *arguments: Any, **options: Any) -> Any:
+        if Parser.hands_over:
+            raise Made(self)
         if "_ARGCOMPLETE" in os.environ:  # the shell asks what could follow
             with suppress(ImportError):
                 import argcomplete  # type: ignore[import-not-found, unused-ignore]  # a user's own
