@@ -1,9 +1,10 @@
 """The exact transducer (RNN-T) loss from encoder and decoder outputs and the output layer, without the logits of all
 cells in memory.  docs/fused.md of the benchmark suite explains how and what it costs."""
 
+from fused_transducer import recipes
 from fused_transducer.backends import backend_of
 from fused_transducer.functional import align, transducer_loss
 from fused_transducer.modules import TransducerLoss
 
-__all__ = ["TransducerLoss", "align", "backend_of", "transducer_loss"]
+__all__ = ["TransducerLoss", "align", "backend_of", "recipes", "transducer_loss"]
 __version__ = "0.1.0"

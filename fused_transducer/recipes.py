@@ -1,0 +1,148 @@
+"""The joiners of five toolkits, each as one call of `transducer_loss`: no toolkit is imported.
+
+Each function takes the toolkit's own joiner and its outputs in the toolkit's own shapes, folds the joiner's projections
+into them, and returns the loss with gradients for all parameters of the joiner.  Targets may be padded with anything.
+options: further options of `transducer_loss`; the reduction is "mean" over the utterances, where none is given.
+
+A joiner that computes something else (HAT, TDT, multi-blank, deep biasing, adapters) is refused with a ValueError that
+says what.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict
+
+from torch import Tensor, nn
+
+from fused_transducer.functional import of_linear, transducer_loss
+
+
+def icefall(
+    joiner: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor,
+    **options: Any,
+):  # fmt: skip
+    """Return the loss of icefall's Joiner: encoder_proj, decoder_proj, tanh, output_linear.
+
+    encoder_out (N, T, encoder_dim), decoder_out (N, U+1, decoder_dim), targets (N, U): `y_padded`.
+    """
+    return transducer_loss(
+        joiner.encoder_proj(encoder_out), joiner.decoder_proj(decoder_out), targets=targets, T_lengths=T_lengths,
+        U_lengths=U_lengths, output=joiner.output_linear, **options,
+    )  # fmt: skip
+
+
+def nemo(
+    joint: nn.Module, encoder_outputs: Tensor, decoder_outputs: Tensor, targets: Tensor, T_lengths: Tensor,
+    U_lengths: Tensor, **options: Any,
+):  # fmt: skip
+    """Return the loss of NeMo's RNNTJoint: enc, pred, and joint_net of an activation, perhaps dropout, and a layer.
+
+    encoder_outputs (N, encoder_dim, T), decoder_outputs (N, decoder_dim, U+1); the blank is the last symbol.
+    """
+    for name, reason in (("num_extra_outputs", "has durations or big blanks"), ("masking_prob", "masks the decoder")):
+        if getattr(joint, name, 0):
+            raise ValueError(f"nemo: the joint {reason} ({name} is {getattr(joint, name)}), which the loss does not")
+    if callable(getattr(joint, "is_adapter_available", None)) and joint.is_adapter_available():
+        raise ValueError("nemo: the joint has adapters, which the loss would leave out")
+    activation, *dropouts, output = joint.joint_net
+    weight, bias = of_linear(output)
+    temperature = getattr(joint, "temperature", 1.0)
+    if temperature != 1:
+        weight, bias = weight / temperature, None if bias is None else bias / temperature
+    options = {"dropout": sum(layer.p for layer in dropouts if layer.training), "blank": len(weight) - 1, **options}
+    return transducer_loss(
+        joint.enc(encoder_outputs.transpose(1, 2)), joint.pred(decoder_outputs.transpose(1, 2)), weight, bias, targets,
+        T_lengths, U_lengths, activation=activation_name(activation), **options,
+    )  # fmt: skip
+
+
+def espnet(
+    joint_network: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor,
+    U_lengths: Tensor, **options: Any,
+):  # fmt: skip
+    """Return the loss of ESPnet's JointNetwork (espnet2.asr and espnet2.asr_transducer): lin_enc, lin_dec,
+    joint_activation, lin_out.
+
+    encoder_out (N, T, encoder_size), decoder_out (N, U+1, decoder_size): not unsqueezed.
+    """
+    if getattr(joint_network, "deepbiasing", False):
+        raise ValueError("espnet: deep biasing adds a vector for each pair of frame and token, which the loss cannot")
+    return transducer_loss(
+        joint_network.lin_enc(encoder_out), joint_network.lin_dec(decoder_out), targets=targets, T_lengths=T_lengths,
+        U_lengths=U_lengths, output=joint_network.lin_out,
+        activation=activation_name(joint_network.joint_activation), **options,
+    )  # fmt: skip
+
+
+def wenet(
+    joint: nn.Module, encoder_out: Tensor, predictor_out: Tensor, targets: Tensor, T_lengths: Tensor,
+    U_lengths: Tensor, **options: Any,
+):  # fmt: skip
+    """Return the loss of WeNet's TransducerJoint: enc_ffn and pred_ffn, perhaps post_ffn of their sum, ffn_out.
+
+    encoder_out (N, T, encoder_dim), predictor_out (N, U+1, predictor_dim).
+    """
+    if getattr(joint, "hat_joint", False):
+        raise ValueError("wenet: hat_joint has a probability of its own for the blank, which the loss does not")
+    if joint.enc_ffn is not None:
+        encoder_out, predictor_out = joint.enc_ffn(encoder_out), joint.pred_ffn(predictor_out)
+    if joint.post_ffn is not None:  # of the sum: its bias counts once
+        encoder_out = joint.post_ffn(encoder_out)
+        predictor_out = nn.functional.linear(predictor_out, joint.post_ffn.weight)
+    return transducer_loss(
+        encoder_out, predictor_out, targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, output=joint.ffn_out,
+        activation=activation_name(joint.activatoin), **options,  # its name there
+    )  # fmt: skip
+
+
+def speechbrain(
+    joint: nn.Module, output: nn.Module, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_shares: Tensor,
+    U_shares: Tensor, **options: Any,
+):  # fmt: skip
+    """Return the loss of SpeechBrain's Transducer_joint and of the layer behind it (`transducer_lin`).
+
+    encoder_out (N, T, H), decoder_out (N, U+1, H): projected, not unsqueezed; T_shares, U_shares (N,): the lengths over
+    those of the longest, as SpeechBrain has them.
+    """
+    if joint.joint == "concat":  # a layer of both, one behind the other
+        linear = _inner(joint.joint_network)
+        weight, bias = of_linear(linear)
+        of_encoder, of_decoder = weight.split([encoder_out.shape[-1], decoder_out.shape[-1]], 1)
+        encoder_out = nn.functional.linear(encoder_out, of_encoder, bias)
+        decoder_out = nn.functional.linear(decoder_out, of_decoder)
+    T_lengths = (T_shares * encoder_out.shape[1]).round().long()
+    U_lengths = (U_shares * targets.shape[1]).round().long()
+    return transducer_loss(
+        encoder_out, decoder_out, targets=targets, T_lengths=T_lengths, U_lengths=U_lengths, output=_inner(output),
+        activation=activation_name(joint.nonlinearity), **options,
+    )  # fmt: skip
+
+
+def _inner(layer: nn.Module) -> nn.Module:
+    """Return the nn.Linear that SpeechBrain's own Linear wraps."""
+    return getattr(layer, "w", layer)
+
+
+#: Name of an activation -> whether a layer is that.
+_NAMES: Dict[str, Callable[[Any], bool]] = {
+    "tanh": lambda layer: isinstance(layer, nn.Tanh),
+    "relu": lambda layer: isinstance(layer, nn.ReLU),
+    "sigmoid": lambda layer: isinstance(layer, nn.Sigmoid),
+    "silu": lambda layer: isinstance(layer, nn.SiLU) or (_is(layer, "Swish") and getattr(layer, "beta", 1) == 1),
+    "gelu": lambda layer: isinstance(layer, nn.GELU) and layer.approximate == "none",
+    "leaky_relu": lambda layer: isinstance(layer, nn.LeakyReLU) and layer.negative_slope == 0.01,
+    "none": lambda layer: isinstance(layer, nn.Identity),
+}
+
+
+def _is(layer: nn.Module, name: str) -> bool:
+    """Return whether a layer's class has this name: ESPnet, WeNet and SpeechBrain each have a Swish of their own."""
+    return type(layer).__name__ == name
+
+
+def activation_name(layer: nn.Module) -> str:
+    """Return the name that `transducer_loss` has for an activation layer.  Raises ValueError where it has none."""
+    for name, matches in _NAMES.items():
+        if matches(layer):
+            return name
+    raise ValueError(f"the joiner's activation {layer} is none of {', '.join(_NAMES)}")
