@@ -215,4 +215,4 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
     arguments = parser.parse_args(argv)
     own = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
     others = [other for other in chosen(parser, arguments) if other not in own] if implementation.template else []
-    return run(parser.prog, lambda: benchmark.benchmark([*own, *others], arguments, own=own))
+    return run(parser.prog, lambda: benchmark.benchmark([*own, *others], arguments, own))

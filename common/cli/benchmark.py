@@ -1,4 +1,4 @@
-"""The command of every benchmark script, --find-largest too: from flags to a table and a report.  --sweep: sweep.py."""
+"""Runs every benchmark script, --find-largest too, from flags to a table and a report.  --sweep is in sweep.py."""
 
 from __future__ import annotations
 
@@ -30,36 +30,44 @@ from common.tables import answer, results, search
 
 
 def benchmark(
-    names: Sequence[str], arguments: argparse.Namespace, own: Sequence[str] = (), executor: Optional[Executor] = None
+    names: Sequence[str],
+    arguments: argparse.Namespace,
+    names_of_script: Sequence[str] = (),
+    executor: Optional[Executor] = None,
 ) -> int:
-    """Measure the implementations `names` as the flags say and print the table; returns the exit code.  own: those of
-    the script that was started, which prefer the Python it was started with; executor: default as --executor says."""
-    of_these = partial(measured, names, own)
-    return devices.on_each_kind(arguments, of_these, names, _with_controls(arguments), executor=executor)
+    """Measure the implementations `names` as the flags say and print the table; return the exit code.
+
+    names_of_script: those of the script that was started, which prefer the Python it was started with; executor: by
+    default as --executor says."""
+    measure = partial(measured, names, names_of_script)
+    return devices.on_each_kind(arguments, measure, names, _with_controls(arguments), executor=executor)
 
 
 def _with_controls(arguments: argparse.Namespace) -> bool:
+    """Tell whether the default losses are measured, which brings those that run under any torch."""
     return not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard()
 
 
-def measured(names: Sequence[str], own: Sequence[str], arguments: argparse.Namespace, executor: Executor) -> int:
-    """On the devices of one executor."""
+def measured(
+    names: Sequence[str], names_of_script: Sequence[str], arguments: argparse.Namespace, executor: Executor
+) -> int:
+    """Measure on the devices of one executor, and return the exit code."""
     given = parser.given_settings(arguments)
-    python_of = executor.choose(names, arguments.in_place, own)
+    python_of = executor.choose(names, arguments.in_place, names_of_script)
     device = executor.resolve_device(arguments.device, python_of)
     if _with_controls(arguments):
         python_of.update(executor.controls(python_of, device))
         names = list(python_of)
     if arguments.sweep:
         if arguments.find_largest:
-            raise UserError("--sweep: does not go with --find-largest, which searches one configuration; name it alone")
+            raise UserError("--sweep does not go with --find-largest, which searches one configuration: remove one")
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
     resolved = settings.resolve(given, device)
     if arguments.dry_run:
         return dry_run(python_of, resolved, parser.with_limits(arguments, resolved))
-    more = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
-    more.update({"machine": executor.machine} if executor.machine else {})
-    with open_runs(names, resolved, arguments.log_dir, arguments.resume, more) as run_of:
+    header = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
+    header.update({"machine": executor.machine} if executor.machine else {})
+    with open_runs(names, resolved, arguments.log_dir, arguments.resume, header) as run_of:
         if not arguments.quiet:
             announce(names, resolved, next(iter(run_of.values())).header.memory_limit or MemoryLimit(), given)
 
@@ -103,17 +111,18 @@ def dry_run(python_of: Mapping[str, Choice], resolved: Settings, with_limits: bo
 
 
 def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given: Mapping[str, Any]) -> None:
-    """The first lines: what is about to be measured, and how long that may take."""
+    """Print what is about to be measured.  limit: of --find-largest; given: the settings that flags gave."""
     joiner = (
         f"V {resolved.vocab_size}, joiner {resolved.encoder_dim}, {resolved.dtype}, {count(resolved.rounds, 'round')}"
     )
-    own = given.get("file_vocab_size")
-    if own not in (None, resolved.vocab_size):
-        print(f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {own} symbols", file=sys.stderr)
+    symbols = given.get("file_vocab_size")
+    if symbols not in (None, resolved.vocab_size):
+        note = f"note: V is {resolved.vocab_size}, but the shape file counts tokens of {symbols} symbols"
+        print(note, file=sys.stderr)
     if resolved.find_largest:
         size = f"{metrics.amount(limit.bytes)} ({limit.source})" if limit.bytes else limit.source
-        what = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"
-        print(f"{what}: scope {resolved.scopes[0]}, {joiner} at the size found", file=sys.stderr)
+        heading = f"the largest {resolved.find_largest} of {', '.join(names)} on {resolved.device} within {size}"
+        print(f"{heading}: scope {resolved.scopes[0]}, {joiner} at the size found", file=sys.stderr)
         return
     if resolved.sort_utterance:
         size = f"of up to {resolved.max_frames} frames, sorted by length"
@@ -123,16 +132,16 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
     chosen = f"{resolved.num_batches} batches {size} ({resolved.batches}{each})"
     batches = [chosen, *settings.described(resolved.to_json())]
     print(f"preset {resolved.preset}: {presets.note(resolved.preset)}", file=sys.stderr)
-    what = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
-    print(f"{what}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
+    heading = f"measuring {', '.join(names)} on {resolved.device}: {', '.join(batches)}"
+    print(f"{heading}, {joiner}; passes {', '.join(resolved.passes)}", file=sys.stderr)
 
 
 def show(run_of: Mapping[str, Run], log: Log, arguments: argparse.Namespace) -> Shown:
-    """Print what this run's rows tell; the status of each."""
+    """Print the table of this run's rows; return the status of each."""
     folders = [run.folder for run in run_of.values()]
-    rows, searches = ([row for at in folders for row in of if row.folder == at] for of in (log.rows, log.searches))
-    found = searches or rows
-    details = search.render(found, "table") if searches else results.render(found, "table")
+    rows = [row for folder in folders for row in log.rows if row.folder == folder]
+    searches = [row for folder in folders for row in log.searches if row.folder == folder]
+    details = search.render(searches, "table") if searches else results.render(rows, "table")
     statuses = [row.status for row in searches] or [run.status for run in run_of.values()]
-    short = answer.render(found, folders=[arguments.log_dir], **screen.how())
+    short = answer.render(searches or rows, folders=[arguments.log_dir], **screen.how())
     return ending.printed(short + "\n", details + "\n", statuses, arguments)

@@ -1,4 +1,4 @@
-"""Where the jobs of a command run: on this machine, or on the devices of a Ray cluster, kind by kind."""
+"""Runs the jobs of a command on this machine, or on the devices of a Ray cluster, kind by kind."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def on_each_kind(
 
 @contextmanager
 def on_all(arguments: argparse.Namespace, names: Sequence[str]) -> Iterator[Executor]:
-    """For what does not depend on the device: this machine, or all devices of the cluster as one kind.  Raises
-    UserError."""
+    """Yield the executor of a command whose results do not depend on the device: this machine, or all devices of the
+    cluster as one kind.  Raises UserError."""
     if arguments.executor == "local":
         yield Local()
         return
@@ -61,7 +61,9 @@ def on_all(arguments: argparse.Namespace, names: Sequence[str]) -> Iterator[Exec
 
 def _check(arguments: argparse.Namespace) -> None:
     if getattr(arguments, "in_place", False):
-        raise UserError("--in-place: is of this machine; each node of --executor ray has its own environments")
+        raise UserError(
+            "--in-place does not go with --executor ray, whose nodes have environments of their own: remove one"
+        )
 
 
 def _say(arguments: argparse.Namespace, kind: cluster.Kind, label: str) -> None:

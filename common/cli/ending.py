@@ -1,4 +1,4 @@
-"""The end of every benchmark command: its table, the report and the exit code."""
+"""Ends every benchmark command: prints its table, writes the report and returns the exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from common.report import writing
 #: The status of each row of a table; None where stdout did not take the table.
 Shown = Optional[Sequence[str]]
 
-#: In --log-dir: the last tables with the lines below them.
+#: The file in --log-dir that has the last tables with the lines below them.
 DETAILS = "details.txt"
 
 
@@ -32,10 +32,16 @@ def finish(
     arguments: argparse.Namespace,
     kept: str = "",
 ) -> int:
-    """Measure, then print the table, write the report and return the exit code.  show: prints the table, of all that
-    --log-dir holds; discard: removes folders without results, and says whether others are left; kept: what an
-    interruption leaves.  Raises the UserError of a mistake that stops the measuring, after the table of what was
-    measured before."""
+    """Measure, then print the table and write the report; return the exit code.
+
+    Args:
+        measure: carries out the jobs.
+        show: prints the table of what --log-dir holds, and returns the status of each row.
+        discard: removes folders without results, and tells whether others are left.
+        arguments: the flags of the command.
+        kept: what an interruption leaves, for the user; "" for the usual words.
+
+    Raises the UserError of a mistake that stops the measuring, after the table of what was measured before."""
     interrupted = failed = False
     try:
         measure()
@@ -69,14 +75,16 @@ def warn_of_load(executor: Executor, settings: Settings) -> None:
 
 
 def exit_code(statuses: Sequence[str]) -> int:
-    """0 when every row that could run did (and at least one could), else 1."""
+    """Return 0 when every row that could run did (and at least one could), else 1."""
     ran = [status for status in statuses if status not in NOT_RUNNABLE]
     return EXIT_OK if ran and all(status == "ok" for status in ran) else EXIT_FAILED
 
 
 def printed(short: str, details: str, statuses: Sequence[str], arguments: argparse.Namespace) -> Shown:
-    """Print what one came for, or with --details all of it, which is kept in --log-dir in any case.  Where stdout does
-    not take it, that is a warning: the results are on disk."""
+    """Print the short table, or the whole one with --details, and return the statuses.
+
+    The whole one is written to --log-dir in any case.  Where stdout does not take the table, warn: the results are on
+    disk."""
     kept = _keep(arguments.log_dir / DETAILS, details)
     try:
         print(details if arguments.details else short, end="", flush=True)
@@ -91,7 +99,7 @@ def printed(short: str, details: str, statuses: Sequence[str], arguments: argpar
 
 
 def _keep(path: Path, text: str) -> Optional[Path]:
-    """Write it; None, and a warning, where that cannot be."""
+    """Write a file and return its path; warn and return None where it cannot be written."""
     try:
         write_whole("summarize.py --details has it", (path, text))
         return path
@@ -101,7 +109,7 @@ def _keep(path: Path, text: str) -> Optional[Path]:
 
 
 def discard_empty(run_of: Mapping[str, Run]) -> bool:
-    """Remove the folders of runs that measured nothing; are others left?"""
+    """Remove the folders of runs that measured nothing; tell whether others are left."""
     for run in run_of.values():
         run.discard_if_empty()
     return any(run.path.exists() for run in run_of.values())

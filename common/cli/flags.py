@@ -35,9 +35,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         groups[settings.TIMING],
         "--limits",
         **BOOL,
-        help="measure how fast the device moves, multiplies and takes exponentials at the begin of each round, which "
-        "'%% of limit' needs; some two seconds each. Default: true; false with --preset quick, half of whose time it "
-        "takes",
+        help="measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
+        "round, about two seconds each; '%% of limit' needs it. Default: true; false with --preset quick",
     )
     _add_flags_of_run(parser.add_argument_group("the run"))
 
@@ -50,7 +49,7 @@ def _add_flags_of_run(run: Any) -> None:
         default=paths.LOG,
         metavar="DIR",
         short="where results go",
-        help="where each run makes its own folder, <name>-<batch size> (then .2, .3 ...: runs never mix). Default: "
+        help="folder in which each run makes its own, <name>-<batch size> (then .2, .3 ...: runs never mix). Default: "
         "log/ beside this script",
     )
     add(
@@ -59,15 +58,15 @@ def _add_flags_of_run(run: Any) -> None:
         type=types.positive,
         default=1800.0,
         metavar="S",
-        help="seconds after which one process of one implementation is ended and its row says timeout. Default: 1800",
+        help="end a process of an implementation after so many seconds; its row says timeout. Default: 1800",
     )
     add(
         run,
         "--wait",
         type=types.whole(0),
         metavar="S",
-        help="wait at most so long, in all, for a quiet machine to measure those timing rounds again that ran beside "
-        "other load; 0: none is measured again. Default: 60; 0 with --preset quick and --sweep",
+        help="wait up to so many seconds in all for a quiet machine, and then measure the timing rounds again that ran "
+        "beside other load; 0: measure none again. Default: 60; 0 with --preset quick and --sweep",
     )
     add(
         run,
@@ -96,8 +95,8 @@ def _add_flags_of_run(run: Any) -> None:
         "--details",
         **SWITCH,
         short="print stages, options, limits and notes too",
-        help="print the whole table, and stages, options, limits, errors and notes below it, as in details.txt of "
-        "--log-dir. Default: what they come to, on one screen",
+        help="print the whole table with stages, options, limits, errors and notes, as in details.txt of --log-dir. "
+        "Default: a summary on one screen",
     )
     add(
         run,
@@ -107,8 +106,8 @@ def _add_flags_of_run(run: Any) -> None:
         type=grid.axis,
         metavar="KEY=A,B,...",
         short="measure at each of these values: vocab-size=500,4096",
-        help="measure at each of these values instead of one; given several times, at all combinations. One folder, "
-        f"sweep-KEY, for all; no traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
+        help="measure at each of these values; if given several times, at all combinations. Results go into one "
+        f"folder, sweep-KEY, without traces. KEY is one of {', '.join(settings.SWEEPABLE)}. Default: no sweep",
     )
 
 
@@ -123,14 +122,14 @@ def add_executor(group: Any) -> None:
         "--executor",
         choices=("local", "ray"),
         default="local",
-        help="where jobs run: local, one after the other on this machine; ray, on every device of a Ray cluster, whose "
+        help="where jobs run. local: one after the other on this machine; ray: on every device of a Ray cluster, whose "
         "nodes have a checkout of this suite (docs/clusters.md). Default: local",
     )
     group.add_argument(
         "--ray-address",
         default="auto",
         metavar="auto|HOST:PORT",
-        help="of the cluster's head; auto: the one that runs on this machine. Default: auto",
+        help="address of the cluster's head; auto: the one that runs on this machine. Default: auto",
     )
 
 

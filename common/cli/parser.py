@@ -1,4 +1,4 @@
-"""The one command line of every benchmark script: from flags (common.cli.flags) to names, settings and an exit code.
+"""The parser of every command, and what a benchmark script reads from its flags: names, settings, limits, waiting.
 
 No torch here: ``--help`` and a wrong flag answer at once.
 """
@@ -22,7 +22,7 @@ from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.core.text import closest
 from common.data import provenance
 
-#: How long to wait, in all, for a quiet machine where --wait does not say.
+#: The default of --wait.
 WAIT_SECONDS = 60.0
 
 
@@ -110,8 +110,8 @@ class _HelpAll(argparse.Action):
 
 
 def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
-    """The flags that are settings of the run (see common.core.settings), those not given as None.  Raises UserError for
-    a shape file that is not there, before anything is started."""
+    """Return the flags that are settings of the run (see common.core.settings), None for those not given.  Raises
+    UserError for a shape file that is not there, before anything is started."""
     values = vars(arguments)
     given = {key: values.get(key) for key in settings.SETTINGS if key != "device"}
     shape_file: Optional[Path] = given["shape_file"]
@@ -119,7 +119,7 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
         problem = paths.not_a_file(shape_file)
         if problem:
             raise UserError(
-                f"--shape-file {shape_file}: {problem}; make one with generate_shape_info.py or leave the flag out"
+                f"--shape-file {shape_file}: {problem}; make one with generate_shape_info.py or remove the flag"
             )
         path = shape_file.resolve()
         inside = paths.ROOT in path.parents
@@ -132,7 +132,7 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 
 def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
-    """Whether the device's limits are measured: as --limits says, else as the preset does."""
+    """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is None:
         return presets.parts(resolved.preset)[0] != "quick"  # half of whose time they would take
     return bool(arguments.limits)
@@ -147,14 +147,16 @@ def wait(arguments: argparse.Namespace) -> float:
 
 
 def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...]]:
-    """The type of a flag: names of the table, and files such as benchmark_flash.py (or benchmark_flash.py:variant),
-    whose rows are known from then on, each with @ENVIRONMENT behind it or not; "all" is `everything`."""
+    """Return the type of a flag that takes names of the table, and files such as benchmark_flash.py.
+
+    A name or file may have :VARIANT and @ENVIRONMENT behind it; the row of a file is known from then on.  "all" is
+    `everything`."""
 
     def parse(text: str) -> Tuple[str, ...]:
         words, placed = [], []
         for word in map(str.strip, text.split(",")):
-            found = re.fullmatch(r"(.+?)((?::[\w-]+)?(@[\w-]+)?)", word)
-            name, rest, environment = found.groups() if found else (word, "", None)
+            match = re.fullmatch(r"(.+?)((?::[\w-]+)?(@[\w-]+)?)", word)
+            name, rest, environment = match.groups() if match else (word, "", None)
             try:
                 words.append((scripts.of_file(name).name if name.endswith(".py") else name) + rest)
                 if environment:
@@ -162,21 +164,21 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
                     placed.append(words[-1])
             except UserError as error:
                 raise argparse.ArgumentTypeError(str(error)) from error
-        there = dict.fromkeys([*(one.name for one in with_variants()), *placed])
-        return flag_types.some_of(list(there), everything)(",".join(words))
+        known = dict.fromkeys([*(implementation.name for implementation in with_variants()), *placed])
+        return flag_types.some_of(list(known), everything)(",".join(words))
 
     return parse
 
 
 def standard() -> Tuple[str, ...]:
-    """What is measured by default."""
-    return tuple(one.name for one in IMPLEMENTATIONS if not one.template)
+    """Return the names of what is measured by default."""
+    return tuple(implementation.name for implementation in IMPLEMENTATIONS if not implementation.template)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
-    """Flags that choose implementations; `chosen` reads them."""
-    names = tuple(one.name for one in with_variants())
+    """Add the flags that choose implementations; `chosen` reads them."""
     group = parser.add_argument_group("which implementations")
+    names = [implementation.name for implementation in with_variants()]
     variants = ", ".join(name for name in names if ":" in name)
     which = (
         f"these: {', '.join(standard())}; or, in another way of calling it, {variants}; "
@@ -189,8 +191,8 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:
-    """Names of the implementations that the flags of `add_choice` choose."""
+    """Return the names of the implementations that the flags of `add_choice` choose."""
     names = [name for name in arguments.only if name not in arguments.skip]
     if not names:
-        parser.error("argument --skip: nothing is left of --only")
+        parser.error("argument --skip: it leaves nothing of --only")
     return names

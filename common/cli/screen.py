@@ -1,4 +1,4 @@
-"""The screen that results are shown on: its width, and whether it shows colors."""
+"""Tells the width of the screen that results are shown on, and whether it shows colors."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NARROWEST = 60
 
 
 def width() -> int:
-    """Characters of a line; answer.WIDTH where stdout is no terminal."""
+    """Return the characters of a line; answer.WIDTH where stdout is no terminal."""
     if not sys.stdout.isatty():
         return answer.WIDTH
     return max(NARROWEST, shutil.get_terminal_size((answer.WIDTH, 40)).columns)
 
 
 def in_color() -> bool:
-    """On a terminal, unless NO_COLOR (no-color.org) is set or the terminal is dumb."""
+    """Tell whether stdout is a terminal of colors, and NO_COLOR (no-color.org) is not set."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def how() -> Dict[str, Any]:
-    """Arguments of what renders for the terminal."""
+    """Return the arguments of functions that render for the terminal."""
     colors: Mapping[str, str] = answer.COLORS if in_color() else answer.NO_COLORS
     return {"width": width(), "colors": colors}

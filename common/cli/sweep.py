@@ -1,4 +1,4 @@
-"""--sweep, from flags to a table: for each cell of the grid the jobs of an ordinary run, one cell after the other.
+"""--sweep, from flags to a table: runs the jobs of an ordinary run for each cell of the grid, cell after cell.
 
 An implementation that is missing, or cannot run in a dtype on this device, is tried once for each dtype; the device's
 limits are measured once for each dtype and number of threads.
@@ -39,7 +39,7 @@ def benchmark(
     python_of: Mapping[str, interpreters.Choice],
     executor: Executor,
 ) -> int:
-    """Measure the implementations `names` in every cell and print the table; returns the exit code.  given: the
+    """Measure the implementations `names` in every cell and print the table; return the exit code.  given: the
     settings that were given."""
     axes: List[grid.Axis] = arguments.sweep
     grid.check(axes, given)
@@ -80,7 +80,8 @@ def benchmark(
                     print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}{left}", file=sys.stderr)
                 began = time.monotonic()
                 session.run(jobs, parser.with_limits(arguments, resolved) and bool(lacking))
-                took += [time.monotonic() - began] * bool(jobs)
+                if jobs:
+                    took.append(time.monotonic() - began)
 
     def discard() -> bool:
         file.discard_if_empty()
@@ -93,7 +94,7 @@ def benchmark(
 
 
 def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
-    """Raises UserError for flags that have no effect in a sweep."""
+    """Raise UserError for flags that have no effect in a sweep."""
     grid.check_passes(settings_of[0].passes)
     keys = {axis.key for axis in axes}
     for key, of_sorted in (("batch_size", False), ("max_frames", True)):
@@ -113,6 +114,7 @@ def announce(names: Sequence[str], axes: Sequence[grid.Axis], settings_of: Seque
 
 
 def show(file: SweepFile, log: Log, arguments: argparse.Namespace) -> Shown:
-    found = [sweep for sweep in log.sweeps if sweep.path == file.path]
-    short, details = tables.screen(found, **screen.how()), tables.render(found, "table")
+    """Print the table of this sweep; return the status of each row."""
+    sweeps = [sweep for sweep in log.sweeps if sweep.path == file.path]
+    short, details = tables.screen(sweeps, **screen.how()), tables.render(sweeps, "table")
     return ending.printed(short + "\n", details, [run.status for run in file.runs.values()], arguments)

@@ -1,4 +1,4 @@
-"""The errors a user can cause, and the exit codes of every command.
+"""Defines the errors that a user can cause, and the exit codes of every command.
 
 Leaves out programming errors: those keep their traceback.
 """
@@ -16,7 +16,8 @@ STOPPED = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 class UserError(Exception):
-    """Bad input: one line that says what, where and what to do next.  Commands print it and exit with EXIT_USAGE."""
+    """Raised for bad input.  The message is one line: what, where, what to do next.  Commands print it and exit with
+    EXIT_USAGE."""
 
 
 #: The statuses of an implementation that cannot run here; that is no failure of the run.
@@ -24,8 +25,9 @@ NOT_RUNNABLE = ("missing", "unsupported")
 
 
 class NotRunnable(Exception):
-    """An implementation cannot run here.  status: "missing" (the package is not there) or "unsupported" (it is, but not
-    for this device, dtype or shape).  The message is the reason shown in its row."""
+    """Raised where an implementation cannot run.  The message is the reason shown in its row.
+
+    status: "missing" (no package) or "unsupported" (not for this device, dtype or shape)."""
 
     def __init__(self, status: str, reason: str):
         super().__init__(reason)
@@ -35,8 +37,8 @@ class NotRunnable(Exception):
 
 
 class OutOfMemory(Exception):
-    """There was no room for what was to be measured; the message says where."""
+    """Raised where memory did not suffice for a measurement; the message says where."""
 
 
 class WrongResult(Exception):
-    """The loss or a gradient is not the oracle's; the message says by how much."""
+    """Raised where the loss or a gradient is not the oracle's; the message says by how much."""

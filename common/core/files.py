@@ -1,4 +1,4 @@
-"""Files that are read and written whole, and the one sentence for what cannot be written."""
+"""Reads and writes files whole, and words the error for a file that cannot be written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.core.errors import UserError
 from common.core.paths import not_a_file
 
 _DEVICES = tuple(map(Path, ("/dev", "/dev/fd", "/proc/self/fd")))
-#: What a file gets: its text or bytes, or what writes them to the stream that it is given.
+#: The content of a file: text, bytes, or a function that writes to the stream that it is given.
 Content = Union[str, bytes, Callable[[BinaryIO], None]]
 #: Bytes of the largest file that is held in memory as a whole.
 LARGEST = 2**30
@@ -24,12 +24,12 @@ _scratch: List[Path] = []
 
 
 def keep_scratch_in(folder: Path) -> None:
-    """From here on scratch folders of this process are below `folder`, whose owner removes it, however we end."""
+    """Put the scratch folders of this process below `folder` from now on.  Its owner removes it, however we end."""
     _scratch[:] = [folder]
 
 
 def scratch_folder() -> TemporaryDirectory[str]:
-    """A folder until the end of the block."""
+    """Return a temporary folder, which a `with` block removes at its end."""
     return TemporaryDirectory(dir=_scratch[0] if _scratch else None)
 
 
@@ -64,24 +64,24 @@ def read_text(path: Path, largest: int = LARGEST) -> str:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """To write.  What was there goes: a link is not written through."""
+    """Open a new file to write bytes, in place of what is there: a link is not written through."""
     path.unlink(missing_ok=True)
     return open(path, "xb")
 
 
 def cannot_write(path: Path, error: OSError, advice: str) -> str:
-    """What, why, and what to do next."""
+    """Return the error message for a file that cannot be written.  advice: what to do next."""
     reason = "it is a link, or below one that leads nowhere" if error.errno == errno.ELOOP else error.strerror or error
     return f"cannot write {path}: {reason}; {advice}"
 
 
 def another(flag: str, what: str = "file") -> str:
-    """The advice where a flag names what is written."""
+    """Return the advice where a flag names what is written."""
     return f"name another {what} with {flag}"
 
 
 def make_folder(folder: Path, advice: str) -> None:
-    """With those above it, unless it is there.  Raises UserError."""
+    """Make a folder and those above it, unless it is there.  Raises UserError.  advice: as of `cannot_write`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -89,9 +89,10 @@ def make_folder(folder: Path, advice: str) -> None:
 
 
 def write_whole(advice: str, *contents: Tuple[Path, Content]) -> None:
-    """Write each (path, content), in their order, to a new file beside it, then rename all: a reader, or a full disk,
-    meets the old files or the new ones, and a link is replaced.  What is no file (a pipe, /dev/stdout) is written to.
-    Raises UserError."""
+    """Write each (path, content) in order to a new file beside it, then rename all.
+
+    So a reader, or a full disk, meets the old files or the new ones.  A link is replaced; a pipe or /dev/stdout is
+    written to.  Raises UserError.  advice: as of `cannot_write`."""
     waiting: List[Tuple[Path, Path]] = []
     path = Path()
     try:
@@ -125,7 +126,7 @@ def _write(stream: BinaryIO, content: Content) -> None:
 
 
 def _new_file(folder: Path, content: Content) -> Path:
-    """A file of this content, on disk, with a name that no other has."""
+    """Return a new file of this content, which is on disk, under a random name."""
     path = folder / f".{secrets.token_hex(6)}.tmp"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

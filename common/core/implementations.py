@@ -6,7 +6,7 @@ No import of torch or of any loss here: the parent process and the summarizer re
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Mapping, Tuple
+from typing import List, Mapping, Tuple
 
 from common.core.errors import UserError
 
@@ -21,7 +21,7 @@ LATTICES = {
     "star": "frames may be skipped",
     "delay-penalty": "late targets cost more",
 }
-#: Those in which a frame has at most one symbol, so that a path meets fewer cells.
+#: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
 #: exact: the transducer loss of Graves 2012; one of LATTICES: exact, on that lattice; pruned: approximates by design;
@@ -34,13 +34,21 @@ LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pr
 
 @dataclass(frozen=True)
 class Implementation:
-    """name: as in tables and log folders; script: the module at the top level that holds its ADAPTER, or the path of a
-    file that does (see common.core.scripts); environment: the key of common.setup.environments.ENVIRONMENTS that has
-    it; package: what must import for it to run as installed; built: the suite can build the package from source where
-    it is not installed; kind: one of KINDS; variants: other ways to call it, each with its kind (what they set is in
-    the adapter); template: benchmark_all.py leaves it out unless it is named; control: it runs under any torch, so the
-    default run measures it in other environments that have losses of its kind; placed: the environment was named, and
-    is not its own."""
+    """One loss of the table.
+
+    Args:
+        name: as in tables and log folders.
+        script: the module at the top level that holds its ADAPTER, or the path of such a file (common.core.scripts).
+        environment: the key of common.setup.environments.ENVIRONMENTS that has it.
+        package: the package that it calls.
+        built: whether the suite can build the package from source where it is not installed.
+        kind: one of KINDS.
+        variants: other ways to call it, each with its kind; the adapter has what they set.
+        variant: the way that this one is called; "" for the first.
+        template: whether benchmark_all.py leaves it out unless it is named.
+        control: whether it runs under any torch; the default run then measures it in other environments too that have
+            losses of its kind.
+        placed: whether the environment was named and is not its own."""
 
     name: str
     script: str
@@ -64,15 +72,14 @@ class Implementation:
         return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:
-        """Itself called in another way, as an implementation of its own: "k2:modified".  Raises UserError."""
+        """Return one of its variants as an implementation: "k2:modified".  Raises UserError."""
         if variant not in self.variants:
-            there = f"it has {', '.join(self.variants)}" if self.variants else "it has none"
-            raise UserError(f"{self.name}: no variant {variant!r}; {there}")
+            known = ", ".join(self.variants) or "none"
+            raise UserError(f"{self.name} has no variant {variant!r}; its variants: {known}")
         return replace(self, name=f"{self.name}:{variant}", kind=self.variants[variant], variants={}, variant=variant)
 
     def placed_in(self, environment: str) -> Implementation:
-        """Itself under the torch of another environment, as an implementation of its own: "fast_rnnt@k2".  Raises
-        UserError."""
+        """Return the implementation under the torch of another environment: "fast_rnnt@k2".  Raises UserError."""
         if environment not in environments():
             raise UserError(f"{self.name}@{environment}: no such environment; there are {', '.join(environments())}")
         if environment == self.environment:
@@ -145,23 +152,24 @@ BY_NAME = {implementation.name: implementation for implementation in IMPLEMENTAT
 
 
 def find(name: str) -> Implementation:
-    """The implementation of a name as tables show it: NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises
+    """Return the implementation of a name as in tables: NAME, NAME:VARIANT, either with @ENVIRONMENT behind it.  Raises
     UserError."""
     called, at, environment = name.partition("@")
     base, _, variant = called.partition(":")
     if base not in BY_NAME:
         raise UserError(f"no implementation is named {base!r}; there are {', '.join(BY_NAME)}")
-    found = BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
-    return found.placed_in(environment) if at else found
+    implementation = BY_NAME[base].of_variant(variant) if variant else BY_NAME[base]
+    return implementation.placed_in(environment) if at else implementation
 
 
 def environments() -> Tuple[str, ...]:
-    """Those that hold an implementation."""
-    return tuple(dict.fromkeys(one.environment for one in IMPLEMENTATIONS))
+    """Return the environments that hold an implementation."""
+    return tuple(dict.fromkeys(implementation.environment for implementation in IMPLEMENTATIONS))
 
 
 def with_variants() -> Tuple[Implementation, ...]:
-    """Every implementation, each followed by its variants."""
-    return tuple(
-        entry for one in BY_NAME.values() for entry in (one, *(one.of_variant(variant) for variant in one.variants))
-    )
+    """Return every implementation, each followed by its variants."""
+    result: List[Implementation] = []
+    for implementation in BY_NAME.values():
+        result += [implementation, *(implementation.of_variant(variant) for variant in implementation.variants)]
+    return tuple(result)

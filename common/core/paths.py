@@ -1,4 +1,4 @@
-"""Where the suite is installed, and what is wrong with a path that a user gives."""
+"""Says where the suite is installed, and what is wrong with a path that a user gives."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ LOG = Path("log") if INSTALLED else ROOT / "log"
 
 
 def not_a_file(path: Union[str, Path]) -> str:
-    """Why `path` is no file to read: "no such file", "Permission denied", "a link that leads nowhere"; "" for one."""
+    """Return why a file cannot be read: "no such file", "Permission denied", "a link that leads nowhere"; "" if it
+    can."""
     return _why_not(path, "file", stat.S_ISREG, os.R_OK)
 
 
 def not_a_folder(path: Union[str, Path]) -> str:
-    """Likewise, why `path` is no folder to list; "" for one."""
+    """Return why a folder cannot be listed; "" if it can."""
     return _why_not(path, "folder", stat.S_ISDIR, os.R_OK | os.X_OK)
 
 
 def not_there(path: Union[str, Path]) -> str:
-    """Likewise, why there is neither of the two; "" where there is."""
+    """Return why there is neither a file nor a folder; "" if there is one."""
     return _why_not(path, "file or folder", lambda mode: stat.S_ISREG(mode) or stat.S_ISDIR(mode), os.R_OK)
 
 

@@ -90,8 +90,8 @@ class Settings:
     preset: str = setting(
         "",
         MEASURED,
-        "a size, a workload, or both: cpu,chars. The flags below override parts of it. Sizes: "
-        f"{'; '.join(map(': '.join, presets.SIZES.items()))}. Workloads: "
+        "how much is measured (a size), of what (a workload), or both: cpu,chars. Other flags override parts of it. "
+        f"Sizes: {'; '.join(map(': '.join, presets.SIZES.items()))}. Workloads: "
         f"{'; '.join(map(': '.join, presets.WORKLOADS.items()))} ({ESTIMATE})",
         short="full, cpu or quick; bpe500, chars, bpe4096-x8 or long-form",
         type=flag_types.preset,
@@ -102,8 +102,8 @@ class Settings:
     passes: Tuple[str, ...] = setting(
         PASSES,
         MEASURED,
-        "correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness always comes "
-        "first, and a loss that fails it is not measured",
+        "what to measure: correctness, timing, memory, trace, or all; each runs in processes of its own. Correctness "
+        "always comes first, and a loss that fails it is not measured",
         short="some of correctness, timing, memory, trace",
         type=flag_types.some_of(PASSES),
         metavar="A,B",
@@ -114,8 +114,8 @@ class Settings:
     scopes: Tuple[str, ...] = setting(
         SCOPES,
         MEASURED,
-        "loss (logits in, gradient of the logits out), step (encoder and decoder outputs through the joiner and the "
-        "loss to their gradients and the joiner's), or both: loss,step",
+        "what a timed step covers: loss (logits in, gradient of the logits out), step (encoder and decoder outputs "
+        "through the joiner and the loss to their gradients and the joiner's), or both: loss,step",
         flag="--scope",
         type=flag_types.some_of(SCOPES),
         metavar="A,B",
@@ -128,7 +128,7 @@ class Settings:
     shape_file: str = setting(
         "shape_info.pt",
         BATCHES,
-        "(T, U) of every utterance, as generate_shape_info.py writes it",
+        "file with (T, U) of every utterance, as generate_shape_info.py writes it",
         short="your own (T, U), from generate_shape_info.py",
         type=flag_types.path,
         metavar="FILE",
@@ -138,8 +138,8 @@ class Settings:
     sort_utterance: bool = setting(
         False,
         BATCHES,
-        "true: sort utterances by length and fill batches up to --max-frames; false: --batch-size utterances in file "
-        "order",
+        "true: sort utterances by length and fill batches up to --max-frames; false: take --batch-size utterances in "
+        "file order",
         short="sorted by length instead, in batches of up to --max-frames",
         extra={"nargs": "?", "const": True},
         label="sorted",
@@ -148,7 +148,7 @@ class Settings:
     batch_size: int = setting(
         30,
         BATCHES,
-        "utterances in a batch, unsorted",
+        "utterances in a batch that is not sorted by length",
         short="utterances in a batch, in file order",
         type=flag_types.whole(1),
         metavar="N",
@@ -159,7 +159,7 @@ class Settings:
     max_frames: int = setting(
         10000,
         BATCHES,
-        "the largest sum of T in a batch, sorted",
+        "the largest sum of T in a batch of utterances sorted by length",
         type=flag_types.whole(1),
         metavar="FRAMES",
         presets={"cpu": 1000, "quick": 1000},
@@ -179,8 +179,8 @@ class Settings:
     num_batches: int = setting(
         14,
         BATCHES,
-        "how many batches each round measures; with --find-largest, from how many of the largest batches the "
-        "utterances of the throughput are",
+        "how many batches each round measures; with --find-largest, how many of the largest batches give the "
+        "utterances of the throughput",
         presets={"cpu": 2, "quick": 2, SEARCH: 2},
         label="number of batches",
         **_COUNT,
@@ -188,15 +188,15 @@ class Settings:
     seed: int = setting(
         20220227,
         BATCHES,
-        "of inputs, weights, choice of batches and order of processes",
+        "seed of inputs, weights, the choice of batches and the order of processes",
         type=flag_types.seed,
         label="seed",
     )
     min_duration: Optional[float] = setting(
         None,
         LENGTHS,
-        "leave out utterances of the shape file that are shorter, as recipes do (icefall: 1), from their frames to "
-        "0.03 s",
+        "leave out shorter utterances of the shape file, as recipes do (icefall: 1 s). Lengths come from frames, and "
+        "are right to 0.03 s",
         short="leave out shorter utterances",
         default_text="none",
         label="shortest utterance, s",
@@ -207,7 +207,7 @@ class Settings:
     max_duration: Optional[float] = setting(
         None,
         LENGTHS,
-        "leave out utterances that are longer (icefall: 20)",
+        "leave out longer utterances (icefall: 20 s)",
         short="leave out longer utterances",
         default_text="none",
         label="longest utterance, s",
@@ -218,7 +218,7 @@ class Settings:
     concatenate: int = setting(
         1,
         LENGTHS,
-        "long form: so many utterances in a row become one, their T and U added up; --batch-size counts the long ones",
+        "long form: join so many utterances in a row, adding up T and U; --batch-size counts the long ones",
         presets={"long-form": 4},
         label="utterances as one",
         heading="{} utterances as one",
@@ -228,7 +228,8 @@ class Settings:
     subsampling: int = setting(
         4,
         LENGTHS,
-        "of the front end: the frames that the same audio has after x6 or x8, at least 1; 4 is the shape file as it is",
+        "factor of the front end: utterances get the frames that the same audio has after x6 or x8, at least 1; 4 is "
+        "the shape file as it is",
         type=int,
         choices=(4, 6, 8),
         presets={"bpe4096-x8": 8},
@@ -239,7 +240,7 @@ class Settings:
     token_scale: float = setting(
         1.0,
         LENGTHS,
-        f"U is multiplied by F and rounded, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
+        f"multiply U by F and round it, for a vocabulary of longer or shorter tokens than BPE 500 ({ESTIMATE})",
         type=flag_types.positive,
         metavar="F",
         presets={"bpe4096-x8": 0.66, "chars": 2.66},
@@ -250,7 +251,7 @@ class Settings:
     frames: Optional[int] = setting(
         None,
         LENGTHS,
-        "every utterance has T frames, whatever the shape file and --subsampling say",
+        "give every utterance T frames, whatever the shape file and --subsampling say",
         type=flag_types.whole(1),
         metavar="T",
         default_text="their own",
@@ -261,7 +262,7 @@ class Settings:
     tokens: Optional[int] = setting(
         None,
         LENGTHS,
-        "every utterance has U target tokens, whatever the shape file and --token-scale say",
+        "give every utterance U target tokens, whatever the shape file and --token-scale say",
         type=flag_types.whole(0),
         metavar="U",
         default_text="their own",
@@ -272,8 +273,9 @@ class Settings:
     logits: str = setting(
         "random",
         MEASURED,
-        "random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; peaky: inputs and "
-        "weights that give one random alignment almost all of the probability, more than a trained model does",
+        "kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
+        "peaky: inputs and weights that give one random alignment almost all of the probability, more than a trained "
+        "model does",
         choices=LOGITS,
         label="logits",
         heading="{} logits",
@@ -282,8 +284,8 @@ class Settings:
     margin: float = setting(
         5.0,  # leaves an utterance about half a nat; 10 leaves a few thousandths, which float32 can hardly add up
         MEASURED,
-        "with --logits peaky: by how much the target's logit is above the blank's where the alignment emits it, and "
-        "the blank's above the next target's where it does not",
+        "with --logits peaky: how far the target's logit is above the blank's where the alignment emits it, and the "
+        "blank's above the next target's where it does not",
         type=flag_types.margin,
         metavar="NATS",
         label="margin",
@@ -295,7 +297,7 @@ class Settings:
     vocab_size: int = setting(
         500,
         MEASURED,
-        "symbols, blank included. A shape file that says how many symbols its tokens are of, as files of "
+        "number of symbols, blank included. A shape file that says how many symbols its tokens are of, as files of "
         "generate_shape_info.py from a corpus do, replaces the default",
         short="symbols, blank included",
         type=flag_types.whole(2),
@@ -318,7 +320,7 @@ class Settings:
     dtype: str = setting(
         "float32",
         MEASURED,
-        "of encoder and decoder outputs, joiner and logits",
+        "dtype of encoder and decoder outputs, joiner and logits",
         short="float32, float64, float16 or bfloat16",
         type=flag_types.dtype,
         choices=("float32", "float64", "float16", "bfloat16"),
@@ -329,8 +331,8 @@ class Settings:
     amp: Optional[str] = setting(
         None,
         MEASURED,
-        "the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as --dtype "
-        "says, and a loss that does not take the dtype gets float32 logits",
+        "run the joiner's step under torch.autocast with this dtype, as recipes train: outputs and weights stay as "
+        "--dtype says, and a loss that does not take the dtype gets float32 logits",
         type=flag_types.dtype,
         choices=("bfloat16", "float16"),
         default_text="off",
@@ -342,7 +344,7 @@ class Settings:
     compile: bool = setting(
         False,
         MEASURED,
-        "the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
+        "run the joiner under torch.compile, for every loss; reference:compiled also compiles the loss's log-softmax. "
         "Compiling is not timed",
         label="torch.compile",
         heading="joiner compiled",
@@ -352,7 +354,7 @@ class Settings:
     device: str = setting(
         "auto",
         MEASURED,
-        "auto, cpu, cuda or cuda:N",
+        "device to measure on: auto, cpu, cuda or cuda:N",
         short="cpu, cuda or cuda:N",
         type=flag_types.device,
         extra={"default": "auto"},
@@ -364,7 +366,7 @@ class Settings:
     pruned_recipe: str = setting(
         "icefall",
         MEASURED,
-        "the step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
+        "step of the pruned losses. icefall: projections to V, 0.5 x simple + pruned loss, backward through both; "
         "benchmark-2022: no projections, backward through the pruned loss alone",
         choices=("icefall", "benchmark-2022"),
         label="pruned recipe",
@@ -382,9 +384,9 @@ class Settings:
     find_largest: Optional[str] = setting(
         None,
         FITS,
-        "instead of the passes: find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
-        "step, by doubling and bisection, each try in a process of its own; then the throughput at that size, over the "
-        "same utterances for all",
+        "instead of the passes, find the largest --batch-size, or --max-frames, whose heaviest batch gets through a "
+        "step, by doubling and bisection, each try in a process of its own; then measure the throughput at that size, "
+        "over the same utterances for all",
         short="what fits (--memory-limit 16GB), and how fast it trains then",
         choices=tuple(FIND_LARGEST),
         default_text="no search",
@@ -393,8 +395,8 @@ class Settings:
     memory_limit: Optional[str] = setting(
         None,
         FITS,
-        "what a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
-        "Enforced: a limit on address space on a CPU; on CUDA the rest of the device is held back",
+        "memory that a step may take on top of the loaded process, inputs included: 4GiB, 500MB, or 80% of the device. "
+        "It is enforced: by a limit on address space on a CPU; on CUDA the rest of the device is held back",
         type=flag_types.memory_size,
         metavar="SIZE",
         default_text="nine tenths of what is available now on a CPU, all that is free on CUDA",
@@ -430,7 +432,7 @@ class Settings:
     max_seconds: float = setting(
         60.0,
         TIMING,
-        "at most so many seconds of samples of one scope in one round; a sweep over the batches is always finished",
+        "most seconds of samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 0.7, "quick": 0.5},
         **_SECONDS,
         **_HOW,
@@ -438,7 +440,7 @@ class Settings:
     max_samples: int = setting(
         28,
         TIMING,
-        "at most so many samples of one scope in one round, likewise",
+        "most samples of one scope in one round; each batch is sampled at least once",
         presets={"cpu": 20, "quick": 400},
         **_COUNT,
         **_HOW,
@@ -446,7 +448,7 @@ class Settings:
     threads: Optional[int] = setting(
         None,
         TIMING,
-        "CPU threads of torch, at most 4 for each CPU",
+        "CPU threads of torch, at most 4 for each CPU that the process may use",
         short="CPU threads",
         type=flag_types.threads,
         metavar="K",
@@ -458,7 +460,7 @@ class Settings:
     denormals: str = setting(
         "flush",
         TIMING,
-        "flush: subnormal numbers count as zero on the CPU, as training on a GPU does; keep: they are computed, slowly",
+        "flush: subnormal numbers count as zero on the CPU, as in training on a GPU; keep: they are computed, slowly",
         choices=("flush", "keep"),
         label="denormals",
         heading="denormals: {}",
@@ -478,8 +480,8 @@ class Settings:
     tf32: bool = setting(
         False,
         TIMING,
-        "CUDA: whether float32 products of the joiner may round their inputs to TF32, set both ways whatever the "
-        "environment says; the correctness pass never does",
+        "on CUDA: whether float32 products of the joiner may round their inputs to TF32, whatever the environment "
+        "says; the correctness pass never does",
         label="tf32",
         heading="TF32: {}",
         of_device=True,
@@ -489,8 +491,8 @@ class Settings:
     l2: str = setting(
         "cold",
         TIMING,
-        "CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it is left with "
-        "what making the inputs put there",
+        "on CUDA: cold: the L2 cache is written over before each sample, untimed, as nvbench does; warm: it keeps what "
+        "making the inputs put there",
         choices=("cold", "warm"),
         presets={SEARCH: "warm"},  # the buffer that empties the cache would take from the memory
         label="l2",
@@ -512,15 +514,15 @@ class Settings:
     gzip_traces: str = setting(
         "auto",
         TRACE,
-        "compress the traces; auto: those of more than 50 MB",
+        "compress the traces; auto: only those of more than 50 MB",
         choices=("auto", "true", "false"),
         **_HOW,
     )
     memory_snapshot: bool = setting(
         False,
         TRACE,
-        "CUDA: one more step, not profiled, whose allocations go into memory_snapshot.pickle beside the traces "
-        "(pytorch.org/memory_viz shows it)",
+        "on CUDA: run one more step without the profiler and write its allocations to memory_snapshot.pickle beside "
+        "the traces (pytorch.org/memory_viz shows it)",
         **_ON_CUDA,
         **_BOOL,
         **_HOW,

@@ -1,4 +1,4 @@
-"""Numbers from samples: quantiles, intervals over rounds, verdicts.  Values in, plain data out.  Ratios: core/ratios.
+"""Computes quantiles, intervals over rounds and verdicts from samples.  Values in, plain data out.
 
 Samples of one process share its luck (memory layout, clock, neighbours), so they are not independent: an interval is
 over rounds, each a fresh process, and never over the samples of one.  Times are positive and skewed, ratios multiply;
@@ -14,16 +14,17 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """The `fraction` (0..1) quantile, linear between the two nearest samples (type 7, as numpy and R do by default)."""
+    """Return the `fraction` (0..1) quantile, linear between the two nearest samples (type 7, the default of numpy and
+    R)."""
     if not values:
         raise ValueError("no values")
     if not 0 <= fraction <= 1:
         raise ValueError(f"not a fraction: {fraction}")
     ordered = sorted(values)
-    place = (len(ordered) - 1) * fraction
-    below = math.floor(place)
+    position = (len(ordered) - 1) * fraction
+    below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def median(values: Sequence[float]) -> float:
@@ -65,14 +66,14 @@ def describe(batches: Mapping[Any, Sequence[float]]) -> Optional[Summary]:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values; ValueError otherwise."""
+    """Return the geometric mean of positive values.  Raises ValueError for others."""
     return math.exp(mean(log_values(values)))
 
 
 @cache
 def student_t(confidence: float, freedom: float) -> float:
-    """The t that Student's distribution with `freedom` >= 1 degrees exceeds, on both sides together, with probability
-    1 - `confidence`.
+    """Return the t that Student's distribution exceeds, on both sides together, with probability 1 - `confidence`.
+    freedom: its degrees of freedom, at least 1.
 
     With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and bisection do, from
     the point of one degree, tan(confidence * pi / 2), downwards.
@@ -83,7 +84,7 @@ def student_t(confidence: float, freedom: float) -> float:
     low, high, panels = 0.0, math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)), 200
     for _ in range(50):
         angle = (low + high) / 2
-        heights = [math.cos(angle * place / panels) ** (freedom - 1) for place in range(panels + 1)]
+        heights = [math.cos(angle * step / panels) ** (freedom - 1) for step in range(panels + 1)]
         area = heights[0] + heights[-1] + 4 * math.fsum(heights[1::2]) + 2 * math.fsum(heights[2:-1:2])
         if area * angle / (3 * panels) < confidence * whole:
             low = angle
@@ -93,7 +94,7 @@ def student_t(confidence: float, freedom: float) -> float:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tuple[float, float]]:
-    """Interval (low, high) of the geometric mean of independent positive values, one per round (its median, say).
+    """Return the interval (low, high) of the geometric mean of independent positive values, such as one per round.
 
     Student's t on the logarithms: right for few rounds, and wide for two or three, as it should be.  None for fewer
     than two values, which tell nothing about their spread.
@@ -107,7 +108,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tupl
 
 
 def interval_of_rounds(rounds: Mapping[Any, Mapping[Any, Sequence[float]]]) -> Optional[Tuple[float, float]]:
-    """95% interval over rounds from each round's samples by batch: ``interval`` of the rounds' means of medians."""
+    """Return the 95% interval over rounds from each round's samples by batch: that of the rounds' means of medians."""
     return interval([mean([median(samples) for samples in batches.values()]) for batches in rounds.values()])
 
 
@@ -116,7 +117,7 @@ CONFIDENCE = 0.95
 
 
 def confidence_of_each(count: int) -> float:
-    """The confidence of each of `count` intervals that hold together with CONFIDENCE (Bonferroni)."""
+    """Return the confidence of each of `count` intervals that hold together with CONFIDENCE (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(count, 1)
 
 
@@ -125,10 +126,10 @@ TOLERANCE = 0.02
 
 
 def verdict(low: Optional[float], high: Optional[float], tolerance: float = 0.0) -> str:
-    """ "faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
+    """Return "faster", "slower", "same" or "unclear" for the interval of a ratio new / baseline.
 
-    tolerance: the change that does not matter, 0.02 for 2%.  Same means the whole interval is within it, faster and
-    slower that the whole interval is beyond it; whatever straddles a border, or has no interval, is unclear.
+    tolerance: the change that does not matter, 0.02 for 2%.  Same: the whole interval is within it; faster, slower:
+    the whole interval is beyond it; unclear: the interval straddles a border, or there is none.
     """
     if tolerance < 0:
         raise ValueError(f"negative tolerance: {tolerance}")

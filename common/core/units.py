@@ -1,4 +1,4 @@
-"""Units, sizes and amounts as text."""
+"""Parses sizes and numbers, and writes amounts with their units."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.core.errors import UserError
 
 MB = 2**20
 GIB = 2**30
-#: As many as records keep.
+#: The largest size that records keep.
 MOST_BYTES = 2**53
 
 #: Bytes of each unit that a size may have.
@@ -20,7 +20,7 @@ SIZE_UNITS = {
 
 
 def positive(text: str) -> float:
-    """The number above 0 in a text.  Raises UserError."""
+    """Return the number above 0 in a text.  Raises UserError."""
     try:
         value = float(text)
     except ValueError:
@@ -31,7 +31,7 @@ def positive(text: str) -> float:
 
 
 def bytes_of(text: str, device_bytes: int) -> int:
-    """The bytes of "4GiB", "500MB" or "80%", the last of `device_bytes`.  Raises UserError."""
+    """Return the bytes of "4GiB", "500MB" or "80%" (of `device_bytes`).  Raises UserError."""
     number = text.rstrip("%" + string.ascii_letters + " ")
     unit = text[len(number) :].strip().lower()
     if unit not in SIZE_UNITS and unit != "%":
@@ -49,7 +49,7 @@ def bytes_of(text: str, device_bytes: int) -> int:
 
 
 def quantity(value: Optional[float], unit: str = "") -> str:
-    """ "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, in steps of 1000; "-" for None."""
+    """Return "999 FLOPs", "1.0 KFLOPs", "1.23 MMACs", "94.7 M": at most two decimals, steps of 1000; "-" for None."""
     if value is None:
         return "-"
     scaled: float = round(value)

@@ -1,4 +1,4 @@
-"""What the commands about models and no loss share: the flags of a run, its processes, its files and its end."""
+"""Shared by the commands about models: the flags of a run, its processes, its files and its end."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ def add_flags(run: Any, *, folder: str, quick: str, timeout: Optional[float] = T
         timeout: default of --timeout, in seconds; None is no limit.
         measuring: whether the command measures, on this machine or a cluster, and can go on with a run.
     """
-    run.add_argument("--preset", choices=("quick",), help=f"quick: a smoke run: {quick}; what other flags say counts")
+    run.add_argument("--preset", choices=("quick",), help=f"quick: a smoke run: {quick}; other flags override it")
     seconds = "none" if timeout is None else f"{timeout:g}"
     run.add_argument(
         "--timeout",
         type=flag_types.positive,
         default=math.inf if timeout is None else timeout,
         metavar="S",
-        help=f"seconds after which one process is ended and reads timeout; the others go on. Default: {seconds}",
+        help=f"end a process after so many seconds; it reads timeout, and the others go on. Default: {seconds}",
     )
-    run.add_argument("--format", choices=FORMATS, default="table", help="of what is printed. Default: table")
-    run.add_argument("--quiet", action="store_true", help="no progress")
+    run.add_argument("--format", choices=FORMATS, default="table", help="format of what is printed. Default: table")
+    run.add_argument("--quiet", action="store_true", help="print no progress")
     run.add_argument(
         "--log-dir",
         type=flag_types.path,
         default=paths.LOG,
         metavar="DIR",
-        help=f"where the run makes its folder, {folder}. Default: log/ beside this script",
+        help=f"folder in which the run makes its own, {folder}. Default: log/ beside this script",
     )
     run.set_defaults(details=False)  # what is printed is all there is
     if measuring:
         run.add_argument(
             "--resume",
             action="store_true",
-            help="continue the newest run of the same: what ended well is not run again",
+            help="continue the newest run with the same flags: processes that ended well are not run again",
         )
         run.add_argument("--png", action="store_true", help="write the charts as PNGs too")
         flags.add_executor(run)
@@ -88,7 +88,7 @@ def finish(
     executor: Executor,
     show: Callable[[], Shown],
 ) -> int:
-    """Carry out the tasks, then show what there is; returns the exit code.  Raises UserError
+    """Carry out the tasks, then show the results; return the exit code.  Raises UserError
     for what is missing and for other mistakes; a run without results leaves nothing then."""
 
     def measure() -> None:

@@ -189,8 +189,8 @@ def check_environment(name: Optional[str], where: str) -> None:
 
 def located(value: str, config: Path) -> Path:
     """Return a path as it is seen from the current folder, or from that of the configuration where it is there."""
-    here, there = Path(value), config.parent / value
-    return (there if not here.exists() and there.exists() else here).absolute()
+    here, beside = Path(value), config.parent / value
+    return (beside if not here.exists() and beside.exists() else here).absolute()
 
 
 def python_name(value: str, config: Path) -> str:

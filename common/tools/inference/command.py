@@ -124,7 +124,11 @@ def parser() -> Parser:
     )
     group = result.add_argument_group("further axes: the grid is repeated for each value")
     group.add_argument(
-        "--threads", type=_listed(flag_types.threads), default=(None,), metavar="A,B", help="of torch on a CPU: 1,2,4"
+        "--threads",
+        type=_listed(flag_types.threads),
+        default=(None,),
+        metavar="A,B",
+        help="CPU threads of torch: 1,2,4",
     )
     group.add_argument(
         "--dtype",
@@ -151,12 +155,12 @@ def parser() -> Parser:
         "these is checked against the float32 outputs before it is timed",
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "seed", "of random weights and noise", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "seed", "seed of random weights and noise", default=settings.SETTINGS["seed"].default)
     flags.add_setting(
-        group, "max_seconds", "at most so many seconds of timed calls of a cell, after at least one. Default: 1"
+        group, "max_seconds", "most seconds of timed calls of a cell; one call is always timed. Default: 1"
     )
-    flags.add_setting(group, "max_samples", "at most so many calls. Default: 200")
+    flags.add_setting(group, "max_samples", "most timed calls of a cell. Default: 200")
     quick = "the shortest two lengths of audio, the smallest batch, 0.2 s of calls"
     model_run.add_flags(group, folder="inference-<config>", quick=quick)
     return result

@@ -134,12 +134,16 @@ def parser() -> Parser:
         help="made: noise of --made-seconds; raw: a manifest of wav2vec's form; npy: arrays in npz, or "
         "pickled ones in npy. Default: made",
     )
-    group.add_argument("--dataset-path", metavar="FILE", help="of raw and npy")
+    group.add_argument("--dataset-path", metavar="FILE", help="manifest or arrays, for raw and npy")
     group.add_argument(
         "--dataset-size", type=flag_types.whole(1), metavar="K", help="the first K examples. Default: all"
     )
-    group.add_argument("--target-sr", type=flag_types.whole(1), metavar="HZ", help="of audio. Default: 16000")
-    group.add_argument("--made-seconds", type=_seconds, metavar="A,B", help="of made examples. Default: 2,4,8")
+    group.add_argument(
+        "--target-sr", type=flag_types.whole(1), metavar="HZ", help="sample rate of audio. Default: 16000"
+    )
+    group.add_argument(
+        "--made-seconds", type=_seconds, metavar="A,B", help="seconds of each made example. Default: 2,4,8"
+    )
     group.add_argument(
         "--trust-pickle", action="store_true", help="load npy files of pickled objects, which can run any code"
     )
@@ -147,21 +151,25 @@ def parser() -> Parser:
         "--write-subsets", type=flag_types.path, metavar="DIR", help="write random, short and long subsets, and stop"
     )
     group.add_argument(
-        "--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="examples of each. Default: 10"
+        "--subset-size", type=flag_types.whole(1), default=10, metavar="K", help="examples of each subset. Default: 10"
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "threads", "of torch on a CPU. Default: all")
-    flags.add_setting(group, "seed", "of weights, noise and subsets", default=settings.SETTINGS["seed"].default)
-    group.add_argument("--warmup", type=flag_types.whole(0), metavar="K", help="calls before. Default: 2")
-    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="timed calls. Default: 5")
+    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "CPU threads of torch. Default: all")
+    flags.add_setting(group, "seed", "seed of weights, noise and subsets", default=settings.SETTINGS["seed"].default)
+    group.add_argument(
+        "--warmup", type=flag_types.whole(0), metavar="K", help="calls before the timed ones. Default: 2"
+    )
+    group.add_argument("--repeats", type=flag_types.whole(1), metavar="K", help="number of timed calls. Default: 5")
     group.add_argument(
         "--dump-speech-waveforms-dir",
         type=flag_types.path,
         metavar="DIR",
         help="write the waveform of each example's last stage there",
     )
-    group.add_argument("--dump-waveform-file-prefix", default="", metavar="TEXT", help="of their names. Default: none")
+    group.add_argument(
+        "--dump-waveform-file-prefix", default="", metavar="TEXT", help="beginning of their names. Default: none"
+    )
     quick = "the first example, one call and none before it"
     model_run.add_flags(group, folder="pipeline-<config>", quick=quick)
     return result

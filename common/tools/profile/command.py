@@ -76,10 +76,12 @@ def parser() -> Parser:
     flags.add_setting(
         group, "sort_utterance", "batches of --max-frames, sorted by length. Default: false", default=False
     )
-    flags.add_setting(group, "max_frames", f"feature frames. Default: {_by_device('max_frames')}", metavar="K")
-    flags.add_setting(group, "batch_size", f"utterances. Default: {_by_device('batch_size')}")
-    flags.add_setting(group, "num_batches", "drawn from all, in turn. Default: 1", default=1)
-    flags.add_setting(group, "seed", "of inputs and weights", default=settings.SETTINGS["seed"].default)
+    flags.add_setting(
+        group, "max_frames", f"most feature frames in a batch. Default: {_by_device('max_frames')}", metavar="K"
+    )
+    flags.add_setting(group, "batch_size", f"utterances in a batch. Default: {_by_device('batch_size')}")
+    flags.add_setting(group, "num_batches", "batches, drawn from all and used in turn. Default: 1", default=1)
+    flags.add_setting(group, "seed", "seed of inputs and weights", default=settings.SETTINGS["seed"].default)
     group.add_argument(
         "--sweep",
         type=_sizes,
@@ -123,14 +125,14 @@ def parser() -> Parser:
         help="a row of the benchmarks: fast_rnnt-pruned, k2-pruned, or an exact one such as torchaudio, "
         "optimized_transducer, fused. Default: fast_rnnt-pruned",
     )
-    flags.add_setting(group, "prune_range", "of a pruned loss. Default: 5")
+    flags.add_setting(group, "prune_range", "symbols that a pruned loss keeps for each frame. Default: 5")
     group.add_argument("--dropout", action="store_true", help="keep the model's dropout")
     group.add_argument("--no-dropout", dest="dropout", action="store_false", help="set every dropout to 0. The default")
     group.add_argument("--amp", choices=("bfloat16",), help="autocast of the model; losses are float32. Default: none")
     group.add_argument(
         "--compile", action="store_true", help="torch.compile each labelled module that holds no other labelled one"
     )
-    group.add_argument("--optimizer", action="store_true", help="AdamW's step too")
+    group.add_argument("--optimizer", action="store_true", help="run AdamW's step too")
     group.add_argument(
         "--checkpoint",
         action="append",
@@ -153,15 +155,23 @@ def parser() -> Parser:
         "--depth", type=flag_types.whole(1), metavar="K", help="instead: every module of at most K names"
     )
     group = result.add_argument_group("the run")
-    flags.add_setting(group, "device", "auto, cpu, cuda or cuda:N. Default: auto")
-    flags.add_setting(group, "threads", "of torch on a CPU. Default: all")
+    flags.add_setting(group, "device", "device to measure on: auto, cpu, cuda or cuda:N. Default: auto")
+    flags.add_setting(group, "threads", "CPU threads of torch. Default: all")
     group.add_argument(
-        "--steps", type=flag_types.whole(1), metavar="K", help=f"timed, with labels. Default: {_by_device('steps')}"
+        "--steps",
+        type=flag_types.whole(1),
+        metavar="K",
+        help=f"timed steps, with labels. Default: {_by_device('steps')}",
     )
     group.add_argument(
-        "--warmup", type=flag_types.whole(0), metavar="K", help=f"before them. Default: {_by_device('warmup')}"
+        "--warmup",
+        type=flag_types.whole(0),
+        metavar="K",
+        help=f"steps before the timed ones. Default: {_by_device('warmup')}",
     )
-    group.add_argument("--trace-steps", type=flag_types.whole(1), metavar="K", help="under torch.profiler. Default: 2")
+    group.add_argument(
+        "--trace-steps", type=flag_types.whole(1), metavar="K", help="steps under torch.profiler. Default: 2"
+    )
     group.add_argument(
         "--limits",
         type=flag_types.str2bool,
