@@ -77,7 +77,7 @@ def test_no_other_list_names_the_settings():
                 parts = [key for key in node.keys if key] if isinstance(node, ast.Dict) else node.elts
                 words = {leaf.value for part in parts for leaf in ast.walk(part) if isinstance(leaf, ast.Constant)}
                 named = {word for word in words if isinstance(word, str) and word in settings.SETTINGS}
-                assert len(named) < 8, f"{path.name}:{node.lineno} lists settings: {sorted(named)}"
+                assert len(named) < 12, f"{path.name}:{node.lineno} lists settings: {sorted(named)}"
 
 
 def test_every_setting_has_a_flag_and_a_help_with_its_default():
