@@ -644,7 +644,7 @@ def test_the_report_has_a_section(tmp_path):
     write_inference(tmp_path / "log")
     (section,) = sections([tmp_path / "log"])
     assert [figure.key for figure in section.figures] == ["rtf", "inference-memory"]
-    assert len(section.about) == 4
+    assert len(section.content) == 4
     (tmp_path / "log" / "other").mkdir()
     (tmp_path / "log" / "other" / "inference.jsonl").write_text("nonsense\n")
     broken = sections([tmp_path / "log"])[1]

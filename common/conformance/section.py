@@ -44,7 +44,7 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
         return []
     newest = max(found, key=lambda each: each[:2])[2] if found else None
     return [
-        Section("conformance/conformance.html.jinja", ID, TITLE, about={"matrix": newest, "unreadable": unreadable})
+        Section("conformance/conformance.html.jinja", ID, TITLE, content={"matrix": newest, "unreadable": unreadable})
     ]
 
 

@@ -85,15 +85,15 @@ class FlopCounter:
             inside.__exit__(*error)
 
     def label(self, name: str) -> ContextManager[None]:
-        """A part of the work that is no module, counted under `name`, its backward too."""
+        """Count what runs inside, which is no module, under `name`; its backward too."""
         return self.modules.label(name)
 
     def total(self) -> Count:
-        """MACs and FLOPs of everything so far."""
-        return Count(sum(one[1] for one in self._counts.values()), sum(one[2] for one in self._counts.values()))
+        """Return the MACs and FLOPs of everything so far."""
+        return Count(sum(entry[1] for entry in self._counts.values()), sum(entry[2] for entry in self._counts.values()))
 
     def document(self) -> Dict[str, Any]:
-        """Everything as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase."""
+        """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase."""
         return {
             "format": FORMAT,
             "convention": self.convention,
@@ -110,7 +110,7 @@ class FlopCounter:
         }
 
     def _module_rows(self) -> List[Dict[str, Any]]:
-        """A parameter that several modules share is the first one's."""
+        """Return a row for each module; a parameter that several modules share is the first one's."""
         seen: set = set()
         rows = []
         for path, name in self.modules.classes.items():
@@ -132,30 +132,30 @@ class FlopCounter:
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         name = rules.name_of(operator)
-        found = rules.find(operator)
+        rule = rules.find(operator)
         counted: rules.Counted = 0
-        if found is None or found.count is None:
+        if rule is None or rule.count is None:
             self._missing(name, path, "no rule")
         else:
             try:
-                counted = found.count(Call(operator, args, kwargs, out))
+                counted = rule.count(Call(operator, args, kwargs, out))
             except Exception as error:  # of tensors without a shape, or of a registered rule: the model runs on
                 self._missing(name, path, f"its rule fails, {type(error).__name__}: {first_line(error)}")
         self._add(_Key(path, name, phase), counted, spent)
 
     def _count_functions(self, path: str, phase: str) -> None:
         for _, name, call in self._functions.begun():
-            found = rules.named(name)
-            if found is not None:
-                if found.count is not None:
-                    self._add(_Key(path, name, phase), found.count(call))
+            rule = rules.named(name)
+            if rule is not None:
+                if rule.count is not None:
+                    self._add(_Key(path, name, phase), rule.count(call))
             elif not name.startswith("torch."):
                 self._missing(
                     name, path, "custom function: kernels of its own cannot be seen, torch's operators are counted"
                 )
 
     def _extra(self, name: str, macs: int) -> None:
-        """Multiply-accumulates that only another convention counts."""
+        """Add multiply-accumulates that only another convention counts."""
         path, phase = self.modules.current()
         self._add(_Key(path, name, phase), Count(macs, 0))
 
@@ -196,7 +196,7 @@ class _Mode(TorchDispatchMode):
 
 
 def _timed(func: Any, args: Any, kwargs: Any) -> Tuple[Any, int]:
-    """What the operator returns, and its nanoseconds."""
+    """Run the operator; return its result and its nanoseconds."""
     cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
     if cuda:
         torch.cuda.synchronize()

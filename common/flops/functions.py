@@ -34,10 +34,10 @@ class Functions:
         self._running: List[Any] = []
 
     def begun(self) -> List[Applied]:
-        """Those that run now and did not when this was last asked.  Called by every operator."""
-        found = list(_applied(sys._getframe(1)))
-        new = [one for one in found if not any(one.frame is frame for frame in self._running)]
-        self._running = [one.frame for one in found]
+        """Return the functions that run now and did not at the last call.  Called by every operator."""
+        running = list(_applied(sys._getframe(1)))
+        new = [applied for applied in running if not any(applied.frame is frame for frame in self._running)]
+        self._running = [applied.frame for applied in running]
         return new
 
     def forget(self) -> None:
@@ -64,11 +64,11 @@ def _call(function: Any, arguments: Dict[str, Any]) -> Any:
 
 
 def _parameters(function: Any) -> List[str]:
-    """Names of what `forward` takes, without the context."""
+    """Return the names of what `forward` takes, without the context."""
     names = list(inspect.signature(function.forward).parameters)
     return names if function.setup_context is not torch.autograd.Function.setup_context else names[1:]
 
 
 def _defaults(function: Any) -> Dict[str, Any]:
     parameters = inspect.signature(function.forward).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not one.empty}
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}

@@ -73,8 +73,8 @@ def _attention(call: Call) -> Count:
 def _attention_backward(call: Call) -> Count:
     of = _sizes(call["query"], call["key"], call["value"])
     per_score = 4 + 2 * bool(call["dropout_p"])
-    more = of.queries + of.keys + of.scores * per_score + of.keys + of.values - of.given
-    return products(2 * of.scores * (of.key_features + of.value_features), more)
+    others = of.queries + of.keys + of.scores * per_score + of.keys + of.values - of.given
+    return products(2 * of.scores * (of.key_features + of.value_features), others)
 
 
 def _flexible(call: Call) -> _Sizes:
@@ -102,8 +102,8 @@ def _flex_attention(call: Call) -> Count:
 )
 def _flex_attention_backward(call: Call) -> Count:
     of = _flexible(call)
-    more = 5 * of.scores + of.keys + of.values - of.given
-    return products(2 * of.scores * (of.key_features + of.value_features), more)
+    others = 5 * of.scores + of.keys + of.values - of.given
+    return products(2 * of.scores * (of.key_features + of.value_features), others)
 
 
 @rule(
@@ -172,8 +172,8 @@ def _steps(call: Call) -> int:
 
 def _recurrent(steps: int, weights: Sequence[Any], cell: str, units: int) -> Count:
     """`weights`: matrices and biases of every layer and direction, which together have `units` hidden units."""
-    matrices = sum(one.numel() for one in weights if one.dim() == 2)
-    biases = sum(one.numel() for one in weights if one.dim() == 1)
+    matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
+    biases = sum(weight.numel() for weight in weights if weight.dim() == 1)
     return products(steps * matrices, steps * (biases + _CELLS[cell] * units))
 
 
@@ -184,14 +184,14 @@ def _recurrent(steps: int, weights: Sequence[Any], cell: str, units: int) -> Cou
     reason=_CELL_REASON,
 )
 def _mkldnn_layer(call: Call) -> Count:
-    weights = [call[f"weight{place}"] for place in range(4 if call["has_biases"] else 2)]
+    weights = [call[f"weight{number}"] for number in range(4 if call["has_biases"] else 2)]
     return _recurrent(_steps(call), weights, _MODES[call["mode"]], call["hidden_size"])
 
 
 def _wanted(call: Call, *names: str) -> List[bool]:
     """Return whether the gradient of each of these arguments is asked for; of all, where no argument tells."""
     wanted = [getattr(call[name], "requires_grad", False) for name in names]
-    told = any(wanted) or any(getattr(one, "requires_grad", False) for one in call.args)
+    told = any(wanted) or any(getattr(argument, "requires_grad", False) for argument in call.args)
     return wanted if told else [True] * len(names)
 
 
@@ -233,8 +233,8 @@ def _units(call: Call) -> int:
 def _cudnn_layers_backward(call: Call) -> Count:
     cell = _MODES[call["mode"]]
     forward = _recurrent(_steps(call), call["weight"], cell, 0)
-    more = forward.flops - 2 * forward.macs + _steps(call) * _units(call) * {"rnn": 4, "lstm": 23, "gru": 18}[cell]
-    return products(2 * forward.macs, more)
+    others = forward.flops - 2 * forward.macs + _steps(call) * _units(call) * {"rnn": 4, "lstm": 23, "gru": 18}[cell]
+    return products(2 * forward.macs, others)
 
 
 _CELL_ALONE = "the cell alone; its products are operators of their own"

@@ -67,7 +67,7 @@ class Modules:
         self._stack.clear()
 
     def current(self) -> Tuple[str, str]:
-        """(path, phase) of the operator that is called now."""
+        """Return (path, phase) of the operator that is called now."""
         task = self._task()
         phase = FORWARD if task == _NO_TASK else BACKWARD
         if self._stack and self._stack[-1].task == task:  # also a forward that a backward computes again
@@ -78,7 +78,7 @@ class Modules:
 
     @contextmanager
     def label(self, name: str) -> Iterator[None]:
-        """A part that is no module, under `name`; its backward belongs to it too."""
+        """Name what runs inside, which is no module, `name`; its backward belongs to it too."""
         path = self._below(name)
         self.classes.setdefault(path, "(label)")
         running = _Running(path, None, self._task(), {})
@@ -86,11 +86,11 @@ class Modules:
         try:
             yield
         finally:
-            self._pop_until(lambda one: one is running)
+            self._pop_until(lambda other: other is running)
 
     @contextmanager
     def call(self, module: torch.nn.Module) -> Iterator[None]:
-        """A call of a module that hooks do not see, since it is not of its `forward`."""
+        """Mark a call of a module that hooks do not see, since it is not of its `forward`."""
         self._enter(module)
         try:
             yield
@@ -108,16 +108,17 @@ class Modules:
         self._note()
 
     def _leave(self, module: torch.nn.Module) -> None:
-        self._pop_until(lambda one: one.module is module)
+        self._pop_until(lambda running: running.module is module)
 
     def _pop_until(self, wanted: Callable[[_Running], bool]) -> None:
-        """Ends the call that is `wanted`, and those above it that an exception left."""
+        """End the call that is `wanted`, and those above it that an exception left."""
         while self._stack and not wanted(self._stack.pop()):
             pass
         self._note()
 
     def _path_of(self, module: torch.nn.Module) -> str:
-        """Of a module with several names: one below the caller, in the order of the calls; else the first."""
+        """Return the path of a module.  One with several names has that below the caller, in the order of the calls, or
+        else the first."""
         names = self._names.get(id(module))
         if names is None:
             known = set(self._names)
@@ -132,14 +133,14 @@ class Modules:
         return below[number % len(below)]
 
     def _below(self, name: str) -> str:
-        """The path of what is called `name` and is no part of the model: in parentheses where that is the path ""."""
+        """Return the path of `name`, which is no part of the model: in parentheses where the model is the path ""."""
         if not self._stack:
             return f"({name})" if "" in self.modules else name
         caller = self._stack[-1].path
         return f"{caller}.{name}" if caller else name
 
     def _add(self, root: str, module: torch.nn.Module, known: Collection[int] = ()) -> None:
-        """known: ids of modules that keep the names they have, as of a model in a wrapper."""
+        """Name a module and all below it.  known: ids of modules that keep their names, as of a model in a wrapper."""
         for name, part in module.named_modules(remove_duplicate=False):
             if id(part) in known:
                 continue
@@ -153,7 +154,7 @@ class Modules:
     # -- backward ------------------------------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        """From the next node on, the module on top of the stack is at work."""
+        """Note that the module on top of the stack is at work from the next node on."""
         if not _TELLS or threading.get_ident() != self._thread:
             return
         path = self._stack[-1].path if self._stack else OUTSIDE
@@ -172,11 +173,11 @@ class Modules:
         if number >= _ACCUMULATES:
             return self._owners.get(id(getattr(node, "variable", None)), OUTSIDE)
         numbers, paths = self._began
-        place = bisect_right(numbers, number) - 1
-        return paths[place] if place >= 0 else OUTSIDE
+        index = bisect_right(numbers, number) - 1
+        return paths[index] if index >= 0 else OUTSIDE
 
     def _task(self) -> int:
-        """The backward that is running, or _NO_TASK."""
+        """Return the backward that is running, or _NO_TASK."""
         if _TELLS:
             return torch._C._current_graph_task_id()
         if threading.get_ident() != self._thread:
@@ -188,7 +189,7 @@ class Modules:
 
 
 def roots_of(model: Union[None, torch.nn.Module, Dict[str, torch.nn.Module]]) -> Dict[str, torch.nn.Module]:
-    """A model by the path "", several by their names."""
+    """Return a model by the path "", several by their names."""
     if model is None:
         return {}
     return {"": model} if isinstance(model, torch.nn.Module) else dict(model)

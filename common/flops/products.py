@@ -10,13 +10,13 @@ import torch
 from common.flops.rules import Call, Count, add, elements, is_sparse, products, rule, size
 
 
-def _real(tensor: Any, macs: int, more: int = 0) -> Count:
+def _real(tensor: Any, macs: int, others: int = 0) -> Count:
     """A complex multiply-accumulate is four of real numbers."""
-    return products(4 * macs if tensor.is_complex() else macs, more)
+    return products(4 * macs if tensor.is_complex() else macs, others)
 
 
 def _macs(first: Any, second: Any) -> int:
-    """Of (..., M, K) by (..., K, N) or by (K); of a sparse one the numbers that it stores alone."""
+    """Return the MACs of (..., M, K) by (..., K, N) or by (K); a sparse matrix counts for the numbers it stores."""
     if is_sparse(second):
         return size(second) * (first.numel() // first.shape[-1])
     return size(first) * (second.shape[-1] if second.dim() > 1 else 1)
@@ -40,12 +40,12 @@ add(
 
 
 def _with_bias(inner: Callable[[Call], int]) -> Callable[[Call], Count]:
-    """beta * self + alpha * product: one addition per output, unless beta is 0; one more for a factor that is not 1."""
+    """Count beta * self + alpha * product: 1 per output, none where beta is 0, 1 more for a factor other than 1."""
 
     def count(call: Call) -> Count:
         outputs = elements(call.out)
-        more = (call["beta"] != 0) + (call["beta"] not in (0, 1, None)) + (call["alpha"] not in (1, None))
-        return _real(call.out, inner(call), more * outputs)
+        others = (call["beta"] != 0) + (call["beta"] not in (0, 1, None)) + (call["alpha"] not in (1, None))
+        return _real(call.out, inner(call), others * outputs)
 
     return count
 
@@ -70,8 +70,8 @@ for _names, _inner in (
 def _trilinear(call: Call) -> Count:
     """i1, i2, i3 are unsqueezed at the dimensions of their expand1, expand2, expand3, multiplied, and summed over
     sumdim; those that i3 lacks are summed first."""
-    expanded = [call[f"expand{place}"] for place in (1, 2, 3)]
-    shapes = [list(call[f"i{place}"].shape) for place in (1, 2, 3)]
+    expanded = [call[f"expand{number}"] for number in (1, 2, 3)]
+    shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
     for shape, dims in zip(shapes, expanded):
         for dim in sorted(dims):
             shape.insert(dim, 1)
@@ -113,8 +113,8 @@ def _quantized_linear(call: Call) -> Count:
     source = call["X"]
     bias = torch.ops.quantized.linear_unpack(call["W_prepack"])[1]
     outputs = call.out.numel()
-    more = outputs * (2 + (bias is not None)) + (2 * source.numel() if "dynamic" in call.name else 0)
-    return products(outputs * source.shape[-1], more)
+    others = outputs * (2 + (bias is not None)) + (2 * source.numel() if "dynamic" in call.name else 0)
+    return products(outputs * source.shape[-1], others)
 
 
 # -- convolutions ----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def _triangular(rows: int, sides: int, unit: bool = False) -> Count:
 
 
 def _all(matrices: int, *counts: Count) -> Count:
-    return Count(matrices * sum(one.macs for one in counts), matrices * sum(one.flops for one in counts))
+    return Count(matrices * sum(count.macs for count in counts), matrices * sum(count.flops for count in counts))
 
 
 @rule(
@@ -193,8 +193,8 @@ def _cholesky(call: Call) -> Count:
 )
 def _factor(call: Call) -> Count:
     matrices, rows = _square(call["A"])
-    more = {"aten::_linalg_det": rows - 1, "aten::_linalg_slogdet": 2 * rows - 1}.get(call.name, 0)
-    return _all(matrices, _lu(rows), Count(0, more))
+    others = {"aten::_linalg_det": rows - 1, "aten::_linalg_slogdet": 2 * rows - 1}.get(call.name, 0)
+    return _all(matrices, _lu(rows), Count(0, others))
 
 
 @rule(

@@ -21,9 +21,9 @@ class Count(NamedTuple):
     flops: int = 0
 
 
-def products(macs: int, more: int = 0) -> Count:
-    """`macs` multiply-accumulates and `more` other operations."""
-    return Count(macs, 2 * macs + more)
+def products(macs: int, others: int = 0) -> Count:
+    """Return the count of `macs` multiply-accumulates and `others` operations beside them."""
+    return Count(macs, 2 * macs + others)
 
 
 class Call:
@@ -36,12 +36,12 @@ class Call:
     def __init__(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any):
         self.args, self.kwargs, self.out = args, kwargs, out
         self.name = name_of(operator)
-        self._places, self._defaults = _schema(operator)
+        self._positions, self._defaults = _schema(operator)
 
     def __getitem__(self, name: str) -> Any:
-        place = self._places.get(name)
-        if place is not None and place < len(self.args):
-            return self.args[place]
+        index = self._positions.get(name)
+        if index is not None and index < len(self.args):
+            return self.args[index]
         return self.kwargs.get(name, self._defaults.get(name))
 
 
@@ -59,8 +59,8 @@ class FunctionCall:
 def _schema(operator: Any) -> Tuple[Dict[str, int], Dict[str, Any]]:
     schema = getattr(operator, "_schema", None)  # a higher-order operator has none
     arguments = schema.arguments if schema is not None else ()
-    places = {argument.name: place for place, argument in enumerate(arguments) if not argument.kwarg_only}
-    return places, {argument.name: argument.default_value for argument in arguments}
+    positions = {argument.name: index for index, argument in enumerate(arguments) if not argument.kwarg_only}
+    return positions, {argument.name: argument.default_value for argument in arguments}
 
 
 #: What a rule returns; a bare int is FLOPs.
@@ -173,7 +173,7 @@ def name_of(operator: Any) -> str:
 
 
 def composite(operator: Any) -> bool:
-    """Whether the operator is defined by others, which are counted instead of it."""
+    """Return whether the operator is defined by others, which are counted instead of it."""
     try:
         return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
     except (AttributeError, RuntimeError):
@@ -199,7 +199,7 @@ def size(tensor: Any) -> int:
 def elements(tensor: Any, complex_factor: int = 2) -> int:
     """Floating-point elements, those of complex numbers times `complex_factor`; integers and booleans are none."""
     if isinstance(tensor, (list, tuple)):
-        return sum(elements(one, complex_factor) for one in tensor)
+        return sum(elements(each, complex_factor) for each in tensor)
     if not isinstance(tensor, torch.Tensor):
         return 0
     if tensor.is_complex():

@@ -2,10 +2,10 @@
 
 Source: the fork of DeepSpeed's profiler for the SUPERB challenge at SLT 2022 (B06901052/DeepSpeed, branch
 superb-challenge, flops_profiler/profiler.py).  Its formula of torch.nn.functional.multi_head_attention_forward takes
-for MACs, one each: the biases of the three projections, the scaling of the queries, and per score the mask (given or
-not), two of the softmax and the dropout (where its probability is above 0, in evaluation too).  All its other formulas
-that HuBERT and wav2vec 2.0 meet agree with ours.  It does not know scaled_dot_product_attention, which newer models
-call: that is counted as what fairseq called in its place, with dropout.
+for MACs, one each, the biases of the three projections and the scaling of the queries.  Per score it adds the mask
+(given or not), two of the softmax, and the dropout where its probability is above 0 (in evaluation too).  All its
+other formulas that HuBERT and wav2vec 2.0 meet agree with ours.  It does not know scaled_dot_product_attention, which
+newer models call: that is counted as what fairseq called in its place, with dropout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "superb::attention"
 
 
 class Attention(TorchFunctionMode):
-    """Tells `counted(name, macs)` of each attention; functions inside it are its own."""
+    """Call `counted(name, macs)` for each attention; functions inside it are its own."""
 
     def __init__(self, counted: Callable[[str, int], None]):
         super().__init__()

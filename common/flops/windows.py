@@ -24,7 +24,7 @@ def _adaptive_windows(call: Call, narrow: Any) -> int:
     wide, dims = call["self"].shape, _dims(call)
     total = math.prod(wide[:-dims])
     for size_in, size_out in zip(wide[-dims:], narrow.shape[-dims:]):
-        total *= sum(-((place + 1) * size_in // -size_out) - place * size_in // size_out for place in range(size_out))
+        total *= sum(-((index + 1) * size_in // -size_out) - index * size_in // size_out for index in range(size_out))
     return total
 
 

@@ -19,12 +19,12 @@ NOT_IN_CSV = ("round_medians_ms", "options")
 
 
 def json_text(rows: Sequence[Dict[str, Any]]) -> str:
-    """A list of objects; in ASCII, so that no control character gets through."""
+    """Return a list of objects; in ASCII, so that no control character gets through."""
     return json.dumps([_finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
 
 
 def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
-    """One line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
+    """Return one line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
     flat = [_flat({key: value for key, value in row.items() if key not in NOT_IN_CSV}) for row in rows]
     names = list(dict.fromkeys(name for cells in flat for name in cells))
     stream = io.StringIO()
@@ -35,7 +35,7 @@ def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
 
 
 def _flat(value: Dict[str, Any], prefix: str = "") -> Dict[str, Any]:
-    """One level: {"step_ms": {"p20": 1}} -> {"step_ms_p20": 1}; a list becomes one cell."""
+    """Flatten to one level: {"step_ms": {"p20": 1}} -> {"step_ms_p20": 1}; a list becomes one cell."""
     result: Dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):

@@ -27,13 +27,13 @@ DIGITS = 6  # significant ones of a number that is drawn: far below a pixel
 
 
 def render(template: str, base: Path, **content: Any) -> str:
-    """The template with its content, for a page in the folder `base`.  Raises UserError without jinja2."""
+    """Render the template with its content, for a page in the folder `base`.  Raises UserError without jinja2."""
     return environment().get_template(template).render(base=base, **content)
 
 
 @cache
 def environment() -> Any:
-    """jinja2's, with the filters of the templates."""
+    """Return the environment of jinja2, with the filters of the templates."""
     try:
         import jinja2
         from markupsafe import Markup, escape
@@ -41,26 +41,26 @@ def environment() -> Any:
         advice = "`make report` uses an environment that has it, or pip install jinja2"
         raise UserError(f"no report: jinja2 is not installed in {sys.executable}; {advice}") from None
 
-    how: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    how["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
-    found = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE.parent), **how)
-    found.filters.update(
+    options: Any = {"autoescape": True, "undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options["finalize"] = lambda value: value if isinstance(value, Markup) else plain(value)
+    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE.parent), **options)
+    templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         csv=lambda table: Markup(csv_address(table)),
         json=lambda value: Markup(script_json(value)),
         wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )
-    return found
+    return templates
 
 
 def href(target: Path, base: Path) -> str:
-    """A relative address of `target` for a page in the folder `base`."""
+    """Return a relative address of `target` for a page in the folder `base`."""
     relative = os.path.relpath(target.resolve(), base.resolve())
     return quote(os.fsencode(relative), safe="/")
 
 
 def script_json(value: Any) -> str:
-    """JSON that is safe within a script element: no markup can end it; what is not finite becomes null."""
+    """Return JSON that is safe within a script element: no markup can end it; what is not finite becomes null."""
     dumped = json.dumps(_drawn(value), allow_nan=False, separators=(",", ":"))
     return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -76,19 +76,19 @@ def _drawn(value: Any) -> Any:
 
 
 def script_hash(source: str) -> str:
-    """What a content security policy allows this one script by."""
+    """Return the source by which a content security policy allows this one script."""
     digest = base64.b64encode(hashlib.sha256(source.encode("utf-8")).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 @cache
 def packed(source: str) -> str:
-    """Text as page.js unpacks it: gzip, in base64."""
+    """Pack text as page.js unpacks it: gzip, in base64."""
     return base64.b64encode(gzip.compress(source.encode("utf-8"), 9, mtime=0)).decode()
 
 
 def csv_address(table: Table) -> str:
-    """An address that holds the table as a CSV file."""
+    """Return an address that holds the table as a CSV file."""
     rows = table.values() or [{column.title: None for column in table.columns}]
     encoded = base64.b64encode(csv_text(rows).encode("utf-8")).decode()
     return f"data:text/csv;charset=utf-8;base64,{encoded}"

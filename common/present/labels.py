@@ -1,4 +1,4 @@
-"""The middles of names of points: beside their own point, off each other, off other points and off lines; where it is
+"""Place the names of points: beside their own point, off each other, off other points and off lines; where it is
 crowded farther away, with a line to the point.
 
 Pixels from the lower left corner of the plot.
@@ -35,7 +35,7 @@ LETTER, LINE_HEIGHT = 7.0, 17.0  # of a name: a letter's width, as wide fonts ha
 WIDTHS = (240, 280, 330, 400, 500, 620, 780, 1000, 1300)
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """The middle of a name, from its point; far: there is a line between them."""
 
     across: float
@@ -52,7 +52,7 @@ class Names:
     across: Span
     up: Span
 
-    def places(self, width: float, height: float) -> List[Place]:
+    def places(self, width: float, height: float) -> List[Spot]:
         """Return where each name goes in a plot of this size."""
 
         def pixels(x: float, y: float) -> Point:
@@ -65,17 +65,18 @@ class Names:
             [[pixels(*point) for point in line] for line in self.lines],
         )
 
-    def of_a_page(self, height: float) -> Dict[int, List[Place]]:
+    def of_a_page(self, height: float) -> Dict[int, List[Spot]]:
         """Return the places in plots of this height and of each of WIDTHS."""
         return {width: self.places(width, height) for width in WIDTHS}
 
 
 def places(
     points: Sequence[Point], sizes: Sequence[Point], plot: Point, lines: Sequence[Sequence[Point]] = ()
-) -> List[Place]:
-    """Of each name.  sizes: width and height of the names; plot: of the plot; lines: each goes across and up only."""
+) -> List[Spot]:
+    """Return the spot of each name.  sizes: width and height of the names; plot: of the plot; lines: each goes across
+    and up only."""
     kept_free = [_edges(*pair) for line in lines for pair in zip(line, line[1:])]
-    placed: List[Place] = []
+    placed: List[Spot] = []
     taken: List[Box] = []
     for _ in range(ROUNDS):
         before = list(placed)
@@ -84,61 +85,61 @@ def places(
             names = [*taken[:at], *taken[at + 1 :]]
             boxes = [*names, *(_edges(other, other, MARKER) for other in others), *kept_free]
 
-            def cost(place: Place, point=point, size=size, others=others, names=names, boxes=boxes) -> float:
-                own = box(point, size, place)
-                hidden = sum(shared(own, other) for other in boxes)
-                outside = shared(own, own) - shared(own, (0, 0, *plot))
-                end = (point[0] + place.across, point[1] + place.up)
-                if place.far:
+            def cost(spot: Spot, point=point, size=size, others=others, names=names, boxes=boxes) -> float:
+                covered = box(point, size, spot)
+                hidden = sum(shared(covered, other) for other in boxes)
+                outside = shared(covered, covered) - shared(covered, (0, 0, *plot))
+                end = (point[0] + spot.across, point[1] + spot.up)
+                if spot.far:
                     met = sum(_from_line(other, point, end) < MARKER for other in others)
                     wrong = CROSSED * (met + sum(_meets(point, end, name) for name in names))
                 else:
-                    beside = from_box(point, own) + NEARER
-                    wrong = CONFUSED * sum(from_box(other, own) < beside for other in others)
-                return hidden + OUTSIDE * outside + DISTANT * _distance(place, size) + wrong
+                    beside = from_box(point, covered) + NEARER
+                    wrong = CONFUSED * sum(from_box(other, covered) < beside for other in others)
+                return hidden + OUTSIDE * outside + DISTANT * _distance(spot, size) + wrong
 
-            best, least = Place(0.0, 0.0, False), inf
-            for place in candidates(size):  # from near to far, which costs at least the distance
-                if DISTANT * _distance(place, size) >= least:
+            best, least = Spot(0.0, 0.0, False), inf
+            for spot in candidates(size):  # from near to far, which costs at least the distance
+                if DISTANT * _distance(spot, size) >= least:
                     break
-                paid = cost(place)
+                paid = cost(spot)
                 if paid < least:
-                    best, least = place, paid
+                    best, least = spot, paid
             placed[at : at + 1], taken[at : at + 1] = [best], [box(point, size, best)]
         if placed == before:
             break
     return placed
 
 
-def _distance(place: Place, size: Point) -> float:
-    """Pixels that a name is farther away than beside its point."""
-    return max(abs(place.across) - size[0] / 2, abs(place.up) - size[1] / 2) - MARKER
+def _distance(spot: Spot, size: Point) -> float:
+    """Return how many pixels a name is farther away than beside its point."""
+    return max(abs(spot.across) - size[0] / 2, abs(spot.up) - size[1] / 2) - MARKER
 
 
-def candidates(size: Point) -> List[Place]:
-    """All places of a name of this size."""
+def candidates(size: Point) -> List[Spot]:
+    """Return all spots that a name of this size may have."""
     return [
-        Place(half * size[0] / 2 + side * away, up * (size[1] / 2 + away), away > MARKER)
+        Spot(half * size[0] / 2 + side * away, up * (size[1] / 2 + away), away > MARKER)
         for away in (MARKER + distance for distance in DISTANCES)
         for half, side, up in DIRECTIONS
     ]
 
 
-def box(point: Point, size: Point, place: Place) -> Box:
-    """What the name of a point covers."""
-    left, bottom = point[0] + place.across - size[0] / 2, point[1] + place.up - size[1] / 2
+def box(point: Point, size: Point, spot: Spot) -> Box:
+    """Return the box that the name of a point covers."""
+    left, bottom = point[0] + spot.across - size[0] / 2, point[1] + spot.up - size[1] / 2
     return left, bottom, left + size[0], bottom + size[1]
 
 
-def shared(one: Box, other: Box) -> float:
-    """The area that two boxes share."""
-    across = min(one[2], other[2]) - max(one[0], other[0])
-    up = min(one[3], other[3]) - max(one[1], other[1])
+def shared(first: Box, second: Box) -> float:
+    """Return the area that two boxes share."""
+    across = min(first[2], second[2]) - max(first[0], second[0])
+    up = min(first[3], second[3]) - max(first[1], second[1])
     return max(across, 0.0) * max(up, 0.0)
 
 
-def _edges(one: Point, other: Point, wide: float = LINE) -> Box:
-    (left, right), (bottom, top) = (sorted(pair) for pair in zip(one, other))
+def _edges(first: Point, second: Point, wide: float = LINE) -> Box:
+    (left, right), (bottom, top) = (sorted(pair) for pair in zip(first, second))
     return left - wide, bottom - wide, right + wide, top + wide
 
 
@@ -148,7 +149,7 @@ def from_box(point: Point, of: Box) -> float:
 
 
 def _meets(begin: Point, end: Point, of: Box) -> bool:
-    """Does a line go through a box?"""
+    """Return whether a line goes through a box."""
     steps = [(begin[0] + at * (end[0] - begin[0]) / 12, begin[1] + at * (end[1] - begin[1]) / 12) for at in range(13)]
     return any(from_box(step, of) == 0 for step in steps)
 

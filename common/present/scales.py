@@ -14,8 +14,8 @@ LONG, GAP = 8.0, 4.0
 
 
 def cut(ends: Sequence[float]) -> Optional[float]:
-    """Where to cut an axis of bars from zero: just above most of them when a few (one, or a third) are far longer; None
-    when all can be shown."""
+    """Return where to cut an axis of bars from zero: just above most of them when a few (one, or a third) are far
+    longer; None when all can be shown."""
     ordered = sorted(ends)
     few = ordered[-1 - max(1, len(ordered) // 3) :]  # and the one before them
     below = [smaller for smaller, larger in zip(few, few[1:]) if larger > GAP * smaller]
@@ -31,33 +31,34 @@ class Span:
     logarithmic: bool
 
     def share(self, value: float) -> float:
-        """Where a value is between the ends: 0 to 1."""
+        """Return where a value is between the ends: 0 to 1."""
         if self.logarithmic:
             return log(value / self.low) / log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     @property
     def ticks(self) -> List[float]:
-        """1, 2 and 5 of each power of ten, for a logarithmic axis; all of 1 to 9 where these would be one or two."""
+        """Return 1, 2 and 5 of each power of ten, for a logarithmic axis; 1 to 9 where these would be one or two."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for steps in ((1, 2, 5), range(1, 10)):
             every = [of * 10.0**power for power in powers for of in steps]
-            found = [tick for tick in every if self.low <= tick <= self.high]
-            if len(found) > 2:
+            ticks = [tick for tick in every if self.low <= tick <= self.high]
+            if len(ticks) > 2:
                 break
-        return found
+        return ticks
 
     @property
     def words(self) -> List[str]:
-        """The ticks as plain numbers."""
+        """Return the ticks as plain numbers."""
         return [f"{tick:.12g}" for tick in self.ticks]
 
 
 def logarithmic(values: Sequence[float]) -> Span:
-    """Of a logarithmic axis that shows these positive values with some room beside them."""
+    """Return a logarithmic axis that shows these positive values with some room beside them."""
     return Span(min(values) / 1.4, 1.6 * max(values), True)
 
 
 def span(values: Sequence[float]) -> Span:
-    """Of an axis that shows these positive values with some room beside them, from zero unless they differ too much."""
+    """Return an axis that shows these positive values with some room beside them: from zero, or logarithmic where they
+    differ too much."""
     return logarithmic(values) if max(values) > WIDE * min(values) else Span(0.0, 1.15 * max(values), False)

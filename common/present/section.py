@@ -1,4 +1,4 @@
-"""What a section of the page shows, as data."""
+"""A section of the page, as data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Verdict:
 
 
 class Failure(NamedTuple):
-    """What did not run.  status: as in the records; name: of what; words: why."""
+    """Something that did not run.  status: as in the records; name: its name; words: why."""
 
     status: str
     name: str
@@ -53,15 +53,14 @@ TABLES = "present/templates/tables.html.jinja"
 
 @dataclass(frozen=True)
 class Section:
-    """template: shows it, as a path below common/; id: its address on the page; place: what the ids of its figures end
-    with; headline: what to use; measured: of how much of the data; beside_load: a line where samples ran
-    beside other load; about: what is special to its kind; the others: None
-    or empty where there is nothing."""
+    """template: shows it, as a path below common/; id: its address on the page; suffix: of the ids of its figures;
+    headline: what to use; measured: of how much of the data; beside_load: a line where samples ran beside other load;
+    content: what only its template knows; the others: None or empty where there is nothing."""
 
     template: str
     id: str
     title: str
-    place: str = ""
+    suffix: str = ""
     heading: str = ""
     headline: Sequence[Verdict] = ()
     measured: Sequence[str] = ()
@@ -75,15 +74,15 @@ class Section:
     load: Optional[Table] = None
     shapes: Optional[Shapes] = None
     notes: Sequence[Line] = ()
-    about: Any = None
+    content: Any = None
 
     @property
     def contents(self) -> List[Tuple[str, str]]:
-        """(id, title) of what is in it."""
+        """Return (id, title) of each part."""
         parts = [
             (f"{self.id}-table", "Results", self.table),
             (f"{self.id}-failures", "What did not run", self.failures),
-            *((f"{figure.key}-{self.place}", figure.title, not figure.small) for figure in self.figures),
+            *((f"{figure.key}-{self.suffix}", figure.title, not figure.small) for figure in self.figures),
             (f"{self.id}-conditions", "What was measured where", self.versions),
             (f"{self.id}-shapes", "Shapes", self.shapes),
             (f"{self.id}-notes", "Notes", self.notes),

@@ -1,4 +1,4 @@
-"""What the plots look like: colours, symbols, patterns, and the template that all of them share.
+"""The looks of the plots: colours, symbols, patterns, and the template that all of them share.
 
 An implementation has one colour and one symbol in every plot: those of its number (`Row.look`).  What is of no
 implementation, the stages of a step and the machines, has patterns and symbols without a colour of its own.
@@ -75,12 +75,12 @@ class Figure:
 
     @property
     def height(self) -> int:
-        """Pixels, without the lines of the legend."""
+        """Return its pixels, without the lines of the legend."""
         return self.layout["height"]
 
     @property
     def drawn(self) -> Sequence[Figure]:
-        """Itself, or its parts."""
+        """Return itself, or its parts."""
         return self.parts or [self]
 
 
@@ -88,58 +88,64 @@ def color(look: int) -> str:
     return PALETTE[look % len(PALETTE)]
 
 
-def symbol(place: int) -> str:
-    return SYMBOLS[place % len(SYMBOLS)]
+def symbol(number: int) -> str:
+    return SYMBOLS[number % len(SYMBOLS)]
 
 
-def dash(place: int) -> str:
-    return DASHES[place % len(DASHES)]
+def dash(number: int) -> str:
+    return DASHES[number % len(DASHES)]
 
 
-def pattern(place: int) -> Dict[str, Any]:
-    """Beyond the last the same ones but the first, in a coarser grain."""
-    turn = place - len(PATTERNS)
-    return {"shape": PATTERNS[place]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
+def pattern(number: int) -> Dict[str, Any]:
+    """Return plotly's pattern `number`; after the last, all but the plain one again with larger tiles."""
+    turn = number - len(PATTERNS)
+    return {"shape": PATTERNS[number]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
 
 
 def shown(label: str) -> str:
-    """A label for plotly, which takes some HTML in its texts."""
+    """Escape a label for plotly, which takes some HTML in its texts."""
     return html.escape(label, quote=False)
 
 
-def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], hover: str, **more: Any) -> Trace:
-    """look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name."""
-    found = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
-    return {**found, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **more}
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], hover: str, **options: Any) -> Trace:
+    """Return a trace of bars.
+
+    look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name;
+    options: of the trace.
+    """
+    trace = {"type": "bar", "name": shown(name), "x": list(x), "y": list(y), "marker": look}
+    return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
 def bar_of(look: int) -> Dict[str, Any]:
-    """The marker of an implementation's bars."""
+    """Return the marker of an implementation's bars."""
     return {"color": color(look), "pattern": pattern(look)}
 
 
 def parts(
-    name: str, x: Sequence[Any], y: Sequence[Any], looks: Sequence[int], place: int, hover: str, width: float
+    name: str, x: Sequence[Any], y: Sequence[Any], colors: Sequence[int], number: int, hover: str, width: float
 ) -> List[Trace]:
-    """Horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral entry in the
-    legend: a bar without length, above the plot.  looks: of each bar; place: number of the pattern."""
-    look = {"color": [color(one) for one in looks], "pattern": pattern(place)}
-    drawn = bars(name, x, y, look, hover, orientation="h", width=width, showlegend=False)
-    neutral = {"color": NEUTRAL, "pattern": pattern(place)}
-    return [drawn, bars(name, [0], [10 + place], neutral, "", orientation="h", width=width)]
+    """Return the horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral
+    entry in the legend: a bar without length, above the plot.  colors: number of each bar's; number: of the pattern."""
+    colored = {"color": [color(look) for look in colors], "pattern": pattern(number)}
+    drawn = bars(name, x, y, colored, hover, orientation="h", width=width, showlegend=False)
+    neutral = {"color": NEUTRAL, "pattern": pattern(number)}
+    return [drawn, bars(name, [0], [10 + number], neutral, "", orientation="h", width=width)]
 
 
-def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **more: Any) -> Trace:
-    """Markers, and lines with another `mode`.  at: (x, y) of each; hover: as for bars, with another name after <extra>;
-    "" shows nothing."""
+def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **options: Any) -> Trace:
+    """Return a trace of markers, or of lines with another `mode`.
+
+    at: (x, y) of each; hover: as for bars, with another name after <extra>, "" shows nothing; options: of the trace.
+    """
     x, y = zip(*at)
     known = hover if "<extra>" in hover else f"{hover}<extra>{shown(name)}</extra>"
-    found = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
-    return {**found, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **more}
+    trace = {"type": "scatter", "mode": "markers", "name": shown(name), "x": list(x), "y": list(y), "marker": marker}
+    return {**trace, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **options}
 
 
 def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: int) -> Trace:
-    """What is between two curves, in the colour of an implementation."""
+    """Return the area between two curves, in the colour of an implementation."""
     edge = [*zip(x, low), *reversed(list(zip(x, high)))]
     drawn = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
     return points(name, edge, {}, showlegend=False, **drawn)
@@ -149,9 +155,9 @@ def marker(look: int, size: int) -> Dict[str, Any]:
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 
-def mark(place: int, size: int) -> Dict[str, Any]:
-    """A symbol without a colour of its own."""
-    return {"symbol": MARKS[place % len(MARKS)], "size": size, "color": INK}
+def mark(number: int, size: int) -> Dict[str, Any]:
+    """Return the marker of a symbol without a colour of its own."""
+    return {"symbol": MARKS[number % len(MARKS)], "size": size, "color": INK}
 
 
 def whiskers(summaries: Sequence[Summary]) -> Dict[str, List[float]]:
@@ -171,28 +177,31 @@ def about_whiskers(summaries: Sequence[Summary]) -> str:
     return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
 
 
-def axis(title: str, **more: Any) -> Dict[str, Any]:
-    return {"title": {"text": title}, **more}
+def axis(title: str, **options: Any) -> Dict[str, Any]:
+    return {"title": {"text": title}, **options}
 
 
 def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
-    """An axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
+    """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
     ends = [math.log10(span.low), math.log10(span.high)]
     return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=span.words)
 
 
-def layout(height: int, legend: Optional[int] = None, **more: Any) -> Dict[str, Any]:
-    """legend: pixels of each of its words; None: there is none."""
+def layout(height: int, legend: Optional[int] = None, **options: Any) -> Dict[str, Any]:
+    """Return plotly's layout.  height: pixels; legend: pixels of each of its words, None for no legend."""
     of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
-    return {"template": TEMPLATE, "height": height, **of_legend, **more}
+    return {"template": TEMPLATE, "height": height, **of_legend, **options}
 
 
 def lanes(names: Sequence[str], lane: int, gap: int) -> Dict[str, Any]:
-    """Layout of lanes under each other, the first on top at y = 0, the next at -1: each `lane` pixels high with its
-    name `gap` pixels above its middle, at the left edge, so that long names leave the whole width to the plot."""
+    """Return the layout of lanes under each other, the first on top at y = 0, the next at -1.
+
+    Each is `lane` pixels high, with its name `gap` pixels above its middle at the left edge, so that long names leave
+    the whole width to the plot.
+    """
     above = {"x": 0, "xref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": gap, "showarrow": False}
-    notes = [{**above, "y": -place, "text": name} for place, name in enumerate(names)]
+    notes = [{**above, "y": -number, "text": name} for number, name in enumerate(names)]
     span = [-(len(names) - 1) - 0.5, 0.5 + (gap + 22 - lane / 2) / lane]
     return {"annotations": notes, "yaxis": {"range": span, "showgrid": False, "showticklabels": False}}

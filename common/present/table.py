@@ -1,5 +1,4 @@
-"""A table as data: columns, and cells with words, value and source.  tables/text, tables/export and report/html render
-it."""
+"""A table as data: columns, and cells with words, value and source.  present/text, export and html render it."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ class Cell(NamedTuple):
 
 
 def measured(value: Union[int, float, None], target: Optional[Path] = None) -> Cell:
-    """A number with the file that it is from."""
+    """Return the cell of a number, with the file that it is from."""
     return Cell(str(value) if type(value) is int else number(value), value, target)
 
 
@@ -44,7 +43,7 @@ class Column(NamedTuple):
     centered: bool = False
 
     def value(self, cell: Cell) -> Value:
-        """What `cell` is sorted by and written to a CSV as: None for a number that is not known."""
+        """Return the value that `cell` is sorted by and written to a CSV as; None for a number that is not known."""
         return cell.shown if cell.value is None and not self.numeric else cell.value
 
 
@@ -57,12 +56,12 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Cell]]
 
     def values(self) -> List[Dict[str, Any]]:
-        """Each row as title of the column -> value."""
+        """Return each row as title of the column -> value."""
         return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
 
 
 def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
-    """A table of rows that are title of the column -> cell; a column is numeric where any of its cells is a number."""
+    """Make a table of rows that are title of the column -> cell; a column with a number in any cell is numeric."""
     numeric = {
         head: any(isinstance(row[head].value, (int, float)) for row in rows) for head in (rows[0] if rows else ())
     }
@@ -70,11 +69,11 @@ def tabulated(name: str, title: str, rows: Sequence[Dict[str, Cell]]) -> Table:
 
 
 def filled(rows: Sequence[Dict[str, Cell]]) -> List[Dict[str, Cell]]:
-    """Without the columns that are empty in every row."""
+    """Drop the columns that are empty in every row."""
     known = {title for row in rows for title, cell in row.items() if cell.shown not in ("-", "")}
     return [{title: cell for title, cell in row.items() if title in known} for row in rows]
 
 
 def words(parts: Sentence) -> str:
-    """The sentence without its links."""
+    """Return the sentence without its links."""
     return "".join(part.words if isinstance(part, Link) else part for part in parts)

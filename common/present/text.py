@@ -13,25 +13,27 @@ BOLD = ("wrong", "dead")
 
 
 def block(table: Table, format: str) -> str:
-    """The table below its title, as text of the "table" or "markdown" format."""
+    """Return the table below its title, as text of the "table" or "markdown" format."""
     if format == "markdown":
         return f"**{escaped(table.title)}**\n\n{markdown(table)}"
     return f"{plain(table.title)}\n{aligned(table)}"
 
 
 def listed(lines: Sequence[str], format: str) -> str:
-    """One line each."""
+    """Return one line each."""
     return "\n".join(f"- {escaped(line)}" if format == "markdown" else plain(line) for line in lines)
 
 
 def spaced(blocks: Iterable[Sequence[str]]) -> str:
-    """Blocks of lines with an empty line between them, without the empty ones; the last line with a newline."""
+    """Join blocks of lines with an empty line between them, without the empty ones; the last line with a newline."""
     return "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
 
 
 def aligned(table: Table, longest: int = LONGEST_CELL, colors: Optional[Mapping[str, str]] = None) -> str:
-    """Columns of equal width, the words of a heading under each other where its cells are shorter.  longest: characters
-    of a cell; colors: mark of a cell -> ANSI code."""
+    """Return columns of equal width, the words of a heading under each other where its cells are shorter.
+
+    longest: characters of a cell; colors: mark of a cell -> ANSI code.
+    """
     body = [[cell._replace(shown=short(plain(cell.shown), longest)) for cell in row] for row in table.rows]
     cells = list(zip(*body)) or [()] * len(table.columns)
     widths = [
@@ -52,7 +54,7 @@ def _padded(cell: Cell, column: Column, width: int, colors: Mapping[str, str]) -
 
 
 def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
-    """colors: mark -> ANSI code."""
+    """Return words in the color of their mark.  colors: mark -> ANSI code."""
     return f"\x1b[{colors[mark]}m{words}\x1b[0m" if mark in colors else words
 
 

@@ -24,7 +24,7 @@ def section(family: Sequence[Machine], place: int) -> Section:
     figure, name = relative_times(family), f"machines-{place}"
     heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
     shown: Dict[str, Any] = {"table": numbers(family), "figures": [figure] if figure else []}
-    shown["about"] = [(f"group-{one.place}", one.title) for one in family]
+    shown["content"] = [(f"group-{one.place}", one.title) for one in family]
     return Section("report/templates/machines.html.jinja", name, TITLE, name, heading, **shown)
 
 

@@ -70,7 +70,7 @@ def assembled(
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     content["figures"] = {
-        f"{one.key}-{section.place}": {
+        f"{one.key}-{section.suffix}": {
             "data": one.data,
             "layout": one.layout,
             "names": one.names and {"at": one.names.at, "places": one.names.of_a_page(one.height - ABOVE_AND_BELOW)},

@@ -147,14 +147,14 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     if arguments.audio and arguments.pseudo_input:
         raise UserError("give --audio or --pseudo-input, not both")
     counted = _counted(arguments, executor or Local())
-    document, spoken = flops.merged([one["document"] for one in counted]), _buckets(counted, arguments)
+    document, spoken = flops.merged([count["document"] for count in counted]), _buckets(counted, arguments)
     depth = arguments.depth
     if depth is None and arguments.format not in ("csv", "json"):
         depth = DEPTH
-    found = flops.breakdown(document, arguments.by, depth)
-    print(tables.render(found, arguments.by, arguments.format, spoken), end="")
+    breakdown = flops.breakdown(document, arguments.by, depth)
+    print(tables.render(breakdown, arguments.by, arguments.format, spoken), end="")
     if arguments.format in ("csv", "json"):
-        for name, reason in found.not_counted:
+        for name, reason in breakdown.not_counted:
             print(f"warning: not counted: {name} ({reason})", file=sys.stderr)
     _keep(arguments, document, spoken)
     return EXIT_OK
@@ -209,12 +209,12 @@ def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str
 
 
 def _buckets(counted: List[Dict[str, Any]], arguments: argparse.Namespace) -> List[tables.Bucket]:
-    """Of --audio or --pseudo-input; none without these."""
+    """Return the buckets of --audio or --pseudo-input, [] without these."""
     rate = arguments.sample_rate
     spoken = [
-        tables.Bucket(one["bucket"], one["samples"], one["macs"], flops.total(one["document"]).flops, rate)
-        for one in counted
-        if one["bucket"]
+        tables.Bucket(count["bucket"], count["samples"], count["macs"], flops.total(count["document"]).flops, rate)
+        for count in counted
+        if count["bucket"]
     ]
     return [*spoken, _all(spoken)] if len(spoken) > 1 else spoken
 

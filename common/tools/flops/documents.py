@@ -42,7 +42,7 @@ class NotCounted(Struct, kw_only=True):
 
 
 class CountedDocument(Struct, kw_only=True):
-    """What the counter saw."""
+    """Modules, operators and what was not counted, as the counter saw them."""
 
     convention: Annotated[str, of('"exact" or "superb"')]
     device: Annotated[str, of("as it was named; empty in older counts")] = ""

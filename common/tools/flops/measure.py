@@ -31,7 +31,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
             yield {"record": "count", "bucket": "", "samples": [], "macs": [], "document": counting.once()}
         for name, samples in lengths.items():
             document, macs = counting.utterances(samples, flags["batch_size"])
-            of_each = [one for one in samples for _ in range(flags["batch_size"])]
+            of_each = [count for count in samples for _ in range(flags["batch_size"])]
             yield {"record": "count", "bucket": name, "samples": of_each, "macs": macs, "document": document}
 
 
@@ -65,7 +65,7 @@ def _device(name: str) -> str:
 
 @dataclass(frozen=True)
 class Counting:
-    """How a model is counted.
+    """A model, and how it is counted.
 
     method: of the model, dotted; backward: from ones for every output; strict, timed, convention: as FlopCounter has
     them; hop: samples of a frame.
@@ -136,23 +136,23 @@ class Counting:
         if self.method == "forward":
             return None, self.loaded.model
         owner: Any = None
-        found: Any = self.loaded.model
+        method: Any = self.loaded.model
         for name in self.method.split("."):
-            owner, found = found, getattr(found, name, None)
-        if not callable(found):
+            owner, method = method, getattr(method, name, None)
+        if not callable(method):
             raise UserError(f"--method {self.method}: {type(self.loaded.model).__name__} has no such method")
-        return owner if isinstance(owner, torch.nn.Module) else None, found
+        return owner if isinstance(owner, torch.nn.Module) else None, method
 
 
 def _backward(outputs: Any) -> None:
     leaves = torch.utils._pytree.tree_flatten(outputs)[0]
-    wanted = [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]
+    wanted = [output for output in leaves if isinstance(output, torch.Tensor) and output.requires_grad]
     if not wanted:
         raise UserError("--backward: no output of the model has a gradient")
-    torch.autograd.backward(wanted, [torch.ones_like(one) for one in wanted])
+    torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
 
 
 def _shapes(positional: Sequence[Any], keywords: Dict[str, Any]) -> str:
     tensors = [*positional, *keywords.values()]
-    flat = [part for one in tensors for part in (one if isinstance(one, list) else [one])]
-    return ", ".join("x".join(map(str, one.shape)) or "a number" for one in flat) or "nothing"
+    flat = [part for tensor in tensors for part in (tensor if isinstance(tensor, list) else [tensor])]
+    return ", ".join("x".join(map(str, tensor.shape)) or "a number" for tensor in flat) or "nothing"

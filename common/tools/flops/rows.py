@@ -52,15 +52,15 @@ class Part:
     own_flops: int = 0
     ns: Optional[int] = None
 
-    def add(self, counted: Mapping[str, Any], own: bool) -> None:
-        """One entry of a document's counts."""
+    def add(self, counted: Mapping[str, Any], exclusive: bool) -> None:
+        """Add an entry of a document's counts.  exclusive: it is of the part itself, not of a module below."""
         macs, flops = counted["macs"], counted["flops"]
         self.macs += macs
         self.flops += flops
         if counted["phase"] == BACKWARD:
             self.backward_macs += macs
             self.backward_flops += flops
-        if own:
+        if exclusive:
             self.own_macs += macs
             self.own_flops += flops
         if counted["ns"] is not None:
@@ -71,13 +71,13 @@ class Part:
         self.frozen += module["frozen"]
 
 
-def amount(key: str, title: str = "", unit: str = "", **more: Any) -> Metric:
-    """Of a row as CSV and JSON have it."""
-    return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit, **more)
+def amount(key: str, title: str = "", unit: str = "", **options: Any) -> Metric:
+    """Return the metric of a key of a row, as CSV and JSON have it."""
+    return metric(key, title, lambda value: quantity(value, unit), value=itemgetter(key), unit=unit, **options)
 
 
 def _shared(key: str, title: str = "", unit: str = "") -> Tuple[Metric, Metric]:
-    """With its share of the total."""
+    """Return the metric of a key, and that of its share of the total."""
     share = f"{key}_share"
     return amount(key, title, unit), metric(share, "share", percent, value=itemgetter(share))
 
@@ -110,11 +110,11 @@ class Breakdown:
     remarks: List[str] = field(default_factory=list)
 
     def rows(self) -> List[Dict[str, Any]]:
-        """Each part as CSV and JSON have it, with its shares of the total."""
+        """Return each part as CSV and JSON have it, with its shares of the total."""
         return list(map(self.row, self.parts))
 
     def row(self, part: Part) -> Dict[str, Any]:
-        """Shares are None where the total is nothing."""
+        """Return a part with its shares, None where the total is nothing."""
         known = {**asdict(part), **{f"{key}_share": self._share(part, key) for key in ("macs", "flops", "ns")}}
         return {**known, **metrics.values(NUMBERS, known)}
 
@@ -172,14 +172,16 @@ def read(path: Path) -> Count:
 
 
 def breakdown(document: Document, by: str = "module", depth: Optional[int] = None) -> Breakdown:
-    """The rows of one of BREAKDOWNS; modules down to `depth` names below the model, all of them by default."""
+    """Return the rows of one of BREAKDOWNS; modules down to `depth` names below the model, all of them by default."""
     parts = {"module": _modules, "class": _classes, "operator": _operators}[by](document, depth)
-    missing = {f"{one['operator']} in {one['path'] or 'the model'}": one["reason"] for one in document["not_counted"]}
+    missing = {
+        f"{each['operator']} in {each['path'] or 'the model'}": each["reason"] for each in document["not_counted"]
+    }
     return Breakdown(total(document), parts, document["convention"], list(missing.items()), _remarks(document))
 
 
 def _remarks(document: Document) -> List[str]:
-    backward = {one["path"] for one in document["counts"] if one["phase"] == BACKWARD}
+    backward = {count["path"] for count in document["counts"] if count["phase"] == BACKWARD}
     classes = {module["class"] for module in document["modules"] if module["path"] in backward}
     recurrent = sorted(classes & RECURRENT)
     if document.get("device") != "meta" or not recurrent:
@@ -193,13 +195,13 @@ def total(document: Document) -> Part:
     for module in document["modules"]:
         result.add_module(module)
     for counted in document["counts"]:
-        result.add(counted, own=True)
+        result.add(counted, exclusive=True)
         result.calls += counted["calls"]
     return result
 
 
 def merged(documents: Sequence[Document]) -> Document:
-    """One document of several runs of one model: parameters once, all else added up."""
+    """Merge the documents of several runs of one model: parameters once, all else added up."""
     first = documents[0]
     calls: Dict[str, int] = {}
     for document in documents:
@@ -210,12 +212,12 @@ def merged(documents: Sequence[Document]) -> Document:
         **first,
         "modules": [{**module, "calls": calls[path]} for path, module in modules.items()],
         "counts": [counted for document in documents for counted in document["counts"]],
-        "not_counted": [one for document in documents for one in document["not_counted"]],
+        "not_counted": [operator for document in documents for operator in document["not_counted"]],
     }
 
 
 def _modules(document: Document, depth: Optional[int]) -> List[Part]:
-    """In the order of the model, each before those below it; places that are no module come last."""
+    """Return the modules in the order of the model, each before those below it, then paths that are no module."""
     parts = {
         module["path"]: Part(module["path"], module["class"], module["calls"])
         for module in document["modules"]
@@ -228,7 +230,7 @@ def _modules(document: Document, depth: Optional[int]) -> List[Part]:
         if not _above(counted["path"], parts):
             parts[counted["path"]] = Part(counted["path"])
         for path in _above(counted["path"], parts):
-            parts[path].add(counted, own=path == counted["path"])
+            parts[path].add(counted, exclusive=path == counted["path"])
     return list(parts.values())
 
 
@@ -241,7 +243,7 @@ def _classes(document: Document, _: Optional[int]) -> List[Part]:
         part.calls += module["calls"]
     for counted in document["counts"]:
         kind = kinds.get(counted["path"], counted["path"])
-        parts.setdefault(kind, Part(kind)).add(counted, own=True)
+        parts.setdefault(kind, Part(kind)).add(counted, exclusive=True)
     return _largest_first(parts.values())
 
 
@@ -249,7 +251,7 @@ def _operators(document: Document, _: Optional[int]) -> List[Part]:
     parts: Dict[str, Part] = {}
     for counted in document["counts"]:
         part = parts.setdefault(counted["operator"], Part(counted["operator"]))
-        part.add(counted, own=True)
+        part.add(counted, exclusive=True)
         part.calls += counted["calls"]
     return _largest_first(parts.values())
 
@@ -263,7 +265,7 @@ def _depth(path: str) -> int:
 
 
 def _above(path: str, known: Mapping[str, Part]) -> List[str]:
-    """Those of the known modules that `path` is, or lies in.  What is in parentheses lies outside of the model."""
+    """Return those of the known modules that `path` is, or lies in.  A path in parentheses is outside of the model."""
     names = path.split(".") if path else []
     prefixes = (".".join(names[:count]) for count in range(len(names) + 1))
-    return [one for one in prefixes if one in known and (one or not path.startswith("("))]
+    return [prefix for prefix in prefixes if prefix in known and (prefix or not path.startswith("("))]

@@ -28,8 +28,8 @@ def section(count: Count, number: int) -> Section:
         TABLES,
         name,
         TITLE,
-        place=name,
+        suffix=name,
         heading=count.model,
         notes=[("", [line]) for line in [*tables.totals(content), *tables.remarks(content)]],
-        about=[*([tables.buckets(utterances)] if utterances else []), tables.parts(content, count.by)],
+        content=[*([tables.buckets(utterances)] if utterances else []), tables.parts(content, count.by)],
     )

@@ -23,18 +23,19 @@ PARAMETERS = ("trainable", "frozen")
 OPTIONAL = ("frozen", "backward_macs", "backward_flops", "ns", "ns_share")
 
 
-def parts(found: Breakdown, by: str) -> Table:
-    """One row for each part, and the total; a column for what is there: the backward, time, frozen parameters."""
-    total = found.row(found.total)
+def parts(breakdown: Breakdown, by: str) -> Table:
+    """Return a row for each part, and the total; a column for what is there: the backward, time, frozen parameters."""
+    total = breakdown.row(breakdown.total)
     absent = {key for key in OPTIONAL if not total[key]} | (set(PARAMETERS) if by == "operator" else set())
-    shown = [one for one in flops.NUMBERS if one.title and one.key not in absent]
+    shown = [number for number in flops.NUMBERS if number.title and number.key not in absent]
     names = {by: "name", **({"class": "kind"} if by == "module" else {})}
     rows = []
-    for row in [*found.rows(), total]:
+    for row in [*breakdown.rows(), total]:
         texts = [Cell(row[key] or ("(model)" if key == "name" else ""), row[key]) for key in names.values()]
-        rows.append([*texts, *(one.cell(row) for one in shown)])
+        rows.append([*texts, *(number.cell(row) for number in shown)])
     title = f"by {by}" + (", each with all below it" if by == "module" else "")
-    return Table(by, title, [*(Column(one, False) for one in names), *(Column(one.title) for one in shown)], rows)
+    columns = [*(Column(name, False) for name in names), *(Column(number.title) for number in shown)]
+    return Table(by, title, columns, rows)
 
 
 # -- utterances ------------------------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ class Bucket:
     sample_rate: int
 
     def row(self) -> Dict[str, Any]:
-        """As CSV and JSON have it; rates in MACs per second of audio."""
+        """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
         seconds = [samples / self.sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
         return {
@@ -84,40 +85,42 @@ BUCKETS = (
 )
 
 
-def buckets(found: Sequence[Bucket]) -> Table:
-    rows = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in (one.row() for one in found)]
+def buckets(utterances: Sequence[Bucket]) -> Table:
+    values = [bucket.row() for bucket in utterances]
+    rows = [{"bucket": Cell(row["bucket"]), **metrics.cells(BUCKETS, row)} for row in values]
     return tabulated("buckets", "utterances by length", rows)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def render(found: Breakdown, by: str, format: str, spoken: Sequence[Bucket] = ()) -> str:
-    """Everything as "table", "markdown", "csv" (of the buckets, where there are any, else of the parts) or "json"."""
+def render(breakdown: Breakdown, by: str, format: str, spoken: Sequence[Bucket] = ()) -> str:
+    """Return everything as text.  format: "table", "markdown", "json", or "csv" (of the buckets, without any of the
+    parts)."""
     if format == "json":
         document = {
-            "convention": found.convention,
-            "total": vars(found.total),
-            "rows": found.rows(),
-            "not_counted": [{"operator": name, "reason": reason} for name, reason in found.not_counted],
+            "convention": breakdown.convention,
+            "total": vars(breakdown.total),
+            "rows": breakdown.rows(),
+            "not_counted": [{"operator": name, "reason": reason} for name, reason in breakdown.not_counted],
             **({"buckets": [bucket.row() for bucket in spoken]} if spoken else {}),
         }
         return json_text([document])
     if format == "csv":
-        return csv_text([bucket.row() for bucket in spoken] if spoken else found.rows())
-    tables = [*([buckets(spoken)] if spoken else []), parts(found, by)]
+        return csv_text([bucket.row() for bucket in spoken] if spoken else breakdown.rows())
+    tables = [*([buckets(spoken)] if spoken else []), parts(breakdown, by)]
     blocks = [_block(table, format) for table in tables]
-    below = remarks(found)
-    return "\n\n".join([listed(totals(found), format), *blocks, *([listed(below, format)] if below else [])]) + "\n"
+    below = remarks(breakdown)
+    return "\n\n".join([listed(totals(breakdown), format), *blocks, *([listed(below, format)] if below else [])]) + "\n"
 
 
 def _block(table: Table, format: str) -> str:
     return markdown(table) if format == "markdown" else f"{table.title}\n{aligned(table, LONGEST)}"
 
 
-def totals(found: Breakdown) -> List[str]:
+def totals(breakdown: Breakdown) -> List[str]:
     """Return the lines above the tables."""
-    total = found.total
+    total = breakdown.total
     parameters = f"parameters: {quantity(total.trainable + total.frozen)} ({total.trainable + total.frozen}"
     return [
         f"total: {quantity(total.macs, 'MACs')} ({total.macs}), {quantity(total.flops, 'FLOPs')} ({total.flops})",
@@ -125,21 +128,21 @@ def totals(found: Breakdown) -> List[str]:
     ]
 
 
-def remarks(found: Breakdown) -> List[str]:
+def remarks(breakdown: Breakdown) -> List[str]:
     """Return the lines below the tables."""
-    lines = list(found.remarks)
-    if found.convention != "exact":
-        lines.append(f"convention: {found.convention}, see docs/flops.md")
-    if found.total.ns is not None:
+    lines = list(breakdown.remarks)
+    if breakdown.convention != "exact":
+        lines.append(f"convention: {breakdown.convention}, see docs/flops.md")
+    if breakdown.total.ns is not None:
         lines.append("ms: in torch's operators alone, one by one: no measure of the model's speed")
-    return lines + [f"not counted: {name} ({reason})" for name, reason in found.not_counted]
+    return lines + [f"not counted: {name} ({reason})" for name, reason in breakdown.not_counted]
 
 
 # -- rules -----------------------------------------------------------------------------------------------------------
 
 
 def rules(rows: Sequence[Dict[str, str]], format: str) -> str:
-    """The counter's rules: mappings of operators, macs, flops, reason."""
+    """Return the counter's rules as text.  rows: mappings of operators, macs, flops, reason."""
     if format in ("csv", "json"):
         return (csv_text if format == "csv" else json_text)(rows)
     if format == "markdown":

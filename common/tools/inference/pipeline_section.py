@@ -33,10 +33,10 @@ def section(found: Sequence[Pipeline]) -> Section:
         TABLES,
         "pipelines",
         TITLE,
-        place="pipelines",
+        suffix="pipelines",
         heading=", ".join(one.name for one in readable),
         failures=failures,
         figures=figures(readable),
         notes=notes,
-        about=[tables.stages(readable)] if readable else [],
+        content=[tables.stages(readable)] if readable else [],
     )

@@ -31,10 +31,10 @@ def section(found: Inference, place: int) -> Section:
         TABLES,
         name,
         TITLE,
-        place=name,
+        suffix=name,
         heading=found.name,
         failures=failures,
         figures=figures(found),
         notes=[("", [line]) for line in shown],
-        about=[*tables.grids(found), tables.cells(found)],
+        content=[*tables.grids(found), tables.cells(found)],
     )

@@ -41,7 +41,7 @@ def of_cells(cells: Sequence[Size], place: str, file: Path) -> List[Section]:
                 TEMPLATE,
                 f"profile-{place}-{number}",
                 TITLE,
-                place=f"{place}-{number}",
+                suffix=f"{place}-{number}",
                 heading=size,
                 failures=[Failure("error", size, [Link("failed", file), f": {reason}"])] if reason else [],
                 table=tables.labels(found) if found else None,
