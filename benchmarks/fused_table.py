@@ -213,7 +213,7 @@ def line(one: Measured) -> Dict[str, Cell]:
         "times smaller": Cell(number(memory and 1 / memory.value, 3), 0),
         "smallest pruned MB": Cell(number(pruned and pruned.peer, 3), 0),
         "% of limit": Cell(number(limit_of(one.fused), 2), 0),
-        "gradient error": Cell(error((one.fused.at_size or {}).get("grad_error")), 0),
+        "gradient error": Cell(error(one.fused.at_size.grad_error if one.fused.at_size else None), 0),
     }
 
 

@@ -146,7 +146,7 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
     for (worker_name, rank), windows in by_worker.items():
         label = worker_name if rank is None else f"{worker_name} rank {rank}"
         numbers = profiled(windows)
-        readable = not numbers.error or any(window["steps"] for window in numbers.windows)
+        readable = not numbers.error or any(window.steps for window in numbers.windows)
         row = Row(
             name if len(by_worker) == 1 else f"{name} {label}",
             str(folder),

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from common.analysis import roofline
-from common.analysis.parts import Sample
+from common.analysis import roofline, times
 from common.analysis.row import COUNTERS, SCOPES, Row, batches_of, newest
 from common.core import settings, statistics
-from common.core.text import UNBOUNDED, count, gathered, gathered_twice
+from common.core.text import UNBOUNDED, count, gathered
 from common.core.units import MB
 from common.records import schema, store
 from common.records.schema import (
     FILE_NAME,
-    AtSize,
     Correctness,
     Environment,
     Header,
@@ -36,7 +33,7 @@ BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, al
 
 
 def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bool = True) -> Row:
-    """The row of a run, of which `records` begin with the header.  traces: read them too."""
+    """Return the row of a run, of which `records` begin with the header.  traces: read them too."""
     header = records[0]
     assert isinstance(header, Header)
     jobs = store.latest_jobs(records)
@@ -44,16 +41,19 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
     well = [line for lines in jobs.values() if _outcome(lines) == "ok" for line in lines]
     timed = [line for line in well if isinstance(line, schema.Sample)]
     samples = [line for line in timed if not line.warmup]
+    step, loss = (times.times(samples, scope) for scope in ("step", "loss"))
     peaks_mb = _peaks([line for line in well if isinstance(line, Memory)])
     correctness = newest(jobs, Correctness)
+    checked = correctness or Correctness(job="")
     trace = newest(jobs, Trace)
     traced = newest({trace.job: jobs[trace.job]}, Environment) if trace else None
     numbers = _profiled(trace, folder) if traces else Profiled()
     node_of = {job: line.node for job, lines in jobs.items() for line in lines if isinstance(line, Environment)}
     batches = batches_of([line for lines in jobs.values() for line in lines if isinstance(line, Environment)])
-    at_size = correctness.at_size if correctness else None
-    alike, limits = _of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
-    least, remarks = roofline.of_run(limits, str(header.kind), batches, header.settings, alike, at_size)
+    padded, useful = sum(batch.padded_cells for batch in batches), sum(batch.useful_cells for batch in batches)
+    utterances_per_second, frames_per_second = times.rates(samples, batches)
+    alike, limits = times.of_one_device(samples, [line for line in records if isinstance(line, Limits)], node_of)
+    bound, remarks = roofline.of_run(limits, str(header.kind), batches, header.settings, alike, checked.at_size)
     status, reason = _status(jobs, header, correctness, numbers)
     flagged = sum(bool(sample.flags) for sample in samples)
     notes = [f"{flagged} of {len(samples)} samples ran beside other load"] if flagged else []
@@ -67,29 +67,53 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         torch_version=environment.torch,
         implementation_version=environment.implementation_version,
         kind=header.kind,
-        options={name: {"ours": one.ours, "default": one.default} for name, one in environment.options.items()},
+        options=environment.options,
         exact=header.kind == "exact",
         windows=numbers.windows,
         average_step_time_us=numbers.average_step_time_us,
         peak_memory_mb=numbers.peak_memory_mb,
         profiled_stages_us=numbers.label_us,
         profiler_inflation=_inflation(numbers, trace, traced, samples),
-        **_times(samples, "step"),
-        **_times(samples, "loss"),
-        stages={scope: stages for scope in SCOPES if (stages := _stages(samples, scope))},
-        **_rates(samples, batches),
-        stopped=_stopped([line for line in well if isinstance(line, schema.Stop)]),
-        round_medians_ms={scope: _round_medians(samples, scope, node_of) for scope in SCOPES},
+        step_ms=step.ms,
+        loss_ms=loss.ms,
+        step_ms_interval=step.interval,
+        loss_ms_interval=loss.interval,
+        step_event_ms=step.event,
+        loss_event_ms=loss.event,
+        step_wall_ms=step.wall,
+        loss_wall_ms=loss.wall,
+        step_forward_ms=step.forward,
+        loss_forward_ms=loss.forward,
+        stages={scope: stages for scope in SCOPES if (stages := times.stages(samples, scope))},
+        utterances_per_second=utterances_per_second,
+        frames_per_second=frames_per_second,
+        stopped=times.stopped([line for line in well if isinstance(line, schema.Stop)]),
+        round_medians_ms={scope: times.round_medians(samples, scope, node_of) for scope in SCOPES},
         samples=len(samples),
         flagged_samples=flagged,
         loaded_samples=sum(sample.beside_load for sample in samples),
-        others_cpu=_others_cpu(samples),
-        loaded_rounds={scope: names for scope in SCOPES if (names := _loaded_rounds(samples, scope, node_of))},
+        others_cpu=times.others_cpu(samples),
+        loaded_rounds={scope: names for scope in SCOPES if (names := times.loaded_rounds(samples, scope, node_of))},
         rounds=len({sample.round for sample in samples}),
-        **_errors(correctness),
+        loss_error=checked.loss_error,
+        grad_error=checked.grad_error,
+        at_size=checked.at_size,
+        imprecise=checked.at_size.imprecise if checked.at_size else None,
+        approximation_gap=checked.approximation_gap,
+        approximation_gaps=_gaps(checked),
+        gap_ranges=checked.gap_ranges,
         memory={scope: _highest(of_scope) for scope, of_scope in peaks_mb.items()},
-        **_cells(batches),
-        **least,
+        measured_batches=len(batches) if batches else None,
+        padded_cells=padded if batches else None,
+        useful_cells=useful if batches else None,
+        useful_fraction=useful / padded if batches else None,
+        bytes_per_second=bound.bytes_per_second,
+        flops_per_second=bound.flops_per_second,
+        exps_per_second=bound.exps_per_second,
+        limit_ranges=bound.ranges,
+        needed_share=bound.needed_share,
+        floor=bound.floor,
+        limit_percent=bound.percent,
         configuration=_configuration(header, environment),
         suffix=header.suffix,
         run_id=header.run_id,
@@ -98,7 +122,7 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
         header=header,
         environment=environment,
         jobs=jobs,
-        timed=list(_in_order(timed)),
+        timed=list(times.in_order(timed)),
         peaks_mb=peaks_mb,
         file=file,
     )
@@ -162,127 +186,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
     return worst, reason
 
 
-# Times.
-
-
-def _in_order(timed: Sequence[schema.Sample]) -> Iterator[Sample]:
-    elapsed = 0.0
-    for line in timed:
-        elapsed += line.ranked_ns / 1e9
-        if not line.warmup:
-            place = line.scope, str(line.round), str(line.batch)
-            yield Sample(*place, elapsed, line.ranked_ns / 1e6, bool(line.flags), line.foreign_cpu, line.beside_load)
-
-
-def _times(samples: Sequence[schema.Sample], scope: str) -> Dict[str, Any]:
-    mine = [sample for sample in samples if sample.scope == scope]
-    times_of = ((sample.round, sample.batch, sample.ranked_ns / 1e6) for sample in mine)
-    interval = statistics.interval_of_rounds(gathered_twice(times_of))
-
-    def described(key: str) -> Optional[statistics.Summary]:
-        times = ((sample.batch, getattr(sample, key)) for sample in mine)
-        return statistics.describe(gathered((batch, time / 1e6) for batch, time in times if time is not None))
-
-    events = described("total_event_ns")
-    return {
-        f"{scope}_ms": described("ranked_ns"),
-        f"{scope}_ms_interval": list(interval) if interval else None,
-        f"{scope}_event_ms": events,
-        f"{scope}_wall_ms": described("total_wall_ns") if events else None,
-        # On CUDA the host runs ahead of forward, so only the events know when it ended.
-        f"{scope}_forward_ms": described("forward_wall_ns") or described("forward_event_ns"),
-    }
-
-
-def _stages(samples: Sequence[schema.Sample], scope: str) -> Dict[str, float]:
-    """Milliseconds of each: the mean over batches of their medians."""
-    stages = gathered_twice(
-        (stage, sample.batch, duration / 1e6)
-        for sample in samples
-        if sample.scope == scope
-        for stage, duration in (sample.stages or {}).items()
-    )
-    return {stage: summary.median for stage, batches in stages.items() if (summary := statistics.describe(batches))}
-
-
-def _rates(samples: Sequence[schema.Sample], batches: Sequence[schema.Batch]) -> Dict[str, Any]:
-    """Utterances and frames of the measured batches over the sum of the medians of their steps."""
-    times = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == "step")
-    known = [batch for batch in batches if batch.index in times]
-    if not known:
-        return {}
-    seconds = sum(statistics.median(times[batch.index]) for batch in known)
-    frames = [batch.frames for batch in known if batch.frames is not None]
-    return {
-        "utterances_per_second": sum(batch.N for batch in known) / seconds,
-        "frames_per_second": sum(frames) / seconds if len(frames) == len(known) else None,
-    }
-
-
-def _stopped(ends: Sequence[schema.Stop]) -> Dict[str, Dict[str, int]]:
-    found = gathered((one.scope, one.why) for one in ends)
-    return {scope: {why: reasons.count(why) for why in dict.fromkeys(reasons)} for scope, reasons in found.items()}
-
-
-def _of_one_device(
-    samples: Sequence[schema.Sample], limits: Sequence[Limits], node_of: Mapping[str, Optional[str]]
-) -> Tuple[List[schema.Sample], List[Limits]]:
-    """Those of the device that has the most samples: its limits divide no other device's times."""
-    count = Counter(node_of.get(sample.job) for sample in samples)
-    if len(count) < 2 and not any(count):
-        return list(samples), list(limits)
-    node = max(count, key=lambda one: count[one])
-    alike = [sample for sample in samples if node_of.get(sample.job) == node]
-    return alike, [line for line in limits if line.node == node]
-
-
-def _round_name(sample: schema.Sample, node_of: Mapping[str, Optional[str]]) -> str:
-    """As text, as JSON keeps keys.  Of several devices a round is named with its own, so that it is paired with none of
-    another device."""
-    return " on ".join(filter(None, [str(sample.round), node_of.get(sample.job)]))
-
-
-def _round_medians(
-    samples: Sequence[schema.Sample], scope: str, node_of: Mapping[str, Optional[str]]
-) -> Dict[str, Dict[str, float]]:
-    """round -> batch -> median."""
-    mine = (sample for sample in samples if sample.scope == scope)
-    rounds = gathered_twice((_round_name(one, node_of), str(one.batch), one.ranked_ns / 1e6) for one in mine)
-    return {
-        name: {batch: statistics.median(times) for batch, times in batches.items()} for name, batches in rounds.items()
-    }
-
-
-# Load.
-
-
-def _loaded_rounds(samples: Sequence[schema.Sample], scope: str, node_of: Mapping[str, Optional[str]]) -> List[str]:
-    """Return the names of the rounds of a scope that ran beside other load for more than half of their time."""
-    rounds = gathered((_round_name(sample, node_of), sample) for sample in samples if sample.scope == scope)
-    return [name for name, of_round in rounds.items() if store.is_loaded(of_round)]
-
-
-def _others_cpu(samples: Sequence[schema.Sample]) -> Optional[float]:
-    """Return the share that others took of the CPUs, the mean over the time of the samples that know it."""
-    known = [(sample.total_wall_ns, sample.foreign_cpu) for sample in samples if sample.foreign_cpu is not None]
-    total = sum(time for time, _ in known)
-    return sum(time * share for time, share in known) / total if total else None
-
-
 # Batches, memory, errors.
-
-
-def _cells(batches: Sequence[schema.Batch]) -> Dict[str, Any]:
-    if not batches:
-        return {}
-    padded = sum(batch.padded_cells for batch in batches)
-    useful = sum(batch.useful_cells for batch in batches)
-    return {
-        "measured_batches": len(batches),
-        "padded_cells": padded,
-        "useful_cells": useful,
-        "useful_fraction": useful / padded,
-    }
 
 
 def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
@@ -300,23 +204,6 @@ def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
 
 def _highest(of_scope: Mapping[str, Mapping[str, float]]) -> Dict[str, Optional[float]]:
     return {f"{counter}_mb": max(peaks.values(), default=None) for counter, peaks in of_scope.items()}
-
-
-def _errors(line: Optional[Correctness]) -> Dict[str, Any]:
-    if line is None:
-        return {}
-    at_size = line.at_size and {
-        key: getattr(line.at_size, key) for key in AtSize.__struct_fields__ if key not in ("ok", "imprecise")
-    }
-    return {
-        "loss_error": line.loss_error,
-        "grad_error": line.grad_error,
-        "approximation_gap": line.approximation_gap,
-        "at_size": at_size,
-        "imprecise": line.at_size and line.at_size.imprecise,
-        "approximation_gaps": _gaps(line),
-        "gap_ranges": {kind: schema.as_written(found) for kind, found in line.gap_ranges.items()},
-    }
 
 
 def _gaps(line: Correctness) -> Dict[str, float]:

@@ -27,6 +27,7 @@ loss of a pruned one.  Pure arithmetic; no torch.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import statistics
@@ -170,6 +171,37 @@ def limit_percent(bounds: Mapping[Any, float], measured: Mapping[Any, Sequence[f
     )
 
 
+@dataclass(frozen=True)
+class Floor:
+    """Hold what a batch must do at least, the means over the measured batches, and ms, the geometric mean of their
+    bounds; None where a rate is not known."""
+
+    bytes: float
+    flops: float
+    exps: float
+    ms: Optional[float]
+
+
+@dataclass
+class Bound:
+    """Hold what the device of a run does at best, and what share of each time that leaves no choice.
+
+    Attributes:
+        bytes_per_second, flops_per_second, exps_per_second: None where not measured.
+        ranges: of each of these three that was measured several times, see ``ranges``.
+        needed_share: of the cells, those with a gradient that the dtype can tell from zero.
+        floor: scope -> layout -> the least work; percent: scope -> layout -> see ``limit_percent``.
+    """
+
+    bytes_per_second: Optional[float] = None
+    flops_per_second: Optional[float] = None
+    exps_per_second: Optional[float] = None
+    ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    needed_share: Optional[float] = None
+    floor: Dict[str, Dict[str, Floor]] = field(default_factory=dict)
+    percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)
+
+
 def of_layout(
     layout: str,
     scope: str,
@@ -179,10 +211,15 @@ def of_layout(
     best: Peaks,
     measured: Mapping[Any, Sequence[float]],
     share: Optional[float],
-) -> Optional[Dict[str, Optional[float]]]:
-    """{bytes, flops, exps, ms, percent}, of the measured batches: bytes, operations and exponentials are their means,
-    ms the geometric mean of their bounds.  measured: batch -> seconds; share: as of `sizes`.  None where the records
-    say too little."""
+) -> Optional[Tuple[Floor, Optional[float]]]:
+    """Return the least work of the measured batches in a layout, and how much of the time that is in percent.
+
+    None where the records say too little.
+
+    Args:
+        measured: batch -> seconds.
+        share: as of `sizes`.
+    """
     least: Dict[Any, Least] = {}
     for batch in batches:
         size = sizes(batch, layout, settings["prune_range"], share)
@@ -190,13 +227,11 @@ def of_layout(
             least[batch.index] = work(scope, kind, size, settings)
     if not least:
         return None
-    times = {index: seconds(one, best) for index, one in least.items()}
+    times = {index: seconds(each, best) for index, each in least.items()}
     bounds = {index: time for index, time in times.items() if time is not None}
-    return {
-        **{key: statistics.mean([getattr(one, key) for one in least.values()]) for key in ("bytes", "flops", "exps")},
-        "ms": 1e3 * statistics.geometric_mean(list(bounds.values())) if bounds else None,
-        "percent": limit_percent(bounds, measured),
-    }
+    ms = 1e3 * statistics.geometric_mean(list(bounds.values())) if bounds else None
+    moved, flops, exps, _ = (statistics.mean(amounts) for amounts in zip(*least.values()))
+    return Floor(moved, flops, exps, ms), limit_percent(bounds, measured)
 
 
 def of_run(
@@ -206,35 +241,34 @@ def of_run(
     settings: Mapping[str, Any],
     samples: Sequence[Sample],
     at_size: Optional[AtSize] = None,
-) -> Tuple[Dict[str, Any], List[str]]:
-    """(fields of a row, lines for the reader) by the ``limits`` records of a run; nothing where there are none.
+) -> Tuple[Bound, List[str]]:
+    """Return the bound of a run by its ``limits`` records, and notes for the reader; nothing where there are none.
     samples: those of the medians; at_size: of the correctness pass."""
     if not limits:
-        return {}, []
+        return Bound(), []
     best = peaks(limits)
-    share = (
-        at_size.needed_cells / at_size.useful_cells
-        if at_size and at_size.needed_cells and at_size.useful_cells
-        else None
-    )
-    found: Dict[str, Any] = {**dict(zip(RATES, best)), "limit_ranges": ranges(limits), "needed_share": share}
-    found.update(floor={}, limit_percent={})
+    share = None
+    if at_size and at_size.needed_cells and at_size.useful_cells:
+        share = at_size.needed_cells / at_size.useful_cells
+    bound = Bound(best.bytes_per_second, best.flops_per_second, best.exps_per_second, ranges(limits), share)
     known = settings.keys() >= NEEDED and settings["dtype"] in ITEMSIZE and not settings.get("amp")
     for scope in ("step", "loss") if known else ():
         measured = gathered((sample.batch, sample.ranked_ns / 1e9) for sample in samples if sample.scope == scope)
         for layout in LAYOUTS:
             least = of_layout(layout, scope, kind, batches, settings, best, measured, share)
             if least:
-                found["limit_percent"].setdefault(scope, {})[layout] = least.pop("percent")
-                found["floor"].setdefault(scope, {})[layout] = least
+                bound.floor.setdefault(scope, {})[layout], bound.percent.setdefault(scope, {})[layout] = least
+    return bound, _notes(limits, best, bound)
+
+
+def _notes(limits: Sequence[Limits], best: Peaks, bound: Bound) -> List[str]:
     reasons = [line.reason for line in limits if line.reason]
-    notes = []
+    crowded = all(line.flags for line in limits)
     if None in best and reasons:
-        notes = [f"the device's limits were not measured: {reasons[-1]}"]
-    elif any((shares["packed"] or 0) > 100 for shares in found["limit_percent"].values() if "packed" in shares):
-        crowded = all(line.flags for line in limits)
+        return [f"the device's limits were not measured: {reasons[-1]}"]
+    if any((shares.get("packed") or 0) > 100 for shares in bound.percent.values()):
         why = "it was measured beside other load" if crowded else "please report it"
-        notes = [f"above 100% of the limit, so the limit is wrong there ({why})"]
-    elif all(line.flags for line in limits):
-        notes = ["the device's limits were measured beside other load: % of limit may be too high"]
-    return found, notes
+        return [f"above 100% of the limit, so the limit is wrong there ({why})"]
+    if crowded:
+        return ["the device's limits were measured beside other load: % of limit may be too high"]
+    return []

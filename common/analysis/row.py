@@ -11,17 +11,32 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Ty
 from common.analysis import ratios
 from common.analysis.parts import Largest, Sample
 from common.analysis.ratios import Padding, Ratio
+from common.analysis.roofline import Floor
 from common.core import settings, statistics
 from common.core.implementations import LATTICES
 from common.core.statistics import Summary
 from common.core.text import plain
 from common.records import schema
-from common.records.schema import FILE_NAME, Batch, Correctness, Distribution, Environment, Header, JobLine
+from common.records.schema import (
+    FILE_NAME,
+    AtSize,
+    Batch,
+    Correctness,
+    Distribution,
+    Environment,
+    GapRange,
+    Header,
+    JobLine,
+    Option,
+)
 from common.records.store import status_of
 from common.traces import memory_curve
 from common.traces.memory_curve import Curve
 from common.traces.reader import TraceError
+from common.traces.windows import WindowNumbers
 
+#: Fields of `at_size` that are elsewhere in the row, or in its status.
+NOT_IN_JSON = ("ok", "imprecise")
 #: The step first, in tables and keys.
 SCOPES = settings.SCOPES[::-1]
 #: Of memory, in MB, as the records have them in bytes.
@@ -45,10 +60,10 @@ class Exported:
     torch_version: Optional[str] = None
     implementation_version: Optional[str] = None
     kind: Optional[str] = None
-    options: Dict[str, Dict[str, Any]] = field(default_factory=dict)  # of the package's function: name -> ours, default
+    options: Mapping[str, Option] = field(default_factory=dict)  # of the package's function: name -> ours, default
     exact: Optional[bool] = None
     # profiled
-    windows: List[Dict[str, Any]] = field(default_factory=list)
+    windows: List[WindowNumbers] = field(default_factory=list)
     average_step_time_us: Optional[float] = None
     peak_memory_mb: Optional[float] = None
     profiled_stages_us: Dict[str, float] = field(default_factory=dict)
@@ -80,11 +95,11 @@ class Exported:
     # correctness and memory passes, batches
     loss_error: Optional[float] = None
     grad_error: Optional[float] = None
-    at_size: Optional[Dict[str, Any]] = None
+    at_size: Optional[AtSize] = None
     imprecise: Optional[float] = None
     approximation_gap: Optional[float] = None
     approximation_gaps: Dict[str, float] = field(default_factory=dict)
-    gap_ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)
+    gap_ranges: Mapping[str, GapRange] = field(default_factory=dict)
     memory: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> counter -> highest peak
     measured_batches: Optional[int] = None  # fewer than asked for where there are no more
     padded_cells: Optional[int] = None
@@ -96,13 +111,13 @@ class Exported:
     exps_per_second: Optional[float] = None
     limit_ranges: Dict[str, Dict[str, float]] = field(default_factory=dict)  # of these three: measurements, lowest, ...
     needed_share: Optional[float] = None  # of the cells, those with a gradient that float32 can tell from zero
-    floor: Dict[str, Dict[str, Dict[str, Any]]] = field(default_factory=dict)  # scope -> layout -> bytes, flops, ...
+    floor: Dict[str, Dict[str, Floor]] = field(default_factory=dict)  # scope -> layout
     limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
     # the run
     configuration: Dict[str, Any] = field(default_factory=dict)
     largest: Optional[Largest] = None  # of --find-largest alone: see analysis/search
     suffix: Optional[str] = None
-    sweep: Dict[str, Any] = field(default_factory=dict)  # id, cell, and the values of the swept settings
+    sweep: Dict[str, schema.Value] = field(default_factory=dict)  # id, cell, and the values of the swept settings
     run_id: Optional[str] = None
     started: Optional[str] = None
     earlier_runs: int = 0
@@ -115,7 +130,10 @@ class Exported:
         for key in ("against_fastest", "loss_against_fastest"):
             values[key] = values[key].as_json() if values[key] else {}
         values["largest"] = self.largest or {}
-        return {key: schema.as_written(value) for key, value in values.items()}
+        written = {key: schema.as_written(value) for key, value in values.items()}
+        if self.at_size:
+            written["at_size"] = {key: value for key, value in written["at_size"].items() if key not in NOT_IN_JSON}
+        return written
 
 
 @dataclass(eq=False)
@@ -145,7 +163,7 @@ class Row(Exported):
     @property
     def trace(self) -> Optional[Path]:
         """Its first trace file."""
-        return self.folder / Path(str(self.windows[0]["file"])).name if self.windows else None
+        return self.folder / Path(self.windows[0].file).name if self.windows else None
 
     @cached_property
     def distribution(self) -> Optional[Distribution]:
@@ -262,9 +280,11 @@ class Row(Exported):
 
     @property
     def measured_errors(self) -> Tuple[Optional[float], Optional[float]]:
-        """The relative errors of loss and gradient at the measured size; on small batches where no other was judged."""
-        judged = self.at_size or {"loss_error": self.loss_error, "grad_error": self.grad_error}
-        return judged["loss_error"], judged["grad_error"]
+        """Return the relative errors of loss and gradient at the measured size; on small batches where no other was
+        judged."""
+        if self.at_size:
+            return self.at_size.loss_error, self.at_size.grad_error
+        return self.loss_error, self.grad_error
 
     @property
     def correctness(self) -> Optional[Correctness]:

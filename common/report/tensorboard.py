@@ -55,8 +55,8 @@ def of_row(row: Row, prefix: str = "") -> List[Value]:
     for scope in SCOPES:
         found += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
     for step, window in enumerate(row.windows, start=1):
-        found.append((step, "4_profiled/step_us", window["average_step_time_us"]))
-        found.append((step, "4_profiled/peak_memory_mb", window["peak_memory_mb"]))
+        found.append((step, "4_profiled/step_us", window.average_step_time_us))
+        found.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
     known = [(step, prefix + tag, number) for step, tag, number in found if number is not None]
     return [(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
 

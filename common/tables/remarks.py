@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List, Mapping, Sequence
 
 from common.analysis import metrics, ranking, wording
 from common.analysis.row import Row
 from common.core.text import count, error, gathered, number, plain, short
 from common.present.text import listed
+from common.records.schema import Option
 
 Lines = List[str]
 
@@ -106,12 +107,13 @@ def _clocks(rows: Sequence[Row]) -> Lines:
 
 def _at_size(rows: Sequence[Row]) -> Lines:
     """The errors on a measured batch, a line for each size."""
-    errors = [(row.name, row.at_size) for row in rows if row.at_size]
-    found = gathered(
-        (f"{of['N']} x {of['T_max']} x {of['U_max']}", f"{name} {error(of['loss_error'])} / {error(of['grad_error'])}")
-        for name, of in errors
+    judged = [(row.name, row.at_size) for row in rows if row.at_size]
+    errors = gathered(
+        (f"{size.N} x {size.T_max} x {size.U_max}", f"{name} {error(size.loss_error)} / {error(size.grad_error)}")
+        for name, size in judged
     )
-    return [f"loss / grad error on a measured batch, N x T x U {size}: {', '.join(of)}" for size, of in found.items()]
+    begin = "loss / grad error on a measured batch, N x T x U"
+    return [f"{begin} {size}: {', '.join(of_size)}" for size, of_size in errors.items()]
 
 
 def _limits(rows: Sequence[Row]) -> Lines:
@@ -150,12 +152,13 @@ def _options(rows: Sequence[Row]) -> Lines:
     return [f"{row.name} options: {options_text(row.options)}" for row in rows if row.options]
 
 
-def options_text(options: Dict[str, Dict[str, Any]]) -> str:
-    """ "blank=0 [default -1], reduction=sum [default mean], clamp=-1": the default where it is known to be another."""
+def options_text(options: Mapping[str, Option]) -> str:
+    """Return "blank=0 [default -1], reduction=sum [default mean], clamp=-1": the default where it is known to be
+    another."""
     parts = []
-    for name, values in options.items():
-        other = "default" in values and values["default"] not in ("-", values["ours"])
-        parts.append(f"{name}={values['ours']}" + (f" [default {values['default']}]" if other else ""))
+    for name, option in options.items():
+        is_other = option.default not in ("-", option.ours)
+        parts.append(f"{name}={option.ours}" + (f" [default {option.default}]" if is_other else ""))
     return ", ".join(parts)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 from common.core import statistics
 from common.core.units import MB
@@ -21,12 +21,24 @@ FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter
 Window = Tuple[Path, Union[TraceSummary, TraceError]]
 
 
+@dataclass(frozen=True)
+class WindowNumbers:
+    """Hold what one trace file says; numbers are None where it cannot be read or holds no whole step."""
+
+    file: str
+    average_step_time_us: Optional[float] = None
+    steps: int = 0
+    peak_memory_mb: Optional[float] = None
+    rank: Optional[int] = None
+    flags: Sequence[str] = ()
+
+
 @dataclass
 class Profiled:
     """What the traces of one worker say.  error: why a window could not be read; the numbers are then None.
     step_us: the whole steps of each readable window, in microseconds, by start."""
 
-    windows: List[Dict[str, Any]] = field(default_factory=list)
+    windows: List[WindowNumbers] = field(default_factory=list)
     average_step_time_us: Optional[float] = None
     peak_memory_mb: Optional[float] = None
     label_us: Dict[str, float] = field(default_factory=dict)  # per step
@@ -91,23 +103,23 @@ def _without_stub(window: Window) -> Window:
     return (path, replace(summary, stub=None)) if isinstance(summary, TraceSummary) else window
 
 
-def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> Dict[str, Any]:
-    keys = ("file", "average_step_time_us", "steps", "peak_memory_mb", "rank", "flags")
+def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> WindowNumbers:
     if isinstance(summary, TraceError):
-        return dict(zip(keys, (path.name, None, 0, None, None, [str(summary)])))
+        return WindowNumbers(path.name, flags=[str(summary)])
     peak = reader.fullest(summary.peak_bytes, float)
-    numbers = summary.average_step_us, len(summary.whole_steps), None if peak is None else peak / MB
-    return dict(zip(keys, (path.name, *numbers, summary.rank, summary.flags)))
+    peak_mb = None if peak is None else peak / MB
+    steps = len(summary.whole_steps)
+    return WindowNumbers(path.name, summary.average_step_us, steps, peak_mb, summary.rank, summary.flags)
 
 
 def _peak(result: Profiled) -> None:
-    peaks = [window["peak_memory_mb"] for window in result.windows if window["peak_memory_mb"] is not None]
+    peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
     if not peaks:
         return
     if result.on_cuda:
         result.peak_memory_mb = max(peaks)
         return
-    result.peak_memory_mb = result.windows[0]["peak_memory_mb"]
+    result.peak_memory_mb = result.windows[0].peak_memory_mb
     if len(result.windows) > 1:
         result.notes.append(FIRST_WINDOW)
 
@@ -122,7 +134,8 @@ def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], resul
     if short and _few_operators(files[-1], files[-2], len(summaries[-2].steps)):
         what = f"ProfilerStep#{number} ({duration:.0f} us)"
         flag = f"stub step: {what} is alone in its window and left out of the average"
-        result.windows[-1].update(average_step_time_us=None, steps=0, flags=[*result.windows[-1]["flags"], flag])
+        last = result.windows[-1]
+        result.windows[-1] = replace(last, average_step_time_us=None, steps=0, flags=[*last.flags, flag])
         result.notes.append(f"{files[-1].name}: {flag}")
         summaries.pop()
 
