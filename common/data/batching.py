@@ -50,14 +50,14 @@ class Batches:
         """Batch `index` as in the ``environment`` record (common.records.schema); with `prune_range`, also the cells
         of so many symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
-        found = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
-        found["useful_cells"] = (frames * (tokens + 1)).sum()
-        found["padded_cells"] = len(frames) * frames.max() * (tokens.max() + 1)
-        found.update(frames=frames.sum(), tokens=tokens.sum())
-        found["one_symbol_cells"] = np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()
+        numbers = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
+        numbers["useful_cells"] = (frames * (tokens + 1)).sum()
+        numbers["padded_cells"] = len(frames) * frames.max() * (tokens.max() + 1)
+        numbers.update(frames=frames.sum(), tokens=tokens.sum())
+        numbers["one_symbol_cells"] = np.maximum(frames * (tokens + 1) - tokens**2, 0).sum()
         if prune_range is not None:
-            found["pruned_cells"] = (frames * np.minimum(tokens + 1, prune_range)).sum()
-        return {key: int(value) for key, value in found.items()}
+            numbers["pruned_cells"] = (frames * np.minimum(tokens + 1, prune_range)).sum()
+        return {key: int(value) for key, value in numbers.items()}
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
         """Useful and padded cells of every batch, each int64 (batches,)."""
@@ -75,8 +75,8 @@ class Batches:
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
     def totals(self) -> Dict[str, Any]:
-        """Of all batches together: utterances, frames, the longest T, how many batches there are, and the mean over
-        batches of log(useful cells / padded cells)."""
+        """Return totals of all batches: utterances, frames, the longest T, how many batches there are, and the mean
+        over batches of log(useful cells / padded cells)."""
         frames = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
         return {
@@ -162,14 +162,14 @@ def select(batches: Batches, mode: str, count: int, seed: int, round_number: int
 
 
 def heaviest(batches: Batches, indices: Optional[Sequence[int]] = None) -> List[int]:
-    """Those of `indices` (None: of all) that need the most memory: the batch with the most padded cells, and the one
-    with the most useful cells, which packed losses use; one index where they are the same."""
+    """Return the batches of `indices` (None: all) that need the most memory: the one with the most padded cells, and
+    the one with the most useful cells, which packed losses use; one index where they are the same."""
     among = np.arange(len(batches)) if indices is None else np.asarray(indices)
     return list(dict.fromkeys(int(among[cells[among].argmax()]) for cells in batches.all_cells()[::-1]))
 
 
 def lightest(batches: Batches, indices: Sequence[int]) -> int:
-    """That of `indices` with the fewest padded cells."""
+    """Return the batch of `indices` with the fewest padded cells."""
     return min(indices, key=lambda index: batches.cells(index)[1])
 
 

@@ -26,8 +26,8 @@ def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
 
 
 def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[str, Any]:
-    """Of all `values` and of the `measured` ones among them, with the same bins: at most MOST_BINS, of a round width of
-    at least `finest`.  Bin i counts values from begin + i * width to below begin + (i + 1) * width."""
+    """Return how many of all `values` and of the `measured` ones are in each bin: at most MOST_BINS bins, of a round
+    width of at least `finest`.  Bin i counts values from begin + i * width to below begin + (i + 1) * width."""
     lowest, highest = float(values.min()), float(values.max())
     width = finest
     for width in (finest * step * 10**power for power in range(12) for step in STEPS):
@@ -38,5 +38,5 @@ def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[s
     bins = [(np.floor_divide(some, width).astype(np.int64) - first).clip(0, count - 1) for some in (values, measured)]
     of_all, of_measured = (np.bincount(some, minlength=count).tolist() for some in bins)
     ends = {"lowest": lowest, "median": float(np.median(values)), "highest": highest}
-    found = {"begin": round(first * width, 6), "width": round(width, 6), "all": of_all, "measured": of_measured}
-    return {**found, **{key: round(value, 3) for key, value in ends.items()}}
+    counts = {"begin": round(first * width, 6), "width": round(width, 6), "all": of_all, "measured": of_measured}
+    return {**counts, **{key: round(value, 3) for key, value in ends.items()}}

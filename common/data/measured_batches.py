@@ -51,15 +51,15 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
 
 def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> List[str]:
     """A line for each surprise in the batches of a run."""
-    found = [batches.warning()]
-    there, wanted = len(batches), settings.num_batches
+    lines = [batches.warning()]
+    available, wanted = len(batches), settings.num_batches
     if not settings.find_largest:  # which has sizes of its own
         if len(selected) < wanted:
-            found.append(f"--num-batches {wanted}: there are no more than {len(selected)}, and all are measured")
-        elif settings.own_batches and there < wanted * settings.rounds:
-            some = f"there are {there} batches for {settings.rounds} rounds, so rounds share some"
-            found.append(f"--num-batches {wanted}: {some}")
-    return [line for line in found if line]
+            lines.append(f"--num-batches {wanted}: there are no more than {len(selected)}, and all are measured")
+        elif settings.own_batches and available < wanted * settings.rounds:
+            shared = f"there are {available} batches for {settings.rounds} rounds, so rounds share some"
+            lines.append(f"--num-batches {wanted}: {shared}")
+    return [line for line in lines if line]
 
 
 def select(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:

@@ -20,33 +20,33 @@ def path_of(shape_file: Path) -> Path:
 
 
 def part(shape_file: Path, name: str) -> Dict[str, Any]:
-    """{} where there is none to be read."""
+    """Return the entry `name` of the file beside a shape file; {} where there is none to be read."""
     try:
-        found = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
+        value = json.loads(read_bytes(path_of(shape_file)).decode("utf-8"))[name]
     except (OSError, ValueError, LookupError, TypeError, RecursionError, MemoryError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def versions(*packages: str) -> Dict[str, str]:
-    """Without local parts: the same release built for another CUDA gives the same files."""
+    """Return versions without local parts: the same release built for another CUDA gives the same files."""
     return {package: importlib.import_module(package).__version__.split("+")[0] for package in packages}
 
 
 def known_factor(shape_file: Path) -> Optional[int]:
-    """The subsampling of its frames."""
+    """Return the subsampling of its frames; None where it is not known."""
     factor = part(shape_file, "options").get("subsampling_factor")
     return factor if type(factor) is int and factor in FACTORS else None
 
 
 def known_vocab_size(shape_file: Path) -> Optional[int]:
-    """Of the model that counted its tokens."""
+    """Return the vocabulary size of the model that counted its tokens; None where it is not known."""
     size = part(shape_file, "bpe_model").get("vocab_size")
     return size if type(size) is int and size >= 2 else None
 
 
 def frame_shift(shape_file: Path) -> float:
-    """Seconds between the feature frames."""
+    """Return the seconds between its feature frames."""
     shift: Any = part(shape_file, "options").get("frame_shift")
     known = type(shift) in (int, float) and 0 < shift < math.inf
     return float(shift) if known else FRAME_SHIFT

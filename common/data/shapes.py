@@ -42,8 +42,8 @@ def load(path: Path) -> np.ndarray:
         if len(wrong):
             row, value = wrong[0], rows[wrong[0], column]
             bound = f"at least {least}" if value < least else f"at most {LARGEST}"
-            found = f"row {row} (counted from 0) has {name} = {value}, {name} must be {bound}"
-            raise UserError(f"{path}: {found}; {len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}")
+            problem = f"row {row} (counted from 0) has {name} = {value}, {name} must be {bound}"
+            raise UserError(f"{path}: {problem}; {len(wrong)} of {len(rows)} rows are wrong; {MAKE_ONE}")
     return np.ascontiguousarray(rows, dtype=np.int32)
 
 
@@ -66,10 +66,10 @@ def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple
             raise hashed.error
 
     def description(stream: BinaryIO) -> None:
-        about = {"name": path.name, "sha256": digest.hexdigest(), "utterances": len(rows)}
-        about.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
-        about.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
-        text = json.dumps({"shape_file": about, **described}, indent=2, ensure_ascii=False) + "\n"
+        shape_file = {"name": path.name, "sha256": digest.hexdigest(), "utterances": len(rows)}
+        shape_file.update((f"{name}_min", int(rows[:, column].min())) for column, name in enumerate("TU"))
+        shape_file.update((f"{name}_max", int(rows[:, column].max())) for column, name in enumerate("TU"))
+        text = json.dumps({"shape_file": shape_file, **described}, indent=2, ensure_ascii=False) + "\n"
         stream.write(text.encode("utf-8", "backslashreplace"))
 
     advice = "free some space or " + another("--output")
@@ -188,8 +188,8 @@ def _check_against_provenance(path: Path, content: bytes) -> None:
     """Raise UserError where the provenance beside the file names it, with another sha256."""
     described, beside = provenance.part(path, "shape_file"), provenance.path_of(path)
     wanted = described.get("sha256") if described.get("name") == path.name else None
-    found = hashlib.sha256(content).hexdigest()
-    if wanted not in (None, found):
-        differ = f"not the file that {beside} describes (sha256 {found[:12]}..., not {str(wanted)[:12]}...)"
+    digest = hashlib.sha256(content).hexdigest()
+    if wanted not in (None, digest):
+        differ = f"not the file that {beside} describes (sha256 {digest[:12]}..., not {str(wanted)[:12]}...)"
         advice = f"make both again with generate_shape_info.py, or remove {beside.name} if that is the older file"
         raise UserError(f"{path}: {differ}: damaged or replaced; restore it, or {advice}")

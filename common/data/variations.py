@@ -30,8 +30,8 @@ def vary(
     """Rows (utterances, 2), columns T and U at x4, as int32 rows of other lengths; the arguments apply in this order:
 
     concatenate: each group of so many rows in a row becomes one row, the sum of their T and of their U; the rows that
-    are left at the end become a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go
-    through the front end of shapes.subsampled (8 is exactly a third convolution of icefall's, (T - 1) // 2; 6 is
+    are left at the end become a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames.  They
+    go through the front end of shapes.subsampled (8 is exactly a third convolution of icefall's, (T - 1) // 2; 6 is
     ESPnet's, (2 T - 1) // 3); at least 1.  token_scale: U is multiplied and rounded (half to even); U >= 1 gives at
     least 1.  frames, tokens: this T, this U, for every row.
 

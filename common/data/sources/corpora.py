@@ -29,8 +29,8 @@ READ_THROUGH_A_SHELL = (".sph", ".opus")
 
 
 def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Counter) -> Iterator[Utterance]:
-    """Utterances of `parts` of LibriSpeech, sorted by id within a part; lhotse's order is that of the file system.
-    corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100."""
+    """Yield the utterances of `parts` of LibriSpeech, sorted by id within a part; lhotse's order is that of the file
+    system. corpus: the folder that holds the parts, e.g. LibriSpeech with train-clean-100."""
     _check_parts(corpus, parts)
     from lhotse.recipes import prepare_librispeech
 
@@ -43,7 +43,7 @@ def librispeech(corpus: Path, parts: Sequence[str], timing: Timing, counts: Coun
 
 
 def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
-    """Of the names and contents of all transcripts of `parts`."""
+    """Return a hash of the names and contents of all transcripts of `parts`."""
     _check_parts(corpus, parts)
     digest = hashlib.sha256()
     for path in sorted(path for part in parts for path in (corpus / part).rglob("*.trans.txt")):
@@ -52,8 +52,9 @@ def librispeech_hash(corpus: Path, parts: Sequence[str]) -> str:
 
 
 def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> Iterator[Utterance]:
-    """Utterances of a Kaldi data folder: of ``segments``, else (with ``utt2spk``) one per recording, in lhotse's order.
-    Durations are those of ``reco2dur`` if it exists, else of the audio headers.  ``feats.scp`` is not opened."""
+    """Yield the utterances of a Kaldi data folder: of ``segments``, else (with ``utt2spk``) one per recording, in
+    lhotse's order. Durations are those of ``reco2dur`` if it exists, else of the audio headers. ``feats.scp`` is not
+    opened."""
     _check_kaldi(folder)
     from lhotse.kaldi import load_kaldi_data_dir
 
@@ -66,7 +67,7 @@ def kaldi(folder: Path, sampling_rate: int, timing: Timing, counts: Counter) -> 
 
 
 def kaldi_files(folder: Path) -> List[Path]:
-    """The files of a Kaldi data folder on which the shapes depend."""
+    """Return the files of a Kaldi data folder on which the shapes depend."""
     return [folder / name for name in KALDI_FILES if (folder / name).is_file()]
 
 
@@ -76,8 +77,8 @@ def _check_parts(corpus: Path, parts: Sequence[str]) -> None:
         raise UserError(f"--corpus-dir {corpus}: {problem}; name the one that holds train-clean-100 and the like")
     for part in parts:
         if not os.path.isdir(corpus / part):
-            there = ", ".join(sorted(path.name for path in corpus.iterdir() if path.is_dir())) or "none"
-            raise UserError(f"--part {part}: no such folder in {corpus}; folders there: {there}")
+            folders = ", ".join(sorted(path.name for path in corpus.iterdir() if path.is_dir())) or "none"
+            raise UserError(f"--part {part}: no such folder in {corpus}; folders there: {folders}")
 
 
 def _check_kaldi(folder: Path) -> None:

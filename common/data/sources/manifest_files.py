@@ -23,8 +23,8 @@ LONGEST_ENTRY, LONGEST_ARRAY = 2**24, 2**29
 
 
 def lines(path: Path) -> Iterator[Tuple[int, str]]:
-    """(entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.  Raises
-    UserError for what is no such manifest."""
+    """Yield (entry, counted from 1; its JSON) of the manifest `path`; its content decides the format, not its name.
+    Raises UserError for what is no such manifest."""
     try:
         yield from _lines(path)
     except OSError as error:  # a damaged gzip header is one too
@@ -34,7 +34,7 @@ def lines(path: Path) -> Iterator[Tuple[int, str]]:
 
 
 def entry(path: Path, number: int, line: str) -> Any:
-    """The lhotse object of a line of `path`.  Raises UserError with its number."""
+    """Return the lhotse object of a line of `path`.  Raises UserError with its number."""
     from lhotse.serialization import deserialize_item
 
     try:
@@ -44,24 +44,24 @@ def entry(path: Path, number: int, line: str) -> Any:
 
 
 def of_kind(kind: Type, path: Path, number: int, line: str) -> Any:
-    """As `entry`; UserError for what is not a `kind`."""
-    found = entry(path, number, line)
-    if not isinstance(found, kind):
-        raise UserError(f"{path}: entry {number} is a {type(found).__name__}, not a {kind.__name__}")
+    """Return what `entry` does.  Raises UserError for an object that is not a `kind`."""
+    item = entry(path, number, line)
+    if not isinstance(item, kind):
+        raise UserError(f"{path}: entry {number} is a {type(item).__name__}, not a {kind.__name__}")
     for name in ("id", "recording_id"):
-        if not isinstance(getattr(found, name, None), (str, int, type(None))):
-            raise UserError(f"{path}: entry {number} has the {name} {getattr(found, name)!r:.50}, which is no text")
-    return found
+        if not isinstance(getattr(item, name, None), (str, int, type(None))):
+            raise UserError(f"{path}: entry {number} has the {name} {getattr(item, name)!r:.50}, which is no text")
+    return item
 
 
 def one_line(error: Exception) -> str:
-    """The error's class and message, at most 200 characters."""
+    """Return the error's class and message, at most 200 characters."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 def progress(**options: Any) -> Any:
-    """A tqdm bar on stderr, shown only where that is a terminal."""
+    """Return a tqdm bar on stderr, shown only where that is a terminal."""
     from tqdm import tqdm
 
     return tqdm(disable=not sys.stderr.isatty(), **options)

@@ -46,9 +46,9 @@ class Timing:
     again: bool = False
 
     def frames(self, span: Span) -> Tuple[int, ...]:
-        """Frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's rules.  As in
-        lhotse, another speed drops the features: the frames are counted from the perturbed duration and the frame shift
-        of the features."""
+        """Return the frames of `span` at each speed: as its features say at 1.0, else of its duration, by lhotse's
+        rules. As in lhotse, another speed drops the features: the frames are counted from the perturbed duration and
+        the frame shift of the features."""
         from lhotse.utils import compute_num_samples, perturb_num_samples
 
         counts = []
@@ -63,7 +63,7 @@ class Timing:
         return tuple(counts)
 
     def frames_of(self, seconds: float, span: Span) -> int:
-        """Frames of `seconds` of audio at the sampling rate and the frame shift of `span`."""
+        """Return the frames of `seconds` of audio at the sampling rate and the frame shift of `span`."""
         from lhotse.utils import compute_num_frames
 
         shift = span.frame_shift or self.frame_shift
@@ -81,17 +81,17 @@ PERTURBED = re.compile(r"_sp(\d+\.?\d*)$|^sp(\d+\.\d+)-")
 
 
 def perturbed(entry: Any) -> str:
-    """The speed at which a cut, supervision or recording was perturbed already, as its id or its recording says; "" for
-    none."""
+    """Return the speed at which a cut, supervision or recording was perturbed already, as its id or its recording says;
+    "" for none."""
     for name in (getattr(entry, "id", None), getattr(entry, "recording_id", None)):
-        found = PERTURBED.search(str(name or ""))
-        if found:
-            return found[1] or found[2]
+        match = PERTURBED.search(str(name or ""))
+        if match:
+            return match[1] or match[2]
     recording = getattr(entry, "recording", None) if getattr(entry, "has_recording", False) else entry
     for transform in getattr(recording, "transforms", None) or ():
-        about = transform if isinstance(transform, dict) else vars(transform)
-        if about.get("name") == "Speed" or type(transform).__name__ == "Speed":
-            return str((about.get("kwargs") or about).get("factor", "another speed"))
+        fields = transform if isinstance(transform, dict) else vars(transform)
+        if fields.get("name") == "Speed" or type(transform).__name__ == "Speed":
+            return str((fields.get("kwargs") or fields).get("factor", "another speed"))
     return ""
 
 
@@ -121,14 +121,15 @@ class Reader:
     used: Set[int] = field(default_factory=set)
 
     def utterance(self, number: int, line: str, counts: Counter) -> Utterance:
-        """Of an entry and its JSON; counts what it meets in `counts`.  Raises UserError with the number."""
+        """Return the utterance of an entry, its JSON; counts what it meets in `counts`. Raises UserError with the
+        number."""
         from lhotse import SupervisionSegment
         from lhotse.cut import Cut
 
         return self.of(number, of_kind(Cut if self.cuts else SupervisionSegment, self.path, number, line), counts)
 
     def of(self, number: int, entry: Any, counts: Counter) -> Utterance:
-        """Of a lhotse cut or supervision."""
+        """Return the utterance of a lhotse cut or supervision."""
         _refuse_twice(self.path, number, entry, self.timing)
         return _guarded(self.path, number, self._of_cut if self.cuts else self._of_supervision, entry, counts)
 
@@ -181,7 +182,7 @@ class Reader:
 def opened(
     path: Path, timing: Timing, recordings: Optional[Path] = None, features: Optional[Path] = None, jobs: int = 1
 ) -> Tuple[Reader, Iterator[Tuple[int, str]]]:
-    """A reader for the manifest `path`, and its (number, JSON) entries.  recordings, features: manifests for
+    """Return a reader for the manifest `path`, and its (number, JSON) entries.  recordings, features: manifests for
     supervisions, which need one of them (cuts have their own), read by so many `jobs`.  Raises UserError where the
     first entry is neither cut nor supervision."""
     from lhotse import SupervisionSegment
@@ -206,7 +207,7 @@ def opened(
 
 
 def _spans(kind: str, path: Optional[Path], jobs: int) -> Spans:
-    """Of all entries of a manifest of recordings or features."""
+    """Return the spans of all entries of a manifest of recordings or features."""
     if path is None:
         return Spans()
     return Spans(in_order(partial(_named, kind, path), cut(lines(path)), jobs))
@@ -215,45 +216,45 @@ def _spans(kind: str, path: Optional[Path], jobs: int) -> Spans:
 def _named(kind: str, path: Path, shard: Shard) -> Named:
     import lhotse
 
-    found = Named()
+    spans = Named()
     for number, line in shard:
         entry = of_kind(getattr(lhotse, kind), path, number, line)
-        _guarded(path, number, _add_recording if kind == "Recording" else _add_features, entry, found)
-    return found
+        _guarded(path, number, _add_recording if kind == "Recording" else _add_features, entry, spans)
+    return spans
 
 
-def _add_recording(entry: Any, found: Named) -> None:
-    """All of a lhotse recording."""
-    found.add(entry.id, Span(0.0, entry.duration, entry.sampling_rate))
+def _add_recording(entry: Any, spans: Named) -> None:
+    """Add all of a lhotse recording."""
+    spans.add(entry.id, Span(0.0, entry.duration, entry.sampling_rate))
 
 
-def _add_features(entry: Any, found: Named) -> None:
+def _add_features(entry: Any, spans: Named) -> None:
     span = Span(entry.start, entry.duration, entry.sampling_rate, entry.num_frames, entry.frame_shift)
-    found.add(entry.recording_id, span)
+    spans.add(entry.recording_id, span)
 
 
 def of_supervisions(
     path: Path, supervisions: Iterable[Any], recordings: Iterable[Any], timing: Timing, counts: Counter
 ) -> Iterator[Utterance]:
-    """An utterance of each lhotse supervision; path: where they are from, for errors."""
-    found = Named()
+    """Yield an utterance of each lhotse supervision; path: where they are from, for errors."""
+    spans = Named()
     for recording in recordings:
-        _add_recording(recording, found)
-    reader = Reader(path, timing, False, Spans([found]))
+        _add_recording(recording, spans)
+    reader = Reader(path, timing, False, Spans([spans]))
     for number, supervision in enumerate(supervisions, start=1):
         yield reader.of(number, supervision, counts)
     counts["recordings_without_supervision"] += len(reader.recordings) - len(reader.used)
 
 
 def beside(path: Path) -> Optional[Path]:
-    """The recordings manifest whose name fits that of the supervisions manifest `path`, if it exists."""
+    """Return the recordings manifest whose name fits that of the supervisions manifest `path`, if it exists."""
     named = path.with_name(path.name.replace("supervisions", "recordings"))
     return named if named != path and named.is_file() else None
 
 
 def _text(supervisions: List[Any], counts: Counter) -> str:
-    """The texts in time order, joined by a space; "" where there is none.  Counts unusual cases.  Raises ValueError for
-    half of a surrogate pair, which JSON can hold, and which has no tokens."""
+    """Return the texts in time order, joined by a space; "" where there is none. Counts unusual cases. Raises
+    ValueError for half of a surrogate pair, which JSON can hold, and which has no tokens."""
     counts["utterances_read"] += 1
     in_time = sorted(supervisions, key=lambda supervision: supervision.start)
     text = " ".join(filter(None, ((supervision.text or "").strip() for supervision in in_time)))
@@ -268,7 +269,7 @@ def _text(supervisions: List[Any], counts: Counter) -> str:
 
 
 def _guarded(path: Path, number: int, function: Callable[..., Any], entry: Any, *arguments: Any) -> Any:
-    """``function(entry, ...)``; an error becomes a UserError of one line that names the entry."""
+    """Return ``function(entry, ...)``; an error becomes a UserError of one line that names the entry."""
     try:
         return function(entry, *arguments)
     except Exception as error:  # a manifest can hold any value anywhere

@@ -28,17 +28,17 @@ FEATURES_SEED = 1097
 
 
 def load_figures(path: Path = FIGURES) -> Dict[str, Any]:
-    """The figures as published: percentiles of T, and for each bin of T the percentiles of U per 1000 T."""
+    """Return the figures as published: percentiles of T, and for each bin of T the percentiles of U per 1000 T."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
-    """As many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
+    """Return as many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
 
     T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
-    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded.  U
-    is clipped to the published minimum and maximum, which the product of a T and a U per T can miss by a token or two
-    at the ends of a bin.  The same seed gives the same rows on every machine."""
+    interpolation of the percentiles of the bin that holds T, at an independent uniform percentage; both are rounded. U
+    is clipped to the published minimum and maximum: a product of a T and a U per T can miss them by a token or two. The
+    same seed gives the same rows on every machine."""
     frames, tokens = _drawn(figures, seed)
     return _rounded(figures, frames, tokens)
 
