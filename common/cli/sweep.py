@@ -23,7 +23,7 @@ from common.core.statistics import mean
 from common.core.text import count
 from common.jobs.executor import Executor
 from common.jobs.plan import plan
-from common.jobs.progress import Progress, about
+from common.jobs.progress import Progress, time_left
 from common.jobs.session import Session
 from common.jobs.sweep import reuse
 from common.records.sweep import SweepFile, resume, start
@@ -76,7 +76,7 @@ def benchmark(
                 )
                 jobs = session.pending(plan(names, resolved))
                 if jobs and not arguments.quiet:
-                    left = f", {about(mean(took) * (len(cells) - number))}" if took else ""
+                    left = f", {time_left(mean(took) * (len(cells) - number))}" if took else ""
                     print(f"cell {number + 1} of {len(cells)}: {grid.words(cell)}{left}", file=sys.stderr)
                 began = time.monotonic()
                 session.run(jobs, parser.with_limits(arguments, resolved) and bool(lacking))

@@ -150,7 +150,7 @@ class Kind(Executor):
     ) -> List[Record]:
         return self.devices[0].execute(job, python, folder, settings, timeout, note)
 
-    def choose(self, names: Sequence[str], in_place: bool, own: Sequence[str]) -> Dict[str, Choice]:
+    def choose(self, names: Sequence[str], in_place: bool, prefer_here: Sequence[str]) -> Dict[str, Choice]:
         return {name: self._choice(name) for name in names}
 
     def _choice(self, name: str) -> Choice:

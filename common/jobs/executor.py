@@ -53,19 +53,21 @@ class Executor(ABC):
         process found, Interrupted, and Lost."""
 
     def lanes(self) -> Sequence[Executor]:
-        """One for each device: each carries out one job at a time, all of them at once."""
+        """Return one for each device: each carries out one job at a time, all of them at once."""
         return [self]
 
     def stop(self) -> None:
-        """From another thread: the job that runs is to end now, as Interrupted.  Here Ctrl-C reaches it by itself."""
+        """End the job that runs, from another thread, as Interrupted.  Here Ctrl-C reaches it by itself."""
         return
 
-    def choose(self, names: Sequence[str], in_place: bool, own: Sequence[str]) -> Dict[str, Choice]:
-        """The Python of each implementation.  own: those that prefer the running Python."""
-        return {name: interpreters.choose(find(name), in_place=in_place, prefer_here=name in own) for name in names}
+    def choose(self, names: Sequence[str], in_place: bool, prefer_here: Sequence[str]) -> Dict[str, Choice]:
+        """Return the Python of each implementation.  prefer_here: those for which the running Python comes first."""
+        return {
+            name: interpreters.choose(find(name), in_place=in_place, prefer_here=name in prefer_here) for name in names
+        }
 
     def python(self, environment: Optional[str] = None) -> Path:
-        """The Python of an environment where that is made, else the running one."""
+        """Return the Python of an environment where that is made, else the running one."""
         return (environments.interpreter(environment) if environment else None) or Path(sys.executable)
 
     def resolve_device(self, wanted: str, python_of: Mapping[str, Choice]) -> str:
@@ -73,7 +75,7 @@ class Executor(ABC):
         return interpreters.resolve_device(wanted, [choice.python for choice in python_of.values() if choice.python])
 
     def memory(self) -> Tuple[Optional[int], Optional[int]]:
-        """Bytes of the machine's memory, and of what is free of it; None where it is not known."""
+        """Return the bytes of the machine's memory, and of what is free of it; None where it is not known."""
         return memory.total_memory(), memory.available_memory()
 
     def controls(self, python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:

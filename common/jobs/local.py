@@ -34,15 +34,16 @@ class Local(Executor):
         ending: Optional[Ending] = None
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
-            about, variables = job.to_json(settings, folder), job.variables(settings)
+            description, variables = job.to_json(settings, folder), job.variables(settings)
             if job.subject in STARTING:
                 try:
-                    found = list(importlib.import_module(SUBJECTS[job.subject]).run(about, python, timeout, note))
+                    subject = importlib.import_module(SUBJECTS[job.subject])
+                    records = list(subject.run(description, python, timeout, note))
                 except KeyboardInterrupt:
                     raise Interrupted([job.status(*stopped)]) from None
-                ended = bool(found) and found[-1]["record"] == "status"
-                return found if ended else [*found, job.status("ok", "")]
-            with Child.run(python, "common.jobs.worker", about, ROOT, variables, job.round) as child:
+                ended = bool(records) and records[-1]["record"] == "status"
+                return records if ended else [*records, job.status("ok", "")]
+            with Child.run(python, "common.jobs.worker", description, ROOT, variables, job.round) as child:
                 try:
                     while child.alive(POLL_SECONDS):
                         if child.seconds() > timeout:
@@ -54,30 +55,30 @@ class Local(Executor):
         except OSError as error:  # no room for its files, or no such Python any more
             where = f"its scratch files are in {tempfile.gettempdir()}; TMPDIR names another folder"
             return [job.status("error", f"could not be run: {error} ({where})")]
-        found = _records(job, child, ending)
+        records = _records(job, child, ending)
         if ending and ending[0] == "interrupted":
-            raise Interrupted(found)
-        return found
+            raise Interrupted(records)
+        return records
 
 
 def _records(job: Runnable, child: Child, ending: Optional[Ending]) -> List[Record]:
-    """What the process wrote, then the status of the job.  ending: set where we ended the process."""
-    found = [{**record, "job": job.name} for record in child.records]
-    last = found[-1] if found else {}
+    """Return the records of the process, the last of which is the status of the job.  ending: set where we ended it."""
+    records = [{**record, "job": job.name} for record in child.records]
+    last = records[-1] if records else {}
     if last.get("record") == "user_error" and child.returncode == EXIT_USAGE:
         raise UserError(last["message"])
     if last.get("record") == "status":
-        found[-1] = job.status(last["status"], last["reason"], last["wall_ns"])
+        records[-1] = job.status(last["status"], last["reason"], last["wall_ns"])
     else:
         status, reason = ending or how_it_died(child.returncode, child.killed_for_memory, child.stderr)
-        found.append(job.status(status, reason, child.wall_ns))
-    if found[-1]["status"] not in ("ok", *NOT_RUNNABLE):
-        found[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
-    return found
+        records.append(job.status(status, reason, child.wall_ns))
+    if records[-1]["status"] not in ("ok", *NOT_RUNNABLE):
+        records[-1]["stderr_tail"] = [clipped(line) for line in child.stderr]
+    return records
 
 
 def how_it_died(returncode: int, killed_for_memory: bool, stderr: Sequence[str]) -> Ending:
-    """Of a process that wrote no status; `stderr`: its last lines."""
+    """Return the ending of a process that wrote no status; `stderr`: its last lines."""
     last = f": {stderr[-1]}" if stderr else ""
     if returncode >= 0:
         if stderr and tells_of_no_memory(stderr[-1]):

@@ -41,7 +41,7 @@ Files = Mapping[str, Tuple[str, bytes]]
 
 @dataclass(frozen=True)
 class Description:
-    """What a device is.
+    """Describes a device.
 
     machine: see machine.describe, with the name of the GPU; device: as --device; reasons: why an implementation has no
     Python there, "" where it has one; controls: those of interpreters.controls; memory: bytes in all and available;
@@ -58,7 +58,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a job left: its records, and in `folder` on the node files, by name with their sizes in bytes."""
+    """Holds what a job left: its records, and files in `folder` on the node, by name with their sizes in bytes."""
 
     records: List[Record]
     interrupted: bool

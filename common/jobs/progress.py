@@ -19,8 +19,8 @@ Like = Tuple[str, str]
 BAR = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
 
 
-def about(seconds: float) -> str:
-    """ "about 12 min left"."""
+def time_left(seconds: float) -> str:
+    """Return "about 12 min left"."""
     return f"about {seconds / 60:.0f} min left" if seconds >= 90 else f"about {seconds:.0f} s left"
 
 
@@ -50,13 +50,13 @@ class Progress:
             self.bar.close()
 
     def expect(self, jobs: Sequence[Like]) -> None:
-        """What there will be; not called where that is not known."""
+        """Say which jobs there will be; not called where that is not known."""
         self.coming, self.total = list(jobs), len(jobs)
         if self.bar is not None:
             self.bar.reset(total=self.total)
 
     def expect_more(self, jobs: Sequence[Like]) -> None:
-        """Jobs that come beside those that were expected."""
+        """Add jobs to those that were expected."""
         self.coming += jobs
         self.total += len(jobs)
         if self.bar is not None:
@@ -70,12 +70,12 @@ class Progress:
             self.note("")
 
     def note(self, text: str) -> None:
-        """How far the job is."""
+        """Show how far the job is."""
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.left()])))
 
     def skip(self, like: Optional[Like] = None) -> None:
-        """A job that will not run, because an earlier one of its implementation failed."""
+        """Count a job that will not run, because an earlier one of its implementation failed."""
         self._count(like)
         if self.bar is not None:
             self.bar.update()
@@ -85,7 +85,7 @@ class Progress:
         if like is not None and status == "ok":
             self.took[like].append(seconds)
         if like is not None and status != "ok":  # nor will its later ones run
-            self.coming = [one for one in self.coming if one[0] != like[0]]
+            self.coming = [job for job in self.coming if job[0] != like[0]]
         self._count(like)
         why = f": {reason}" if reason else ""
         of_total = f"/{self.total}" if self.total else ""
@@ -113,7 +113,7 @@ class Progress:
         if not (self.took or self.costs) or not self.coming:
             return ""
         scale = self._scale()
-        return about(sum(self._expected(like, scale) for like in self.coming))
+        return time_left(sum(self._expected(like, scale) for like in self.coming))
 
     def _expected(self, like: Like, scale: float) -> float:
         """Return seconds: of the same implementation's pass so far, else its known cost, else of others' same pass,
@@ -122,8 +122,8 @@ class Progress:
             return mean(self.took[like])
         if like in self.costs:
             return self.costs[like] * scale
-        same_pass = [one for (_, name), of in self.took.items() if name == like[1] for one in of]
-        every = [one for of in self.took.values() for one in of]
+        same_pass = [took for (_, name), times in self.took.items() if name == like[1] for took in times]
+        every = [took for times in self.took.values() for took in times]
         return mean(same_pass or every or [scale * cost for cost in self.costs.values()])
 
     def _scale(self) -> float:
@@ -133,30 +133,31 @@ class Progress:
 
 
 class Standing:
-    """Who is ahead, by the batches that were timed so far: in a round all measure the same ones."""
+    """Tells who is ahead, by the batches that were timed so far: in a round all measure the same ones."""
 
     def __init__(self, kind_of: Mapping[str, str]):
         self.kind_of = kind_of
         self.ms: Dict[str, Dict[Any, float]] = {}  # by implementation, then round and batch
 
     def add(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """The records of a timing job."""
-        found: Dict[Tuple[str, Any], List[float]] = defaultdict(list)
+        """Take in the records of a timing job."""
+        times_of: Dict[Tuple[str, Any], List[float]] = defaultdict(list)
         for record in records:
             if record.get("record") == "sample" and not record.get("warmup"):
-                found[record["scope"], (record["round"], record["batch"])].append(record["total_wall_ns"] / 1e6)
-        scope = "step" if any(scope == "step" for scope, _ in found) else "loss"
-        times = {batch: median(ms) for (one, batch), ms in found.items() if one == scope}
+                times_of[record["scope"], (record["round"], record["batch"])].append(record["total_wall_ns"] / 1e6)
+        scope = "step" if any(scope == "step" for scope, _ in times_of) else "loss"
+        times = {batch: median(ms) for (of_scope, batch), ms in times_of.items() if of_scope == scope}
         self.ms.setdefault(name, {}).update(times)
 
     def words(self) -> str:
-        """ "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches; without those that have fewer."""
+        """Return "exact: a 577.8, b 969.9 ms; pruned: c 59.2 ms": means over the batches; without those that have
+        fewer."""
         kinds: Dict[str, List[str]] = defaultdict(list)
         for name in self.ms:
             kinds[self.kind_of.get(name, "exact")].append(name)
-        said = []
+        lines = []
         for kind, names in kinds.items():
             most = max(len(self.ms[name]) for name in names)
             times = sorted((mean(list(self.ms[name].values())), name) for name in names if len(self.ms[name]) == most)
-            said.append(f"{kind}: {', '.join(f'{name} {number(ms)}' for ms, name in times)} ms" if most else "")
-        return "; ".join(filter(None, said))
+            lines.append(f"{kind}: {', '.join(f'{name} {number(ms)}' for ms, name in times)} ms" if most else "")
+        return "; ".join(filter(None, lines))

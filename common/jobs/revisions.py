@@ -150,18 +150,19 @@ def _copy_files(folder: Path) -> None:
 
 
 def _own_scripts(tree: Path, names: Sequence[str]) -> Dict[str, Path]:
-    """By name, the files of those of `names` that are not in the table of implementations (see common.core.scripts); of
-    one that lies in this checkout, the work tree's own copy."""
-    own = {name: Path(find(name).script).resolve() for name in names if find(name).script.endswith(scripts.ENDING)}
-    return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in own.items()}
+    """Return the files of those of `names` that are not in the table of implementations (see common.core.scripts), by
+    name; of one that lies in this checkout, the work tree's copy."""
+    script_of = {name: find(name).script for name in names}
+    paths = {name: Path(script).resolve() for name, script in script_of.items() if script.endswith(scripts.ENDING)}
+    return {name: tree / path.relative_to(ROOT) if ROOT in path.parents else path for name, path in paths.items()}
 
 
 def _flags_of(tree: Path, flags: Flags) -> List[str]:
-    """The user's flags as a work tree takes them: those that name a file name its own."""
-    own = _own_scripts(tree, flags.names)
-    if not own:
+    """Return the user's flags as a work tree takes them: those that name a file name its copy."""
+    script_of = _own_scripts(tree, flags.names)
+    if not script_of:
         return list(flags.given)
-    words = [f"{own[name]}{re.sub('^[^:@]*', '', name)}" if name in own else name for name in flags.names]
+    words = [f"{script_of[name]}{re.sub('^[^:@]*', '', name)}" if name in script_of else name for name in flags.names]
     return [*flags.others, "--only", ",".join(words)]
 
 
@@ -204,10 +205,10 @@ def _run_all(
                     plan = ["--passes", ",".join(flags.passes), "--rounds", str(number), "--resume"]
                 _measure(trees[side], names[side], [*_flags_of(trees[side], flags), *plan], kept[side], scratch)
             if number == rounds and 0 < rounds < flags.most_rounds:
-                more = min(rounds_of(*kept), flags.most_rounds)
-                if more > rounds:
-                    say(f"{rounds} rounds differ too much to show such a change (--detect): measuring {more}")
-                    rounds = more
+                needed = min(rounds_of(*kept), flags.most_rounds)
+                if needed > rounds:
+                    say(f"{rounds} rounds differ too much to show such a change (--detect): measuring {needed}")
+                    rounds = needed
             number += 1
     finally:  # what was measured before Ctrl-C is kept
         _finish(kept, flags.passes, max(rounds, flags.rounds), run_id)
@@ -215,32 +216,33 @@ def _run_all(
 
 def _measure(tree: Path, name: str, flags: Sequence[str], log: Path, scratch: Path) -> None:
     """Run the benchmarks of a work tree; UserError where they measured nothing."""
-    own = ["--log-dir", str(log), "--quiet"]
+    options = ["--log-dir", str(log), "--quiet"]
     if (tree / _LIMITS).is_file():  # they are the device's, not the revision's
-        own += ["--limits", "false"]
+        options += ["--limits", "false"]
     if (tree / _WAITS).is_file():  # a round measured again would not be beside the other side's
-        own += ["--wait", "0"]
-    code, said = _benchmark([sys.executable, str(tree / "benchmark_all.py"), *flags, *own], _environment(scratch))
+        options += ["--wait", "0"]
+    code, stderr = _benchmark([sys.executable, str(tree / "benchmark_all.py"), *flags, *options], _environment(scratch))
     if code in STOPPED:
         raise KeyboardInterrupt
     if code == EXIT_USAGE or not list(log.glob(f"*/{schema.FILE_NAME}")):
-        last = (said.strip().splitlines() or [f"exit code {code}"])[-1]
+        last = (stderr.strip().splitlines() or [f"exit code {code}"])[-1]
         raise UserError(f"--rev {name}: {last}")
 
 
 def _benchmark(command: Sequence[str], environment: Dict[str, str]) -> Tuple[int, str]:
-    """Exit code and stderr of a benchmark; Ctrl-C and SIGTERM are handed on, and it keeps what it measured."""
+    """Return the exit code and stderr of a benchmark; Ctrl-C and SIGTERM are handed on, and it keeps what it
+    measured."""
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
     ) as child:
         try:
-            said = child.communicate()[1]
+            stderr = child.communicate()[1]
         except KeyboardInterrupt:
             ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # and so by the child: nohup, `&` in a script
             child.send_signal(signal.SIGTERM if ignored else signal.SIGINT)  # which earlier revisions know too
             child.communicate()
             raise
-    return child.returncode, said
+    return child.returncode, stderr
 
 
 def _environment(scratch: Path) -> Dict[str, str]:
@@ -261,7 +263,7 @@ def _change(log: Path, passes: Sequence[str], rounds: int, run_id: str) -> None:
 
 
 def _finish(kept: Sequence[Path], passes: Sequence[str], rounds: int, run_id: str) -> None:
-    """What was measured becomes one run with two sides; a folder without results goes."""
+    """Make one run with two sides of what was measured; a folder without results goes."""
     for log in kept:
         _change(log, passes, rounds, run_id)
     for folder in [*kept, kept[0].parent]:

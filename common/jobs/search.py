@@ -110,11 +110,11 @@ class Search:
 
     @property
     def size(self) -> Optional[int]:
-        """The largest that fits, None when none is known to."""
+        """Return the largest size that fits, None when none is known to."""
         return bounds(self.answers())[0]
 
     def throughput_jobs(self, pool: int) -> List[Job]:
-        """Those that are not done yet, at the largest size that fits."""
+        """Return the throughput jobs that are not done yet, at the largest size that fits."""
         if self.size is None or self.untimed:
             return []
         jobs = [self.job("throughput", self.size, pool, number) for number in range(1, self.settings.rounds + 1)]
@@ -129,7 +129,7 @@ class Searches:
         self.order = random.Random(session.settings.seed)
 
     def run(self) -> None:
-        """As far as they are not done yet.  Raises Interrupted and UserError."""
+        """Run every search that is not finished.  Raises Interrupted and UserError."""
         runs = self.session.run_of
         wrong = [name for name, run in runs.items() if not run.is_done("correctness")]
         self.session.each(wrong, self._correct)

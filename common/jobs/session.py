@@ -127,7 +127,7 @@ class Session:
         spread(self.executor.lanes(), items, serve)
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
-        """Those that are not done yet, of implementations that can run."""
+        """Return the jobs that are not done yet, of implementations that can run."""
         runs = [self.run_of[job.implementation] for job in jobs]
         return [job for job, run in zip(jobs, runs) if not run.failed and not run.is_done(job.name)]
 
@@ -192,7 +192,7 @@ class Session:
         return self.once_more.execute((name, job.name), lane, job, python, self.run_of[name].folder, *how)
 
     def _keep(self, job: Runnable, records: Sequence[Record]) -> None:
-        """What is left of traces that failed goes first: they may have filled the disk."""
+        """Add the records of a job to its run.  Traces that failed are removed first: they may have filled the disk."""
         name, pass_name = like(job)
         if pass_name == "trace" and records[-1]["status"] != "ok":
             files.remove(self.run_of[name].folder)
@@ -202,8 +202,8 @@ class Session:
         """Keep in mind whether a timing job that ended well ran beside other load."""
         if isinstance(job, Job) and job.pass_name == "timing" and records[-1]["status"] == "ok":
             samples = [schema.typed(record) for record in records if record["record"] == "sample"]
-            place = job.implementation, job.round
-            (self.loaded.add if store.loaded_scopes(samples) else self.loaded.discard)(place)
+            key = job.implementation, job.round
+            (self.loaded.add if store.loaded_scopes(samples) else self.loaded.discard)(key)
 
     def _warn(self, records: Sequence[Record]) -> None:
         """Print each warning of the workers once, whatever --quiet says: it is about the results."""
@@ -215,9 +215,10 @@ class Session:
 
 
 def _chains(jobs: Iterable[Job]) -> List[Chain]:
-    """A round of the timing pass, whose times are paired, is one chain; any other job is one of its own."""
-    found: List[Chain] = []
+    """Return the jobs in chains: a round of the timing pass, whose times are paired, is one; any other job is one of
+    its own."""
+    chains: List[Chain] = []
     for (pass_name, _), alike in groupby(jobs, key=lambda job: (job.pass_name, job.round)):
         chain = deque(alike)
-        found += [chain] if pass_name == "timing" else [deque([job]) for job in chain]
-    return found
+        chains += [chain] if pass_name == "timing" else [deque([job]) for job in chain]
+    return chains

@@ -48,29 +48,30 @@ class Job:
 
     @property
     def name(self) -> str:
-        """As in the records: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1", "limits-1"."""
+        """Return the name that records have: "correctness", "timing-1", "probe-64", "throughput-64-of-96-1",
+        "limits-1"."""
         pool = None if self.pool is None else f"of-{self.pool}"
         return "-".join(str(part) for part in (self.pass_name, self.size, pool, self.round) if part is not None)
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """What its process needs in its environment."""
+        """Return the environment variables that its process needs."""
         return VARIABLES.get(self.pass_name, REUSE_VARIABLES if settings.allocator == "reuse" else {})
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
-        """The ``status`` record."""
+        """Return the ``status`` record."""
         sizes = {key: value for key, value in (("size", self.size), ("pool", self.pool)) if value}
-        about = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
-        return {**about, **sizes, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
+        names = {"record": "status", "job": self.name, "pass": self.pass_name, "round": self.round}
+        return {**names, **sizes, "status": status, "reason": clipped(reason), "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
-        """What the process needs to know.  folder: of the run, where traces go."""
+        """Return what the process is told.  folder: of the run, where traces go."""
         of = find(self.implementation)
-        about = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
-        about["implementation"] = self.implementation
+        names = {"job": self.name, "subject": self.subject, "pass": self.pass_name, "round": self.round}
+        names["implementation"] = self.implementation
         sizes = {"pool": self.pool, "limit_bytes": self.limit_bytes}
         values = {**settings.to_json(), **dict(self.overrides)}
         where = {"script": of.script, "variant": of.variant, "folder": str(folder.resolve())}
-        return {**about, **sizes, **where, "settings": values}
+        return {**names, **sizes, **where, "settings": values}
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ class Task:
         return {}
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:
-        """The ``status`` record."""
-        about = {"record": "status", "job": self.name, "pass": self.subject}
-        return {**about, "status": status, "reason": reason, "wall_ns": wall_ns}
+        """Return the ``status`` record."""
+        names = {"record": "status", "job": self.name, "pass": self.subject}
+        return {**names, "status": status, "reason": reason, "wall_ns": wall_ns}
 
     def to_json(self, settings: Settings, folder: Path) -> Dict[str, Any]:
-        """What the process needs to know.  folder: of the run, where traces go."""
-        about = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
-        return {**about, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
+        """Return what the process is told.  folder: of the run, where traces go."""
+        names = {"job": self.name, "subject": self.subject, "folder": str(folder.resolve())}
+        return {**names, "given": dict(self.given), "settings": {**settings.to_json(), **dict(self.overrides)}}
 
 
 #: What an executor takes.
@@ -105,5 +106,6 @@ Runnable = Union[Job, Task]
 
 
 def like(job: Runnable) -> Tuple[str, str]:
-    """What it measures, an implementation or the task itself, and its pass: jobs that are alike take as long."""
+    """Return what a job measures, an implementation or the task itself, and its pass: jobs that are alike take as
+    long."""
     return (job.implementation, job.pass_name) if isinstance(job, Job) else (job.name, job.subject)

@@ -23,30 +23,30 @@ def reuse(sweep: SweepFile, run_of: Mapping[str, SweepRun]) -> Set[str]:
         if refusal:
             run.add(refusal)
         else:
-            there = {record.node for record in run.records if isinstance(record, Limits)}
-            lacking = [record for node, of in limits.items() if node not in there for record in of]
+            known = {record.node for record in run.records if isinstance(record, Limits)}
+            lacking = [record for node, of_node in limits.items() if node not in known for record in of_node]
             if lacking:
                 run.add(lacking)
     return {node or "" for node in limits}
 
 
 def _limits(sweep: SweepFile, run: SweepRun) -> Dict[Optional[str], List[Record]]:
-    """Those of each device, of the first cell that has it."""
+    """Return the limits of each device, of the first cell that has them."""
     wanted = run.header.settings
-    found: Dict[Optional[str], List[Record]] = {}
+    limits_of: Dict[Optional[str], List[Record]] = {}
     for (cell, _), other in sweep.runs.items():
         if all(other.header.settings.get(key) == wanted.get(key) for key in OF_LIMITS):
             of_cell: Dict[Optional[str], List[Record]] = {}
             for record in other.records:
                 if isinstance(record, Limits):
                     of_cell.setdefault(record.node, []).append({"reused_from": cell, **schema.as_written(record)})
-            found = {**of_cell, **found}
-    return found
+            limits_of = {**of_cell, **limits_of}
+    return limits_of
 
 
 def _refusal(sweep: SweepFile, run: SweepRun) -> Optional[List[Record]]:
-    """The status with which the implementation could not run in another cell of the same dtype.  Not from an earlier
-    process, so that a resumed sweep tries again."""
+    """Return the status with which the implementation could not run in another cell of the same dtype. Not from an
+    earlier process, so that a resumed sweep tries again."""
     dtype = run.header.settings.get("dtype")
     for (cell, name), other in sweep.runs.items():
         if name != run.name or cell == run.cell or not other.touched or other.header.settings.get("dtype") != dtype:

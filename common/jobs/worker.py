@@ -25,18 +25,20 @@ from common.system.processes import write_record
 
 
 def own_line(error: BaseException, script: str) -> str:
-    """ " (benchmark_flash.py, line 23)": the last line of the user's own that was run, of the script of a loss that the
-    table does not know or of what lies beside it; "" where there is none."""
+    """Return " (benchmark_flash.py, line 23)": the last line of the user's own that was run, of the script of a loss
+    that the table does not know or of what lies beside it; "" where there is none."""
     if not script.endswith(".py"):
         return ""
     folder = Path(script).resolve().parent
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [one for one in frames if folder in Path(one.filename).parents and not _is_foreign(Path(one.filename))]
+    mine = [
+        frame for frame in frames if folder in Path(frame.filename).parents and not _is_foreign(Path(frame.filename))
+    ]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno}, in {mine[-1].name})" if mine else ""
 
 
 def _is_foreign(path: Path) -> bool:
-    """Of this suite, or of an installed package."""
+    """Return whether a file is of this suite, or of an installed package."""
     return ROOT / "common" in path.parents or "site-packages" in path.parts
 
 
