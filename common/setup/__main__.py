@@ -30,7 +30,7 @@ def setup(names: List[str]) -> int:
     builds = _builds("main", SOURCE_PACKAGES)
     try:
         code = environments.setup(names)
-        controls = {one.package for one in implementations.IMPLEMENTATIONS if one.control and one.built}
+        controls = {loss.package for loss in implementations.IMPLEMENTATIONS if loss.control and loss.built}
         for name in set(implementations.environments()).intersection(environments.ENVIRONMENTS) - {"main"}:
             builds += _builds(name, controls)
         for build in builds:
@@ -43,12 +43,12 @@ def setup(names: List[str]) -> int:
 
 
 def _builds(environment: str, packages: Iterable[str]) -> List[subprocess.Popen[bytes]]:
-    """Processes that compile the packages for an environment; none where it is not there."""
+    """Return processes that compile the packages for an environment; none where it is not there."""
     python = environments.interpreter(environment)
     # Two compile at once, each with half of the cores: a package has few files, of different length.
     variables = {"MAX_JOBS": str(max(1, (os.cpu_count() or 1) // 2)), **os.environ}
     command = [str(python), "-m", "common.setup.extensions", "build"]
-    return [subprocess.Popen([*command, one], cwd=ROOT, env=variables) for one in packages] if python else []
+    return [subprocess.Popen([*command, package], cwd=ROOT, env=variables) for package in packages] if python else []
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """`make bundle BUNDLE=FOLDER`: everything that set-up would fetch, in one folder, for machines without an index.
 
 ``make setup BUNDLE=FOLDER`` there installs from it alone: pip and uv take PIP_NO_INDEX and PIP_FIND_LINKS.  The folder
-has the wheels of each environment, uv's own, the source packages that are compiled, the list of each environment
-(NAME.txt, with hashes) and index.html, so that it can be served as a page of links too.  Files that are there are not
+has the wheels of each environment and of uv, and the source packages that are compiled.  NAME.txt lists an environment,
+with hashes; index.html links to all files, so that the folder can be served.  Files that are there are not
 fetched again; the hashes of the locks are checked here and at set-up.  Standard library only.
 """
 
@@ -42,18 +42,18 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
     unknown = [name for name in names if name not in ENVIRONMENTS]
     if unknown:
         raise UserError(f"no environment is named {unknown[0]!r}; there are {', '.join(ENVIRONMENTS)}")
-    chosen = [one for name, one in ENVIRONMENTS.items() if name in names or (not names and not one.optional)]
+    chosen = [known for name, known in ENVIRONMENTS.items() if name in names or (not names and not known.optional)]
     tags = list(_tags(platform))
     make_folder(folder, "name another folder with BUNDLE")
     log = folder / "log.txt"
     try:
         with log.open("w", encoding="utf-8") as stream:
             uv = Uv(stream)
-            for one in chosen:
-                say(f"{one.name}: fetching")
-                python, version = uv.find_python(one.allowed)
-                wanted = folder / f"{one.name}.txt"
-                lock = ROOT / one.requirements
+            for environment in chosen:
+                say(f"{environment.name}: fetching")
+                python, version = uv.find_python(environment.allowed)
+                wanted = folder / f"{environment.name}.txt"
+                lock = ROOT / environment.requirements
                 entries = _entries(lock.read_text(encoding="utf-8"), uv.needed(lock, version, platform), without_torch)
                 wanted.write_text("".join(entries), encoding="utf-8")
                 uv.download(python, wanted, folder, tags and [*tags, "--python-version", version])
@@ -79,7 +79,7 @@ def bundle(folder: Path, names: Sequence[str] = (), platform: str = "", without_
 
 
 def _entries(lock: str, needed: Set[str], without_torch: bool) -> Iterator[str]:
-    """The options of a lock and its entries with their hashes, of what is `needed`, without the conditions."""
+    """Yield the options of a lock and its entries with their hashes, of what is `needed`, without the conditions."""
     for entry in re.split(r"^(?=\S)", lock, flags=re.MULTILINE):
         wanted = entry.split(" ")[0] in needed and not (without_torch and OF_TORCH.match(entry))
         if entry.startswith("--") or wanted:
@@ -87,15 +87,15 @@ def _entries(lock: str, needed: Set[str], without_torch: bool) -> Iterator[str]:
 
 
 def _tags(platform: str) -> Iterator[str]:
-    """pip's options for the wheels of a platform.  UserError for one that is not Linux with glibc."""
+    """Yield pip's options for the wheels of a platform.  UserError for one that is not Linux with glibc."""
     if not platform:
         return
-    found = re.fullmatch(r"(x86_64|aarch64)-manylinux_2_(\d+)", platform)
-    if not found:
+    match = re.fullmatch(r"(x86_64|aarch64)-manylinux_2_(\d+)", platform)
+    if not match:
         raise UserError(f"PLATFORM={platform}: give x86_64-manylinux_2_GLIBC or aarch64-manylinux_2_GLIBC (2_28, say)")
     yield from ("--only-binary", ":all:")
-    names = [f"manylinux_2_{minor}_{found[1]}" for minor in range(int(found[2]), OLDEST_GLIBC - 1, -1)]
-    for name in (*names, *(f"manylinux{year}_{found[1]}" for year in (2014, 2010, 1)), f"linux_{found[1]}"):
+    names = [f"manylinux_2_{minor}_{match[1]}" for minor in range(int(match[2]), OLDEST_GLIBC - 1, -1)]
+    for name in (*names, *(f"manylinux{year}_{match[1]}" for year in (2014, 2010, 1)), f"linux_{match[1]}"):
         yield from ("--platform", name)
 
 

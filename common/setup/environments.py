@@ -46,7 +46,7 @@ class Environment:
 
     @property
     def command(self) -> str:
-        """What makes it."""
+        """Return the command that makes it."""
         return f"make setup ENVIRONMENTS={self.name}" if self.optional else "make setup"
 
     @property
@@ -59,28 +59,29 @@ class Environment:
 
     @property
     def requirements(self) -> Path:
-        """Its lock file, below the folder of the suite."""
-        own = self.own_lock
-        return own.relative_to(ROOT) if own.exists() else Path("requirements") / f"{self.name}.txt"
+        """Return its lock file, below the folder of the suite."""
+        chosen = self.chosen_lock
+        return chosen.relative_to(ROOT) if chosen.exists() else Path("requirements") / f"{self.name}.txt"
 
     @property
-    def own_lock(self) -> Path:
-        """A lock that the user's choice takes the place of the suite's with, where there is one (see k2_wheel)."""
+    def chosen_lock(self) -> Path:
+        """Return the path of the lock that the user's choice puts in the place of the suite's (see k2_wheel)."""
         return self.beside("wheel.txt")
 
     @property
     def allowed(self) -> Tuple[str, ...]:
-        """The `pythons` that its lock is for."""
-        own = self.own_lock.read_text(encoding="utf-8") if self.own_lock.exists() else ""
-        found = re.search(r"^# python: (\S+)$", own, flags=re.MULTILINE)
-        return (found[1],) if found else self.pythons
+        """Return the `pythons` that its lock is for."""
+        lock = self.chosen_lock.read_text(encoding="utf-8") if self.chosen_lock.exists() else ""
+        match = re.search(r"^# python: (\S+)$", lock, flags=re.MULTILINE)
+        return (match[1],) if match else self.pythons
 
     def beside(self, suffix: str) -> Path:
-        """Its log or its reason, which are there also where the environment is not."""
+        """Return the path of its log or its reason, which are there also where the environment is not."""
         return FOLDER / f"{self.name}.{suffix}"
 
     def stamp(self) -> Dict[str, str]:
-        """Hash of the lock file and Python version that it was made with; empty for one that is not complete."""
+        """Return the hash of the lock file and the Python version that it was made with; {} for one that is not
+        complete."""
         try:
             return dict(json.loads((self.folder / "stamp").read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -90,7 +91,7 @@ class Environment:
         return hashlib.sha256((ROOT / self.requirements).read_bytes()).hexdigest()
 
     def current(self) -> bool:
-        """Is it complete and made of today's lock?  Not where this user may not look."""
+        """Return whether it is complete and made of today's lock; False where this user may not look."""
         stamp = self.stamp()
         try:
             same = stamp.get("lock") == self.lock_hash() and stamp.get("python") in self.allowed
@@ -99,7 +100,7 @@ class Environment:
             return False
 
     def closed(self) -> str:
-        """Which of its files this user may not read; "" for none."""
+        """Return the first of its files that this user may not read; "" for none."""
         denied = os.strerror(errno.EACCES)
         return next((str(path) for path in (self.folder / "stamp", self.python) if not_a_file(path) == denied), "")
 
@@ -120,13 +121,14 @@ ENVIRONMENTS = {
 
 
 def interpreter(name: str) -> Optional[Path]:
-    """The Python of environment `name`, or None when that is not there, half-made or out of date (see `reason`)."""
+    """Return the Python of environment `name`, or None when that is not there, half-made or out of date (see
+    `reason`)."""
     environment = _environment(name)
     return environment.python if environment.current() else None
 
 
 def reason(name: str) -> str:
-    """Why `interpreter` has none for `name`, with what to do next; "" when it has one."""
+    """Return why `interpreter` has none for `name`, with what to do next; "" when it has one."""
     environment = _environment(name)
     if interpreter(name) is not None:
         return ""
@@ -146,7 +148,7 @@ def setup(names: Iterable[str] = ()) -> int:
     Only a missing required environment (main) is a failure; the others leave their reason.  Raises UserError for a name
     that is none.
     """
-    usual = [one for one in ENVIRONMENTS.values() if not one.optional or one.folder.exists()]
+    usual = [known for known in ENVIRONMENTS.values() if not known.optional or known.folder.exists()]
     wanted = [_environment(name) for name in names] or usual
     with locked(LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         for environment in wanted:
@@ -171,7 +173,7 @@ def clean(names: Iterable[str] = ()) -> None:
     with locked(LOCK, lambda: say("a set-up is running; waiting for it to end")):
         for environment in chosen:
             _remove(environment)
-            environment.own_lock.unlink(missing_ok=True)
+            environment.chosen_lock.unlink(missing_ok=True)
         if not chosen:
             shutil.rmtree(FOLDER)
 
@@ -179,9 +181,9 @@ def clean(names: Iterable[str] = ()) -> None:
 def _create(environment: Environment, lock: int) -> None:
     """Install `environment` anew, the stamp last.  Raises NotRunnable.  `lock`: descriptor that the children keep."""
     _remove(environment)
-    own = environment.own_lock
-    said = f"as {own.relative_to(ROOT)} says" if own.exists() else environment.description
-    say(f"{environment.name}: installing ({said})")
+    chosen = environment.chosen_lock
+    description = f"as {chosen.relative_to(ROOT)} says" if chosen.exists() else environment.description
+    say(f"{environment.name}: installing ({description})")
     stamp = {"lock": environment.lock_hash()}  # of what uv is about to read, so that an edit meanwhile is noticed
     try:
         with environment.beside("log").open("w", encoding="utf-8") as log:
@@ -200,16 +202,18 @@ def _create(environment: Environment, lock: int) -> None:
 
 
 def _is_as_asked(environment: Environment) -> bool:
-    """Whether `environment` is current and has the running Python, if it can have that one."""
+    """Return whether `environment` is current and has the running Python, if it can have that one."""
     version = environment.stamp().get("python")
     return environment.current() and (version == RUNNING or RUNNING not in environment.allowed)
 
 
 def last_error(log: Path) -> str:
-    """The last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
+    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip()
-    found = re.findall(r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE)
-    return ": ".join(dict.fromkeys((found[0], found[-1]))) if found else text.rpartition("\n")[2]
+    errors = re.findall(
+        r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE
+    )
+    return ": ".join(dict.fromkeys((errors[0], errors[-1]))) if errors else text.rpartition("\n")[2]
 
 
 def _remove(environment: Environment) -> None:

@@ -54,8 +54,8 @@ def load(package: str, device: str) -> ModuleType:
 
 
 def build(package: str, device: str) -> Path:
-    """Folder with `package` and its compiled module for this Python and torch, compiled first when it is not there.
-    Raises NotRunnable like `load`."""
+    """Return the folder with `package` and its compiled module for this Python and torch, compiled first when it is not
+    there. Raises NotRunnable like `load`."""
     source = SOURCE_PACKAGES[package]
     tools = toolchain.find(device)
     folder = BUILD / f"{package}-{sdists.pinned(package).version}-{device}-{tools.key(source)}"
@@ -97,7 +97,8 @@ def _compile(source: SourcePackage, tools: toolchain.Toolchain, folder: Path, lo
 
 
 def _import(package: str) -> Optional[ModuleType]:
-    """The installed `package`, or None when there is none or it does not import (built for another torch, say)."""
+    """Return the installed `package`, or None when there is none or it does not import (built for another torch,
+    say)."""
     try:
         return importlib.import_module(package)
     except (ImportError, OSError):  # OSError: a shared library that it loads is not there

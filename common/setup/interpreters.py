@@ -32,13 +32,13 @@ class Choice:
 
 
 def _here(implementation: Implementation) -> bool:
-    """Can the running Python have it: torch, and the package itself or the means to build it?"""
+    """Return whether the running Python can have it: torch, and the package itself or the means to build it."""
     return not lacks("torch") and (implementation.built or not lacks(implementation.package))
 
 
 def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool) -> Choice:
-    """The Python for one implementation.  in_place: the running one, whatever it has; prefer_here: the running one
-    where it has the implementation."""
+    """Return the Python for one implementation. in_place: the running one, whatever it has; prefer_here: the running
+    one where it has the implementation."""
     here = Path(sys.executable)
     in_place = in_place or INSTALLED
     if implementation.placed:  # there, or nowhere
@@ -52,31 +52,33 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
 
 
 def controls(python_of: Mapping[str, Choice], device: str) -> Dict[str, Choice]:
-    """For each environment with another torch, and each kind of its rows in `python_of`, one of their losses of that
-    kind that runs under both torches, and is measured in that environment too: {"fast_rnnt@k2": its Python}."""
-    found: Dict[str, Choice] = {}
+    """Return the rows that measure a loss in an environment with another torch too: {"fast_rnnt@k2": its Python}.
+
+    One for each such environment and each kind of its rows in `python_of`: a loss of that kind that runs under both.
+    """
+    chosen: Dict[str, Choice] = {}
     rows = [find(name) for name in python_of]
     for environment, kind in dict.fromkeys((row.environment, row.kind) for row in rows):
-        there = environments.interpreter(environment)
+        managed = environments.interpreter(environment)
         alike = [python_of[row.name] for row in rows if (row.environment, row.kind) == (environment, kind)]
-        for one in (row for row in rows if row.control and row.kind == kind):
-            own = python_of[one.name].python
-            if own and there and Choice(there) in alike and torch_version(own) != torch_version(there):
-                if all(not one.built or _has(one.package, python, device) for python in (own, there)):
-                    found[one.placed_in(environment).name] = Choice(there)
+        for loss in (row for row in rows if row.control and row.kind == kind):
+            python = python_of[loss.name].python
+            if python and managed and Choice(managed) in alike and torch_version(python) != torch_version(managed):
+                if all(not loss.built or _has(loss.package, each, device) for each in (python, managed)):
+                    chosen[loss.placed_in(environment).name] = Choice(managed)
                     break
-    return found
+    return chosen
 
 
 @functools.cache
 def _has(package: str, python: Path, device: str) -> bool:
-    """Is the package compiled for this Python, or can it be?"""
+    """Return whether the package is compiled for this Python, or can be."""
     build = ["-m", "common.setup.extensions", "path", package, "--device", device.partition(":")[0]]
     return bool(output([str(python), *build], stderr=None, cwd=ROOT))
 
 
 def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
-    """The first name in `pythons` whose Python has the newest torch; None without any.  Torch is not imported."""
+    """Return the first name in `pythons` whose Python has the newest torch; None without any. Torch is not imported."""
     distinct = list(dict.fromkeys(pythons.values()))
     versions = {python: torch_version(python) if len(distinct) > 1 else () for python in distinct}
     return max(pythons, key=lambda name: versions[pythons[name]], default=None)
@@ -84,7 +86,7 @@ def with_newest_torch(pythons: Mapping[str, Path]) -> Optional[str]:
 
 @functools.cache
 def torch_version(python: Path) -> Tuple[int, ...]:
-    """(2, 11, 0); () where there is none."""
+    """Return (2, 11, 0); () where there is none."""
     code = "from importlib.metadata import version; print(version('torch'))"
     answer = output([str(python), "-c", code], timeout=120)
     return version_numbers(answer)
@@ -96,14 +98,14 @@ def version_numbers(version: str) -> Tuple[int, ...]:
 
 
 def other(environment: str) -> Optional[Path]:
-    """The environment's Python; None where there is none or it is this one."""
+    """Return the environment's Python; None where there is none or it is this one."""
     managed = environments.interpreter(environment)
     is_this = managed is not None and Path(sys.prefix).resolve() == managed.parent.parent.resolve()
     return None if is_this else managed
 
 
 def lacks(*packages: str) -> bool:
-    """Is one of `packages` missing from the running Python?"""
+    """Return whether one of `packages` is missing from the running Python."""
     return any(importlib.util.find_spec(package) is None for package in packages)
 
 
@@ -117,8 +119,8 @@ def continue_in(environment: str) -> None:
 
 
 def with_torch(*packages: str) -> Path:
-    """The Python of a command that needs torch: this one, after going on in that of `make setup` where this one lacks
-    torch or one of `packages`.  Raises UserError."""
+    """Return the Python of a command that needs torch: this one, after going on in that of `make setup` where this one
+    lacks torch or one of `packages`. Raises UserError."""
     if lacks("torch", *packages):
         continue_in("main")
     if lacks("torch"):
@@ -128,7 +130,7 @@ def with_torch(*packages: str) -> Path:
 
 
 class Sight(NamedTuple):
-    """What the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
+    """Holds what the torch of one Python sees.  torch: its version; reason: why there is no CUDA device."""
 
     devices: int
     torch: str
@@ -147,8 +149,8 @@ print(json.dumps([found, torch.__version__, reason]))
 
 
 def _look(python: Path) -> Sight:
-    said = output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
-    return Sight(*json.loads(said[-1])) if said else Sight(0, "none", "torch does not import")
+    lines = output([str(python), "-c", _LOOK], timeout=120).strip().splitlines()
+    return Sight(*json.loads(lines[-1])) if lines else Sight(0, "none", "torch does not import")
 
 
 def resolve_device(wanted: str, pythons: Sequence[Path]) -> str:

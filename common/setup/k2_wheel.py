@@ -52,19 +52,20 @@ class Wheel:
 
 
 def parse(source: str) -> Wheel:
-    """Raises UserError for a name that no k2 wheel has, and for a torch or Python too old for the suite."""
+    """Return what the name of a wheel says. Raises UserError for a name that no k2 wheel has, and for a torch or Python
+    too old for the suite."""
     name = unquote(urlsplit(source).path).rpartition("/")[2] if "://" in source else Path(source).name
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         raise UserError(
             f"K2_WHEEL: {name!r} is no name of a k2 wheel, which is as {EXAMPLE}; keep the name it came with"
         )
-    torch, python = found["torch"], f"{found['major']}.{found['minor']}"
+    torch, python = match["torch"], f"{match['major']}.{match['minor']}"
     if _version(torch) < OLDEST_TORCH or _version(python) < OLDEST_PYTHON:
         raise UserError(
             f"K2_WHEEL: {name} is for torch {torch} and Python {python}; take one for 1.13 and 3.9 or newer"
         )
-    return Wheel(source, name, found["build"], torch, python)
+    return Wheel(source, name, match["build"], torch, python)
 
 
 def choose(source: str, sha256: str = "") -> None:
@@ -74,7 +75,7 @@ def choose(source: str, sha256: str = "") -> None:
     sha256: what it must have; a wheel that was chosen before must have the same again.  Raises UserError, and then
     nothing is changed.
     """
-    target = environments.ENVIRONMENTS["k2"].own_lock
+    target = environments.ENVIRONMENTS["k2"].chosen_lock
     with locked(environments.LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         if source == LOCKED:
             target.unlink(missing_ok=True)
@@ -96,8 +97,8 @@ def choose(source: str, sha256: str = "") -> None:
 
 
 def imports() -> int:
-    """Whether the k2 that was asked for imports, as an exit code.  One that does not is dropped, and why is said."""
-    python, lock = environments.interpreter("k2"), environments.ENVIRONMENTS["k2"].own_lock
+    """Return an exit code: does the k2 that was asked for import?  One that does not is dropped, with the reason."""
+    python, lock = environments.interpreter("k2"), environments.ENVIRONMENTS["k2"].chosen_lock
     if python is None:
         return EXIT_FAILED  # set-up has said why
     if not lock.exists():
@@ -115,22 +116,22 @@ def imports() -> int:
 
 
 def _advice(wheel: Wheel, cuda: str) -> str:
-    """What to do where the index has another build of torch than the wheel was made with."""
+    """Return what to do where the index has another build of torch than the wheel was made with."""
     wanted = wheel.build.partition("cuda")[2] or "None"
     if wanted == cuda:
         return ""
-    there = "for CPUs" if cuda == "None" else f"for CUDA {cuda}"
+    built = "for CPUs" if cuda == "None" else f"for CUDA {cuda}"
     page = wheel.build.replace("cuda", "cu").replace(".", "")
     return (
-        f"; the wheel is for {wheel.build}, and the index's torch is {there}: repeat this with "
+        f"; the wheel is for {wheel.build}, and the index's torch is {built}: repeat this with "
         f"PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/{page}, which has the other"
     )
 
 
 def _resolved(wheel: Wheel, lock: int) -> str:
-    """The lock of the wheel and all that it needs, on this machine.  Raises UserError."""
-    own = environments.ENVIRONMENTS["k2"].own_lock
-    source, log = own.with_suffix(".in"), own.with_suffix(".log")
+    """Return the lock of the wheel and all that it needs, on this machine.  Raises UserError."""
+    lock_path = environments.ENVIRONMENTS["k2"].chosen_lock
+    source, log = lock_path.with_suffix(".in"), lock_path.with_suffix(".log")
     source.write_text(_requirements(wheel), encoding="utf-8")
     try:
         with log.open("w", encoding="utf-8") as stream:
@@ -147,7 +148,7 @@ def _resolved(wheel: Wheel, lock: int) -> str:
 
 
 def _requirements(wheel: Wheel) -> str:
-    """requirements/k2.in with this wheel and its torch."""
+    """Return requirements/k2.in with this wheel and its torch."""
     text = (ROOT / "requirements" / "k2.in").read_text(encoding="utf-8")
     text = re.sub(r"^k2==.*$", f"k2 @ {wheel.url}", text, flags=re.MULTILINE)
     text = re.sub(r"^torch==\S+", f"torch=={wheel.torch}", text, flags=re.MULTILINE)
@@ -172,15 +173,15 @@ def _check(wheel: Wheel, digest: str, wanted: str) -> None:
 
 
 def _hash_in(lock: str) -> str:
-    """Of the wheel, as uv got it."""
-    found = re.search(r"^k2 @ .*?--hash=sha256:([0-9a-f]{64})", lock, flags=re.MULTILINE | re.DOTALL)
-    if found is None:
+    """Return the sha256 of the wheel as uv got it."""
+    match = re.search(r"^k2 @ .*?--hash=sha256:([0-9a-f]{64})", lock, flags=re.MULTILINE | re.DOTALL)
+    if match is None:
         raise UserError("K2_WHEEL: uv gave no sha256 for that URL; download the wheel and name the file")
-    return found[1]
+    return match[1]
 
 
 def _recorded(lock: Path) -> Dict[str, str]:
-    """The first lines of the lock that was chosen: wheel, url, sha256, python; {} without one."""
+    """Return the first lines of the lock that was chosen: wheel, url, sha256, python; {} without one."""
     text = lock.read_text(encoding="utf-8") if lock.exists() else ""
     return dict(re.findall(r"^# (\w+): (\S+)$", text, re.MULTILINE))
 

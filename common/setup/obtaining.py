@@ -21,7 +21,8 @@ SIMULATED = " (simulated)"
 
 
 def implementation_of(name: str) -> Optional[Implementation]:
-    """Of a name as findings have it, a variant's or a simulated one's too; None where this suite has none."""
+    """Return the implementation that a finding names, a variant or a simulated one too; None where this suite has
+    none."""
     try:
         return find(name.partition(SIMULATED)[0])
     except UserError:
@@ -29,7 +30,8 @@ def implementation_of(name: str) -> Optional[Implementation]:
 
 
 def effort(name: str) -> int:
-    """0: `make setup` brings its package; 1: an environment on request does; 2: a user installs it by hand."""
+    """Return 0 where `make setup` brings its package, 1: an environment on request does; 2: a user installs it by
+    hand."""
     implementation = implementation_of(name)
     if implementation is None:
         return 2
@@ -41,13 +43,14 @@ def effort(name: str) -> int:
 
 @cache
 def _locked(path: Path) -> FrozenSet[str]:
-    """Names of the packages in a lock; read once, as each finding of a matrix asks for those of several rows."""
+    """Return the names of the packages in a lock; read once, as each finding of a matrix asks for those of several
+    rows."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return frozenset(line.partition("==")[0].replace("-", "_") for line in lines)
 
 
 def source(name: str) -> str:
-    """Where its package comes from, in a few words; the adapter's own where set-up does not bring it."""
+    """Return where its package comes from, in a few words; the adapter's hint where set-up does not bring it."""
     implementation = implementation_of(name)
     if implementation is None:
         return "not an implementation of this suite"
@@ -57,7 +60,8 @@ def source(name: str) -> str:
 
 
 def command(name: str) -> str:
-    """A line for a shell that runs SHOWN with the package of `name`; "" where this suite has no such implementation."""
+    """Return a line for a shell that runs SHOWN with the package of `name`; "" where this suite has no such
+    implementation."""
     implementation = implementation_of(name)
     if implementation is None:
         return ""

@@ -36,12 +36,12 @@ class Pin:
 
 
 def pinned(package: str) -> Pin:
-    """The pin of `package`.  Raises LookupError when requirements/sources.txt has none."""
+    """Return the pin of `package`.  Raises LookupError when requirements/sources.txt has none."""
     pattern = rf"^{re.escape(package)}==(\S+) --hash=sha256:([0-9a-f]{{64}})$"
-    found = re.search(pattern, PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    if found is None:
+    match = re.search(pattern, PINS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if match is None:
         raise LookupError(f"{PINS}: no line {package}==VERSION --hash=sha256:HASH")
-    return Pin(package, found[1], found[2])
+    return Pin(package, match[1], match[2])
 
 
 def fetch(package: str, folder: Path, progress: Callable[[str], None], python: str = "") -> Path:
@@ -104,11 +104,11 @@ def _download(pin: Pin, folder: Path, python: str, **variables: str) -> Tuple[Op
 
 
 def _error(output: str) -> str:
-    """pip's last error in one line; without one, the last error of the package's setup.py."""
+    """Return pip's last error in one line; without one, the last error of the package's setup.py."""
     for pattern in (r"^ERROR: *(.+)$", r"^\s*(\w*(?:Error|Exception): .+)$", r"(.+)"):
-        found = re.findall(pattern, output, flags=re.MULTILINE)
-        if found:
-            return str(found[-1]).strip()
+        errors = re.findall(pattern, output, flags=re.MULTILINE)
+        if errors:
+            return str(errors[-1]).strip()
     return "pip failed without a message"
 
 

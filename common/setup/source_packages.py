@@ -22,8 +22,8 @@ class SourcePackage:
     for one that asks for its own version; module: the name under which the package imports its compiled part; sources,
     flags: for every device (a .cu among them is C++ when there is no CUDA; no sources: it is for CUDA only);
     cuda_sources, cuda_define, nvcc_flags: added for CUDA (no cuda_sources: it has none); headers: a folder that its
-    CUDA sources include from, beside the sdist; loss(module, logits, one): of logits (1, 1, 2, 2) and an int64 1 of
-    shape (1,); without_device: what to do where that does not run."""
+    CUDA sources include from, beside the sdist; loss(module, logits, length): of logits (1, 1, 2, 2); length: an
+    int64 1 of shape (1,), which is the target, too; without_device: what to do where that does not run."""
 
     package: str
     python: str
@@ -41,11 +41,11 @@ class SourcePackage:
 
     @property
     def devices(self) -> Tuple[str, ...]:
-        """Those it can be compiled for."""
+        """Return the devices that it can be compiled for."""
         return (*(["cpu"] if self.sources else []), *(["cuda"] if self.cuda_sources else []))
 
     def probe(self, module: ModuleType, device: str) -> None:
-        """Raises RuntimeError where the loaded package does not run on the device."""
+        """Raise RuntimeError where the loaded package does not run on the device."""
         import torch
 
         # N = T = U = 1, V = 2 at zero logits: a token and a blank, each with probability 1/2.
@@ -56,17 +56,20 @@ class SourcePackage:
             raise RuntimeError(f"a loss that must be 2 ln 2 is {loss.item()}")
 
 
-def _optimized_transducer(module: ModuleType, logits: Any, one: Any) -> Any:
-    ones, named = (one.view(1, 1).int(), one.int(), one.int()), {"blank": 0, "from_log_softmax": False}
-    return module.transducer_loss(logits.view(2, 2), *ones, **named, reduction="sum")
+def _optimized_transducer(module: ModuleType, logits: Any, length: Any) -> Any:
+    target, lengths = length.view(1, 1).int(), (length.int(), length.int())
+    options = {"blank": 0, "from_log_softmax": False, "reduction": "sum"}
+    return module.transducer_loss(logits.view(2, 2), target, *lengths, **options)
 
 
-def _fast_rnnt(module: ModuleType, logits: Any, one: Any) -> Any:
-    return module.rnnt_loss(logits, one.view(1, 1), 0, reduction="sum")
+def _fast_rnnt(module: ModuleType, logits: Any, length: Any) -> Any:
+    return module.rnnt_loss(logits, length.view(1, 1), 0, reduction="sum")
 
 
-def _warp_rnnt(module: ModuleType, logits: Any, one: Any) -> Any:
-    return module.rnnt_loss(logits.log_softmax(-1), one.view(1, 1).int(), one.int(), one.int(), reduction="sum")
+def _warp_rnnt(module: ModuleType, logits: Any, length: Any) -> Any:
+    return module.rnnt_loss(
+        logits.log_softmax(-1), length.view(1, 1).int(), length.int(), length.int(), reduction="sum"
+    )
 
 
 SOURCE_PACKAGES = {

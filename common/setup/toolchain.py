@@ -42,7 +42,7 @@ class Toolchain:
     architectures: str = ""
 
     def key(self, source: SourcePackage) -> str:
-        """Changes with everything that the compiled module depends on."""
+        """Return a hash of everything that the compiled module depends on."""
         python = f"{sysconfig.get_config_var('SOABI')} {sys.version_info[:2]}"
         parts = [self.torch, self.torch_cuda, python, self.compiler, self.compiler_version, self.nvcc_version]
         parts += [self.architectures, source.python, source.module, *source.templates, *source.sources, *source.flags]
@@ -51,7 +51,7 @@ class Toolchain:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
     def environment(self) -> Dict[str, str]:
-        """Environment variables under which torch.utils.cpp_extension uses these tools."""
+        """Return environment variables under which torch.utils.cpp_extension uses these tools."""
         variables = {"CXX": self.compiler, "PATH": search_path()}
         if self.cuda_home:
             variables["CUDA_HOME"] = str(self.cuda_home)
@@ -61,7 +61,7 @@ class Toolchain:
 
 
 def find(device: str) -> Toolchain:
-    """The tools for `device`.  Raises NotRunnable when there is no torch, or none with CUDA for device "cuda"."""
+    """Return the tools for `device`. Raises NotRunnable when there is no torch, or none with CUDA for device "cuda"."""
     torch = _torch_version()
     version, torch_cuda, compiler = torch["__version__"] or "", torch.get("cuda") or "", os.environ.get("CXX", "c++")
     tools = Toolchain(device, version, torch_cuda, compiler, output([compiler, "--version"]).partition("\n")[0])
@@ -124,7 +124,7 @@ def meaningful_line(log: str) -> str:
 
 
 def _torch_version() -> Dict[str, Optional[str]]:
-    """What torch/version.py says: __version__, cuda, ...  Raises NotRunnable when there is no torch."""
+    """Return what torch/version.py says: __version__, cuda, ...  Raises NotRunnable when there is no torch."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise NotRunnable("missing", f"{sys.executable} has no torch: pip install torch")
@@ -134,8 +134,8 @@ def _torch_version() -> Dict[str, Optional[str]]:
 def _toolkits(torch_cuda: str) -> Iterator[Path]:
     """Yield the CUDA toolkits with nvcc and headers: that which the user named, this Python's own (NVIDIA's packages of
     the index), then the machine's.  An nvcc on PATH can be a wrapper far from its toolkit."""
-    own = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{torch_cuda.partition('.')[0]}")
-    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), own, f"/usr/local/cuda-{torch_cuda}"]
+    of_python = Path(sysconfig.get_path("purelib"), "nvidia", f"cu{torch_cuda.partition('.')[0]}")
+    folders = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), of_python, f"/usr/local/cuda-{torch_cuda}"]
     if nvcc := shutil.which("nvcc"):
         folders.append(Path(nvcc).resolve().parents[1])
     for folder in [*folders, "/usr/local/cuda", "/opt/cuda"]:
@@ -155,17 +155,17 @@ def _content(headers: str) -> str:
 
 
 def _release(cuda_home: Path) -> str:
-    """ "13.0" of the toolkit's nvcc; "" when it does not say."""
-    found = re.search(r"release (\d+\.\d+)", output([str(cuda_home / "bin" / "nvcc"), "--version"]))
-    return found[1] if found else ""
+    """Return "13.0" of the toolkit's nvcc; "" when it does not say."""
+    match = re.search(r"release (\d+\.\d+)", output([str(cuda_home / "bin" / "nvcc"), "--version"]))
+    return match[1] if match else ""
 
 
 def _architectures() -> str:
     """Return the compute capabilities of this machine's GPUs, "8.0;9.0"; "" where there is no nvidia-smi."""
-    found = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
-    return ";".join(sorted({line for line in found if re.fullmatch(r"\d+\.\d+", line)}))
+    lines = output(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]).split()
+    return ";".join(sorted({line for line in lines if re.fullmatch(r"\d+\.\d+", line)}))
 
 
 def search_path() -> str:
-    """PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
+    """Return PATH with this Python's own scripts: ninja is there, also when the environment is not activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])

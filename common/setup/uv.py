@@ -51,8 +51,8 @@ class Uv:
         settings = self._settings_of_pip()
         alone = settings.pop("UV_NO_INDEX", "").lower() in ("1", "y", "yes", "t", "true", "on")
         self._no_index = ("--no-index",) if alone else ()  # uv has no variable for it
-        more = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
-        self._more = {name: settings.pop(name) for name in more if name in settings}
+        extra = () if self._no_index else ("UV_INDEX", "UV_FIND_LINKS")
+        self._extra = {name: settings.pop(name) for name in extra if name in settings}
         self._options["env"] = {**settings, **os.environ, "UV_PYTHON_DOWNLOADS": "never"}
         self._choose_cache()
 
@@ -61,7 +61,7 @@ class Uv:
         self._run(str(FOLDER / "bin" / "uv"), *arguments, stdout=self._log)
 
     def output(self, *arguments: str) -> str:
-        """What ``uv ARGUMENTS`` prints."""
+        """Return what ``uv ARGUMENTS`` prints."""
         return self._run(str(FOLDER / "bin" / "uv"), *arguments, stdout=subprocess.PIPE)
 
     def install(self, python: Path, requirements: Path) -> None:
@@ -74,19 +74,19 @@ class Uv:
         try:
             self.run(*command)
         except subprocess.CalledProcessError:
-            if not self._more:
+            if not self._extra:
                 raise
             self._use_every_index()
             self.run(*command)
 
     @property
     def pip(self) -> str:
-        """The Python that has the pip which fetched uv."""
+        """Return the Python that has the pip which fetched uv."""
         return str(FOLDER / "bin" / "python")
 
     def needed(self, requirements: Path, version: str, platform: str = "") -> Set[str]:
-        """What of the lock `requirements` a Python of this minor version needs, as "name==version"; platform: as uv
-        names it, default: this machine."""
+        """Return the "name==version" that a Python of this minor version needs of the lock `requirements`. platform: as
+        uv names it, default: this machine."""
         options = ("--quiet", "--no-deps", "--no-header", "--no-annotate")
         target = ("--python-version", version, *(("--python-platform", platform) if platform else ()))
         self._use_every_index()
@@ -101,18 +101,19 @@ class Uv:
         self._run(self.pip, *command, *how, stdout=self._log)
 
     def resolve(self, python: str, requirements: Path) -> str:
-        """The lock, with hashes, of the wheels that `requirements` asks for on this machine, from every index."""
+        """Return the lock, with hashes, of the wheels that `requirements` asks for on this machine, from every
+        index."""
         self._use_every_index()
         options = ("--quiet", "--generate-hashes", "--no-header", "--no-annotate", "--only-binary", ":all:")
         return self.output("pip", "compile", *options, *self._no_index, "--python", python, str(requirements))
 
     def _use_every_index(self) -> None:
-        more = {**self._more, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
-        self._options["env"] = {**more, **self._options["env"]}
+        every = {**self._extra, "UV_INDEX_STRATEGY": "unsafe-best-match"}  # look into every index, as pip does
+        self._options["env"] = {**every, **self._options["env"]}
 
     def find_python(self, versions: Sequence[str], fetch: bool = False) -> Tuple[str, str]:
-        """(command, minor version) of a Python with one of `versions`: the running one where it fits, else one that uv
-        finds, or fetches where it may.  Raises NotRunnable("missing") when there is none."""
+        """Return (command, minor version) of a Python with one of `versions`: the running one where it fits, else one
+        that uv finds, or fetches where it may. Raises NotRunnable("missing") when there is none."""
         if RUNNING in versions:
             return PYTHON, RUNNING
         for version in versions:
@@ -145,15 +146,15 @@ class Uv:
         stamp.write_text(wanted, encoding="utf-8")
 
     def _settings_of_pip(self) -> Dict[str, str]:
-        """pip's settings as uv's variables.  PIP_ variables come before settings for `pip install` alone, and these
-        before settings for all of pip."""
+        """Return pip's settings as uv's variables. PIP_ variables come before settings for `pip install` alone, and
+        these before settings for all of pip."""
         variables: Dict[str, str] = {}
         listed = self._run(self.pip, "-m", "pip", "config", "list", stdout=subprocess.PIPE)
         for section in ("global.", "install.", ":env:."):
             for line in listed.splitlines():
-                name, found, value = line.partition("=")
+                name, equals, value = line.partition("=")
                 variable = VARIABLES.get(name[len(section) :])
-                if found and name.startswith(section) and variable:
+                if equals and name.startswith(section) and variable:
                     separator = "," if variable == "UV_FIND_LINKS" else " "
                     variables[variable] = separator.join(ast.literal_eval(value).split())
         return variables
