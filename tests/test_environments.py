@@ -282,20 +282,6 @@ def test_two_at_once_install_once(checkout):
     assert said.count("main: installing") == 1
 
 
-def test_a_node_of_a_cluster_is_set_up_on_first_use_and_once_for_all_its_devices(checkout):
-    """The Python for its jobs is what is printed; an optional environment is left to its owner."""
-    of_node = "from common.setup import node\nsys.exit(node.main(sys.argv[1:]))"
-    (checkout.folder / "drive.py").write_text(DRIVER.replace("sys.exit(environments.main())", of_node))
-    both = [checkout.start("main", "other", "heavy") for _ in range(2)]
-    outs = [process.communicate(timeout=300) for process in both]
-    python = str(checkout.venv("main", "bin", "python"))
-    assert [(process.returncode, out.strip()) for process, (out, _) in zip(both, outs)] == [(0, python)] * 2
-    said = "".join(error for _, error in outs)
-    assert said.count("main: installing") == said.count("other: installing") == 1
-    assert not checkout.venv("heavy").exists()
-    assert checkout.run("main") == (0, f"{python}\n", "")  # nothing to do
-
-
 def test_ctrl_c_is_one_line(checkout):
     process = checkout.start("setup", "main")
     assert "installing" in process.stderr.readline()
