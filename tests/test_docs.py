@@ -130,9 +130,25 @@ def test_links_of_the_site_lead_to_its_files(site):
     assert not broken
 
 
-@pytest.mark.skipif(
+NEEDS_BROWSER = pytest.mark.skipif(
     not (CHROMIUM and DRIVER and find_spec("selenium")), reason="needs selenium, chromium and chromedriver"
 )
+
+
+@NEEDS_BROWSER
+def test_tables_of_the_site_fit_on_a_screen(site, tmp_path):
+    browser = Browser(tmp_path / "profile")
+    try:
+        browser.resize(1440)
+        for name in ("index", "results", "method", "conformance"):
+            browser.driver.get((site / f"{name}.html").as_uri())
+            boxes = "[...document.querySelectorAll('.md-typeset__scrollwrap')]"
+            assert browser.js(f"{boxes}.length && {boxes}.every((box) => box.scrollWidth <= box.clientWidth + 1)"), name
+    finally:
+        browser.close()
+
+
+@NEEDS_BROWSER
 def test_the_site_is_searched_where_it_is_opened_from_the_disk(site, tmp_path):
     browser = Browser(tmp_path / "profile")
     try:
