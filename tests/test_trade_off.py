@@ -26,8 +26,8 @@ def of_every_kind(folder):
 def test_losses_of_other_models_are_on_no_front(tmp_path):
     both, _, points = trade_off.known(of_every_kind(tmp_path))
     exact, together = trade_off.fronts(both, points)
-    assert [both[place].label for place in exact.places] == ["quick", "small"]
-    assert [both[place].label for place in together.places] == ["pruned"]
+    assert [both[place].label for place in exact.members] == ["quick", "small"]
+    assert [both[place].label for place in together.members] == ["pruned"]
     assert exact.dash != together.dash
     assert {both[place].label for place in together.among} == {"quick", "small", "beaten", "pruned"}
 

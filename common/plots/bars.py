@@ -33,16 +33,16 @@ GOES_ON = "A bar with an arrow goes on beyond the right edge, to the number abov
 
 
 def stages_of(rows: Sequence[Row]) -> Dict[str, int]:
-    """All stages in the order in which they run, each with its number: of its pattern and symbol."""
+    """Return all stages in the order in which they run, each with its number: of its pattern and symbol."""
     met: Dict[str, int] = {}
     order: List[str] = []
     for row in rows:
-        place = 0
+        index = 0
         for stage in _medians(row):
             if stage not in met:
                 met[stage] = len(met)
-                order.insert(place, stage)
-            place = max(place, order.index(stage) + 1)
+                order.insert(index, stage)
+            index = max(index, order.index(stage) + 1)
     return {stage: met[stage] for stage in order}
 
 
@@ -63,60 +63,62 @@ def step_times(rows: Sequence[Row]) -> List[Figure]:
 
 
 def step_time(timed: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
-    """Bars of the stages, and the whole with 20th and 80th percentile."""
+    """Draw bars of the stages, and the whole with 20th and 80th percentile."""
     summaries = [_times(row) for row in timed]
     shares = [_medians(row) or {"not split": each.median} for row, each in zip(timed, summaries)]
     data = []
-    for stage, place in {**stages, "not split": len(stages)}.items():
-        lengths = [(at, one[stage]) for at, one in enumerate(shares) if stage in one]
-        data += _bars(stage, timed, lengths, place, "ms") if lengths else []
+    for stage, number_of_stage in {**stages, "not split": len(stages)}.items():
+        lengths = [(at, share[stage]) for at, share in enumerate(shares) if stage in share]
+        data += _bars(stage, timed, lengths, number_of_stage, "ms") if lengths else []
     diamond = {"symbol": "diamond", "size": 10, "color": INK}
     medians = [(each.median, -at) for at, each in enumerate(summaries)]
     data.append(points("mean of the batches' medians", medians, diamond, "%{x:.4g} ms", error_x=whiskers(summaries)))
     end = scales.cut([each.p80 or each.median for each in summaries])
     beyond = [height for median, height in medians if end and median > end]
     data += [arrows(end, beyond)] if beyond else []
-    names, said = [], []
+    names, sentences = [], []
     for row, each in zip(timed, summaries):
         span = [number(each.p20, 3), number(each.p80, 3)] if each.p20 else []
         names.append(f"{_lane(row, each.median, 'ms')}  " + "\u2013".join(span))
-        said.append(f"{row.label} {number(each.median)} milliseconds{', from ' if span else ''}{' to '.join(span)}")
+        sentences.append(
+            f"{row.label} {number(each.median)} milliseconds{', from ' if span else ''}{' to '.join(span)}"
+        )
     return Figure(
         f"step-time{key}",
         f"Step time{whose}",
         "Diamond: the mean of the batches' medians; patterns: likewise of each stage. Medians do not add up, so a bar "
         f"may end a little before or after its diamond.{about_whiskers(summaries)}" + (f" {GOES_ON}" if beyond else ""),
-        f"Step time{whose}: {'; '.join(said)}",
+        f"Step time{whose}: {'; '.join(sentences)}",
         data,
         _layout(names, until(end), barmode="stack"),
-        _time_table(timed, [stage for stage in stages if any(stage in one for one in shares)], f"step-time{key}"),
+        _time_table(timed, [stage for stage in stages if any(stage in share for share in shares)], f"step-time{key}"),
     )
 
 
 def _lane(row: Row, value: Optional[float], unit: str) -> str:
-    """The words above a row's lane."""
+    """Return the words above a row's lane."""
     return f"{shown(row.marked)}  <b>{number(value)} {unit}</b>"
 
 
-def _layout(names: Sequence[str], x: Dict[str, Any], legend: Optional[int] = LEGEND, **more: Any) -> Dict[str, Any]:
-    return layout(LANE * len(names) + 64, legend, **lanes(names, LANE, ABOVE), xaxis=x, **more)
+def _layout(names: Sequence[str], x: Dict[str, Any], legend: Optional[int] = LEGEND, **options: Any) -> Dict[str, Any]:
+    return layout(LANE * len(names) + 64, legend, **lanes(names, LANE, ABOVE), xaxis=x, **options)
 
 
 def until(end: Optional[float], title: str = "ms") -> Dict[str, Any]:
-    """The axis of bars, up to `end` where that is known."""
+    """Return the axis of bars, up to `end` where that is known."""
     return axis(title, range=[0, end]) if end else axis(title)
 
 
 def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Trace:
-    """At the right edge, where the bars at these heights go on."""
-    looks = {"symbol": "triangle-right", "size": size, "color": INK}
-    return points("goes on", [(end, height) for height in heights], looks, cliponaxis=False)
+    """Return arrows at the right edge, where the bars at these heights go on."""
+    marker = {"symbol": "triangle-right", "size": size, "color": INK}
+    return points("goes on", [(end, height) for height in heights], marker, cliponaxis=False)
 
 
-def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], place: int, unit: str) -> List[Trace]:
-    """With their entry in the legend.  lengths: (number of the lane, value); place: number of the pattern."""
-    x, y, looks = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
-    return parts(name, x, y, looks, place, f"%{{x:.4g}} {unit}", WIDTH)
+def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], number: int, unit: str) -> List[Trace]:
+    """Return bars with their entry in the legend.  lengths: (lane, value); number: of the pattern."""
+    x, y, colors = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
+    return parts(name, x, y, colors, number, f"%{{x:.4g}} {unit}", WIDTH)
 
 
 def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
@@ -131,19 +133,19 @@ def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:
 
 
 def profiled_times(rows: Sequence[Row]) -> List[Figure]:
-    """For traces without records: all there is are steps with the profiler's cost in them."""
+    """Return the plot of traces without records: all there is are steps with the profiler's cost in them."""
     traced = [row for row in rows if is_positive(row.average_step_time_us)]
     if not traced:
         return []
     values = [(row.average_step_time_us or 0) / 1e3 for row in traced]
     both = list(zip(traced, values))
-    said = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in both)
+    summary = "; ".join(f"{row.label} {number(value)} milliseconds" for row, value in both)
     cells = [{"implementation": Cell(row.label), "profiled ms": measured(value, row.trace)} for row, value in both]
     caption = "The mean of the profiled steps: the profiler's own cost is in it."
     data = _bars("profiled step", traced, list(enumerate(values)), 0, "ms")
     frame = _layout([_lane(row, value, "ms") for row, value in both], axis("ms"), legend=None)
     table = tabulated("step-time-profiled", "Profiled step time", cells)
-    return [Figure("step-time", "Step time, profiled", caption, f"Profiled step time: {said}", data, frame, table)]
+    return [Figure("step-time", "Step time, profiled", caption, f"Profiled step time: {summary}", data, frame, table)]
 
 
 def peak_memories(rows: Sequence[Row]) -> List[Figure]:
@@ -153,7 +155,7 @@ def peak_memories(rows: Sequence[Row]) -> List[Figure]:
 
 
 def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: str) -> Figure:
-    """Bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
+    """Draw bars of the highest peak, a ring for each batch, and the highest that is allocated while each stage runs."""
     highest = [(at, row.peak_mb or 0) for at, row in enumerate(rows)]
     peaks = [(peak, -at) for at, row in enumerate(rows) for peak in row.peaks.values()]
     ring = {"symbol": "circle-open", "size": 9, "color": INK, "line": {"width": 2}}
@@ -180,5 +182,5 @@ def peak_memory(rows: Sequence[Row], stages: Dict[str, int], key: str, whose: st
 def _peaks(row: Row, profiled: Mapping[str, float], stages: Sequence[str]) -> Dict[str, Cell]:
     peaks = list(row.peaks.values())
     numbers = {"highest MB": max(peaks), "lowest MB": min(peaks), "batches": len(peaks)}
-    found = {"implementation": Cell(row.label), **{key: measured(value, row.results) for key, value in numbers.items()}}
-    return {**found, **{f"in {stage} MB (profiled)": measured(profiled.get(stage), row.trace) for stage in stages}}
+    cells = {"implementation": Cell(row.label), **{key: measured(value, row.results) for key, value in numbers.items()}}
+    return {**cells, **{f"in {stage} MB (profiled)": measured(profiled.get(stage), row.trace) for stage in stages}}

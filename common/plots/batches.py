@@ -33,17 +33,17 @@ class Point(NamedTuple):
 
     @property
     def useful(self) -> float:
-        """Percent of the padded cells."""
+        """Return the percentage of the padded cells."""
         return 100 * self.batch.useful_cells / self.batch.padded_cells
 
     @property
     def cells(self) -> int:
-        """Of the longest T and U of the batch."""
+        """Return the cells of the longest T and U of the batch."""
         return self.batch.T_max * (self.batch.U_max + 1)
 
     @property
     def padded(self) -> int:
-        """Of all utterances of the batch."""
+        """Return the cells of all utterances of the batch, padded."""
         return self.batch.N * self.cells
 
 
@@ -52,8 +52,8 @@ def over_batches(rows: Sequence[Row]) -> List[Figure]:
 
 
 def _points(rows: Sequence[Row]) -> List[Point]:
-    """Of the rows that are compared, over the batches that the fastest of their kind has too."""
-    found = []
+    """Return the points of the rows that are compared, over the batches that the fastest of their kind has too."""
+    compared = []
     for row in rows:
         standing = row.against_fastest
         if standing is None or standing.times is None:
@@ -62,26 +62,26 @@ def _points(rows: Sequence[Row]) -> List[Point]:
         same_torch = row.torch == standing.fastest.torch
         both = [batch for batch in row.batches if str(batch.index) in best.keys() & mine.keys()]
         times = [(mine[str(batch.index)], best[str(batch.index)]) for batch in both]
-        found += [Point(row, batch, ms, ms / base if same_torch else None) for batch, (ms, base) in zip(both, times)]
-    return found
+        compared += [Point(row, batch, ms, ms / base if same_torch else None) for batch, (ms, base) in zip(both, times)]
+    return compared
 
 
 def _medians(row: Row, scope: str) -> Dict[str, float]:
-    """batch -> ms, the median over rounds."""
+    """Return batch -> ms, the median over rounds."""
     rounds = row.round_medians_ms[scope].values()
-    found = gathered((batch, ms) for batches in rounds for batch, ms in batches.items())
-    return {batch: statistics.median(times) for batch, times in found.items()}
+    by_batch = gathered((batch, ms) for batches in rounds for batch, ms in batches.items())
+    return {batch: statistics.median(times) for batch, times in by_batch.items()}
 
 
-def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
-    if len({point.batch.index for point in found}) < FEWEST:
+def _figures(compared: Sequence[Point], key: str, whose: str) -> List[Figure]:
+    if len({point.batch.index for point in compared}) < FEWEST:
         return []
-    of_row = list(gathered((point.row.label, point) for point in found).values())
-    size = "cells" if len({point.batch.N for point in found}) == 1 else "padded"
+    of_row = list(gathered((point.row.label, point) for point in compared).values())
+    size = "cells" if len({point.batch.N for point in compared}) == 1 else "padded"
     title = "T x (U+1) of the batch" if size == "cells" else "N x T x (U+1) of the batch"
-    sizes = axis_of(title, scales.span([getattr(point, size) for point in found]))
+    sizes = axis_of(title, scales.span([getattr(point, size) for point in compared]))
     padding = axis("useful % of the padded cells", range=[0, 103])
-    ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in found if point.ratio]))
+    ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in compared if point.ratio]))
     against, each = (
         "Step time over the fastest, against",
         "Each mark is a batch: the loss over the fastest of its kind, where both ran under one torch.",
@@ -97,15 +97,15 @@ def _figures(found: Sequence[Point], key: str, whose: str) -> List[Figure]:
         if all(row.against_fastest and row.against_fastest.is_fastest for row, _ in known):  # each over itself
             continue
         data = [points(row.marked, sorted(at), marker(row.look, 9), "%{x:.4g}: %{y:.4g}") for row, at in known]
-        said = _in_words(title + whose, known)
+        summary = _in_words(title + whose, known)
         frame = layout(HEIGHT, 200, xaxis=across, yaxis=ratios)
-        figures.append(Figure(f"{name}{key}", title + whose, caption, said, data, frame, None))
+        figures.append(Figure(f"{name}{key}", title + whose, caption, summary, data, frame, None))
     return figures
 
 
 def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, key: str, whose: str) -> Figure:
-    """A line with its band for each loss, through marks for its batches; the marks alone, joined, where there are too
-    few rounds."""
+    """Draw a line with its band for each loss, through marks for its batches; the marks alone, joined, where there are
+    too few rounds."""
     data: List[Trace] = []
     ends: List[float] = []
     known, fitted = [], False
@@ -113,11 +113,11 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, 
         row, at = some[0].row, sorted((getattr(point, size), point.ms) for point in some)
         sizes = {str(point.batch.index): getattr(point, size) for point in some}
         scope = row.against_fastest.scope if row.against_fastest else row.scope
-        found = by_size.line(row.round_medians_ms[scope], sizes)
+        fit = by_size.line(row.round_medians_ms[scope], sizes)
         line: Dict[str, Any] = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
-        marks: Dict[str, Any] = {} if found else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
-        if found:
-            x, ms, low, high = zip(*found)
+        marks: Dict[str, Any] = {} if fit else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
+        if fit:
+            x, ms, low, high = zip(*fit)
             together = {"legendgroup": row.label, "showlegend": False}
             data.append({**band(row.marked, x, low, high, row.look), **together})
             data.append(points(row.marked, zip(x, ms), {}, mode="lines", line=line, **together))
@@ -135,14 +135,14 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, 
 
 
 def _in_words(title: str, known: Sequence[Tuple[Row, Sequence[Tuple[float, float]]]]) -> str:
-    """From the least to the most of each."""
+    """Return the least and the most of each row, in words."""
     spans = [(row, [number(end([y for _, y in at]), 3) for end in (min, max)]) for row, at in known]
     return f"{title}: " + "; ".join(f"{row.label} {' to '.join(span)}" for row, span in spans)
 
 
-def _table(found: Sequence[Point], name: str) -> Table:
+def _table(compared: Sequence[Point], name: str) -> Table:
     cells = []
-    for point in found:
+    for point in compared:
         values = {"batch": point.batch.index, "useful %": point.useful, "T x (U+1)": point.cells, "ms": point.ms}
         numbers = {title: measured(value, point.row.results) for title, value in values.items()}
         ratio = {"times the fastest": measured(point.ratio, point.row.results)}

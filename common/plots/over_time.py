@@ -1,4 +1,4 @@
-"""What changes with time: samples over the run, and memory within a step."""
+"""Changes with time: samples over the run, and memory within a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SMALL = 170  # pixels: the height of one of several small plots
 
 
 def drift(rows: Sequence[Row]) -> Optional[Figure]:
-    """Each sample relative to the median of its batch, in the order taken, one lane for each implementation."""
+    """Draw each sample relative to the median of its batch, in the order taken, one lane for each implementation."""
     timed = [(row, row.of_scope(row.scope)) for row in rows]
     sampled = [(row, samples) for row, samples in ((row, _repeated(samples)) for row, samples in timed) if samples]
     if not sampled:
@@ -35,19 +35,19 @@ def drift(rows: Sequence[Row]) -> Optional[Figure]:
     scale = FARTHEST / max(widest, 0.05)
     data: List[Trace] = []
     shapes, names = [], []
-    for place, ((row, samples), values) in enumerate(zip(sampled, relative)):
-        data.append(_samples(row, place, samples, values, scale))
-        shapes += [_line(place, 0, 1), *(_line(place, at, at) for at in _round_ends(samples))]
+    for lane, ((row, samples), values) in enumerate(zip(sampled, relative)):
+        data.append(_samples(row, lane, samples, values, scale))
+        shapes += [_line(lane, 0, 1), *(_line(lane, at, at) for at in _round_ends(samples))]
         names.append(f"{shown(row.label)}  <b>{_range(values)}</b>  in {number(_duration(samples), 3)} s")
     frame = lanes(names, LANE, int(LANE * FARTHEST) + 6)
     mark = next((step for step in (MOST, 0.2, 0.1, 0.05) if step <= widest), 0.05)
-    places = [(place, change) for place in range(len(sampled)) for change in (-mark, 0, mark)]
+    ticks = [(lane, change) for lane in range(len(sampled)) for change in (-mark, 0, mark)]
     notes = ""
     if farthest > MOST:
         notes += f" Arrows: farther than {MOST:.0%}; the words above a lane have the whole range."
     if single:
         notes += f" Not drawn, with one sample of each batch: {', '.join(single)}."
-    tick_values, tick_words = zip(*((-place + change * scale, _percent(change)) for place, change in places))
+    tick_values, tick_words = zip(*((-lane + change * scale, _percent(change)) for lane, change in ticks))
     frame["yaxis"].update(showticklabels=True, tickvals=tick_values, ticktext=tick_words, rangemode="normal")
     x = axis("of the timed work", tickformat=".0%")
     return Figure(
@@ -72,7 +72,9 @@ def _repeated(samples: Sequence[Sample]) -> List[Sample]:
 
 
 def _relative(samples: Sequence[Sample]) -> List[float]:
-    medians = {batch: statistics.median(ms) for batch, ms in gathered((one.batch, one.ms) for one in samples).items()}
+    medians = {
+        batch: statistics.median(ms) for batch, ms in gathered((sample.batch, sample.ms) for sample in samples).items()
+    }
     return [sample.ms / medians[sample.batch] for sample in samples]
 
 
@@ -84,20 +86,20 @@ def _percent(change: float) -> str:
     return f"{change:+.0%}".replace("-", "\u2212") if change else "0"
 
 
-def _samples(row: Row, place: int, samples: Sequence[Sample], values: Sequence[float], scale: float) -> Trace:
+def _samples(row: Row, lane: int, samples: Sequence[Sample], values: Sequence[float], scale: float) -> Trace:
     stride, whole = math.ceil(len(samples) / MOST_SAMPLES), _duration(samples)
     pairs = enumerate(zip(samples, values))
     drawn = [(sample, value) for at, (sample, value) in pairs if at % stride == 0 or sample.flagged]
     flags = [sample.flagged for sample, _ in drawn]
     symbols = [_symbol(row, *each) for each in drawn]
     sizes = [9 if sample.flagged or abs(value - 1) > MOST else 6 for sample, value in drawn]
-    looks: Dict[str, Any] = {"opacity": 1, "color": color(row.look), "size": sizes, "symbol": symbols}
-    looks["line"] = {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK}
+    marker: Dict[str, Any] = {"opacity": 1, "color": color(row.look), "size": sizes, "symbol": symbols}
+    marker["line"] = {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK}
     shares = [min(max(value - 1, -MOST), MOST) for _, value in drawn]
-    at = [(sample.at_s / whole, -place + share * scale) for (sample, _), share in zip(drawn, shares)]
+    at = [(sample.at_s / whole, -lane + share * scale) for (sample, _), share in zip(drawn, shares)]
     hover = "%{customdata[0]:.4g} ms (%{customdata[1]}), round %{customdata[2]}<extra></extra>"
     told = [[sample.ms, f"{value - 1:+.1%}", sample.round] for sample, value in drawn]
-    return points(row.label, at, looks, hover, customdata=told)
+    return points(row.label, at, marker, hover, customdata=told)
 
 
 def _symbol(row: Row, sample: Sample, value: float) -> str:
@@ -106,22 +108,22 @@ def _symbol(row: Row, sample: Sample, value: float) -> str:
     return "x-thin-open" if sample.flagged else symbol(row.look)
 
 
-def _line(place: int, begin: float, end: float) -> Dict[str, Any]:
-    """Along the median of a lane; across the lane where it begins and ends at the same time."""
+def _line(lane: int, begin: float, end: float) -> Dict[str, Any]:
+    """Return a line along the median of a lane, or across the lane where it begins and ends at once."""
     across = FARTHEST if begin == end else 0
-    ends = {"x0": begin, "x1": end, "y0": -place - across, "y1": -place + across}
+    ends = {"x0": begin, "x1": end, "y0": -lane - across, "y1": -lane + across}
     line = {"width": 1, "color": INK, "dash": "dash" if across else "solid"}
     return {"type": "line", "layer": "below", **ends, "line": line, "opacity": 0.6}
 
 
 def _duration(samples: Sequence[Sample]) -> float:
-    """Seconds of timed work up to the last of these samples."""
+    """Return the seconds of timed work up to the last of these samples."""
     return max(sample.at_s for sample in samples)
 
 
 def _round_ends(samples: Sequence[Sample]) -> List[float]:
     pairs, whole = zip(samples, samples[1:]), _duration(samples)
-    return [(one.at_s + two.at_s - two.ms / 1e3) / 2 / whole for one, two in pairs if one.round != two.round]
+    return [(last.at_s + first.at_s - first.ms / 1e3) / 2 / whole for last, first in pairs if last.round != first.round]
 
 
 def _cells(row: Row, samples: Sequence[Sample], values: Sequence[float]) -> Dict[str, Cell]:
@@ -129,13 +131,13 @@ def _cells(row: Row, samples: Sequence[Sample], values: Sequence[float]) -> Dict
     last_to_first = statistics.median(values[-third:]) / statistics.median(values[:third])
     ratios = {"lowest %": min(values), "highest %": max(values), "last third to first %": last_to_first}
     percents = {title: 100 * (ratio - 1) for title, ratio in ratios.items()}
-    found = {"implementation": Cell(row.label), "samples": measured(len(values), row.results)}
-    found.update((title, Cell(f"{value:+.1f}", value, row.results)) for title, value in percents.items())
-    return {**found, "beside other load": measured(sum(sample.flagged for sample in samples), row.results)}
+    cells = {"implementation": Cell(row.label), "samples": measured(len(values), row.results)}
+    cells.update((title, Cell(f"{value:+.1f}", value, row.results)) for title, value in percents.items())
+    return {**cells, "beside other load": measured(sum(sample.flagged for sample in samples), row.results)}
 
 
 def memory_within(rows: Sequence[Row]) -> List[Figure]:
-    """What is allocated within one step, a small plot for each implementation."""
+    """Draw what is allocated within one step, a small plot for each implementation."""
     return [_memory_within(some, key, whose) for key, whose, some in apart([row for row in rows if row.curve])]
 
 
@@ -172,6 +174,6 @@ def _small(row: Row, curve: Curve, up: Dict[str, Any], key: str) -> Figure:
         points(row.marked, zip(curve.ms, curve.mb), {}, "%{x:.4g} ms: %{y:.4g} MB", mode="lines", line=line),
         points(row.marked, top, marker(row.look, 10), "peak: %{y:.4g} MB at %{x:.4g} ms"),
     ]
-    said = f"{number(curve.peak_mb)} MB at {number(top[0][0], 3)} of {number(curve.ms[-1], 3)} ms"
+    caption = f"{number(curve.peak_mb)} MB at {number(top[0][0], 3)} of {number(curve.ms[-1], 3)} ms"
     frame = layout(SMALL, xaxis=axis("ms", nticks=5), yaxis={**up, "nticks": 4})
-    return Figure(key, row.marked, said, f"{row.marked}: {said}", data, frame, None, small=True)
+    return Figure(key, row.marked, caption, f"{row.marked}: {caption}", data, frame, None, small=True)

@@ -1,9 +1,8 @@
 """Figures as PNGs for READMEs and papers: the data and layout that the page's plotly takes, drawn by matplotlib, which
 needs no browser.  Light, 200 dots per inch.
 
-It knows what the figures of this suite use: bars (stacked, grouped, or each at its place), markers, lines and steps,
-error bars, bands, names beside points, logarithmic axes, categories, notes, lines in the background, and small plots
-beside each other.
+It knows what the figures of this suite use: bars, stacked or grouped; markers, lines, steps, error bars and bands;
+names beside points; logarithmic axes and categories; notes; small plots beside each other.
 """
 
 from __future__ import annotations
@@ -45,14 +44,16 @@ NOT_DRAWN = "samples"  # of a run: a reader of a paper asks for no drift
 
 
 def write(groups: Sequence[Group], folder: Path, swept: Sequence[Sweep] = ()) -> List[Path]:
-    """One PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration, and
-    likewise of searches and sweeps (sweep-vocab-size-time.png).  Raises UserError without matplotlib, or when the
-    folder cannot be written."""
+    """Write a PNG for each main plot there is data for: step-time.png, ...; step-time-2.png for a second configuration;
+    likewise of searches and sweeps (sweep-vocab-size-time.png).
+
+    Raises UserError without matplotlib, or when the folder cannot be written.
+    """
     return save(_named(groups, swept), folder)
 
 
 def save(named: Iterable[Tuple[str, Figure]], folder: Path) -> List[Path]:
-    """A PNG for each figure, by name.  Raises UserError without matplotlib, or where the folder cannot be written."""
+    """Write a PNG for each figure, by name.  Raises UserError without matplotlib or where they cannot be written."""
     try:
         import matplotlib
     except ImportError:
@@ -73,18 +74,18 @@ def save(named: Iterable[Tuple[str, Figure]], folder: Path) -> List[Path]:
 
 
 def _named(groups: Sequence[Group], swept: Sequence[Sweep]) -> Iterator[Tuple[str, Figure]]:
-    """Each plot with the name of its file."""
+    """Yield each plot with the name of its file."""
     of_runs = [runs.figures(group.rows) for group in groups if not group.search]
     of_searches = [search.figures(group.rows) for group in groups if group.search]
-    for sets in (of_runs, of_searches, [sweep.figures(one) for one in swept]):
-        for place, figures in enumerate(sets):
+    for sets in (of_runs, of_searches, [sweep.figures(each) for each in swept]):
+        for index, figures in enumerate(sets):
             for figure in figures:
                 if figure.key != NOT_DRAWN:
-                    yield f"{figure.key}-{place + 1}" if place else figure.key, figure
+                    yield f"{figure.key}-{index + 1}" if index else figure.key, figure
 
 
 def draw(figure: Figure) -> Any:
-    """A figure of matplotlib."""
+    """Return a figure of matplotlib."""
     if figure.parts:
         return _parts(figure)
     layout = figure.layout
@@ -108,7 +109,7 @@ def draw(figure: Figure) -> Any:
 
 
 def _sheet(width: float, height: float) -> Any:
-    """Without anything on it.  width: inches; height: pixels."""
+    """Return an empty figure.  width: inches; height: pixels."""
     from matplotlib.figure import Figure as Drawn
 
     drawn = Drawn(figsize=(width, height / PIXELS))
@@ -121,15 +122,15 @@ def _title(drawn: Any, figure: Figure) -> None:
 
 
 def _parts(figure: Figure) -> Any:
-    """Small plots beside and below each other."""
+    """Draw small plots beside and below each other."""
     columns = min(len(figure.parts), BESIDE)
     lines = -(-len(figure.parts) // columns)
     drawn = _sheet(WIDTH, 30 + lines * (figure.parts[0].height + 40))
-    places = list(drawn.subplots(lines, columns, squeeze=False).flat)
-    for axes, part in zip(places, figure.parts):
+    cells = list(drawn.subplots(lines, columns, squeeze=False).flat)
+    for axes, part in zip(cells, figure.parts):
         _plot(axes, part.data, part.layout, part.layout["yaxis"])
         axes.set_title(part.title, fontsize=8, loc="left")
-    for axes in places[len(figure.parts) :]:
+    for axes in cells[len(figure.parts) :]:
         axes.set_visible(False)
     _title(drawn, figure)
     return drawn
@@ -138,7 +139,7 @@ def _parts(figure: Figure) -> Any:
 def _plot(
     axes: Any, traces: Sequence[Trace], layout: Dict[str, Any], up: Dict[str, Any], labelled: bool = True
 ) -> None:
-    """up: the axis of y; labelled: with the title of the axis of x."""
+    """Draw one plot.  up: the axis of y; labelled: with the title of the axis of x."""
     for line in layout.get("shapes", ()):
         _background(axes, line)
     _bars(axes, [trace for trace in traces if trace["type"] == "bar"], layout)
@@ -162,27 +163,28 @@ def _legend_lines(figure: Figure) -> int:
 
 
 def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
-    """Filled with a white pattern, then outlined, as the pattern has the colour of the edge."""
+    """Fill bars with a white pattern, then outline them, as the pattern has the colour of the edge."""
     ends: Dict[Any, float] = {}
-    for place, trace in enumerate(traces):
+    for index, trace in enumerate(traces):
         across = trace.get("orientation") == "h"
         at, lengths = (trace["y"], trace["x"]) if across else (trace["x"], trace["y"])
         width = trace.get("width")
         if width is None:  # side by side above a category
             order = layout["xaxis"]["categoryarray"]
             width = (1 - layout["bargap"]) / len(traces)
-            at = [order.index(value) + (place - (len(traces) - 1) / 2) * width for value in at]
+            at = [order.index(value) + (index - (len(traces) - 1) / 2) * width for value in at]
         stacked = layout.get("barmode") == "stack"
-        starts = trace.get("base") or [ends.get(one, 0.0) if stacked else 0.0 for one in at]
-        ends.update((one, start + length) for one, start, length in zip(at, starts, lengths))
-        looks, hatch = trace["marker"], _hatch(trace["marker"].get("pattern", {}))
+        starts = trace.get("base") or [ends.get(middle, 0.0) if stacked else 0.0 for middle in at]
+        ends.update((middle, start + length) for middle, start, length in zip(at, starts, lengths))
+        marker, hatch = trace["marker"], _hatch(trace["marker"].get("pattern", {}))
         bar = axes.barh if across else axes.bar
-        base = {"left" if across else "bottom": starts, "alpha": looks.get("opacity", 1)}
-        colors = [_ink(one) for one in looks["color"]] if isinstance(looks["color"], list) else _ink(looks["color"])
+        base = {"left" if across else "bottom": starts, "alpha": marker.get("opacity", 1)}
+        inks = marker["color"]
+        colors = [_ink(ink) for ink in inks] if isinstance(inks, list) else _ink(inks)
         bar(at, lengths, width, **base, color=colors, hatch=hatch, edgecolor="white", lw=0, label=_label(trace))
         bar(at, lengths, width, **base, fill=False, edgecolor=DARK, lw=0.5)
-        for words, one, start, length in zip(trace.get("text", ()), at, starts, lengths):
-            axes.text(start + length / 2, one, unescape(words), ha="center", va="center", fontsize=7)
+        for words, middle, start, length in zip(trace.get("text", ()), at, starts, lengths):
+            axes.text(start + length / 2, middle, unescape(words), ha="center", va="center", fontsize=7)
         if not across:
             _whiskers(axes, trace, at)
 
@@ -192,7 +194,7 @@ def _hatch(pattern: Dict[str, Any]) -> str:
 
 
 def _points(axes: Any, trace: Trace) -> None:
-    x, y, looks, line = trace["x"], trace["y"], trace["marker"], trace.get("line", {})
+    x, y, marker, line = trace["x"], trace["y"], trace["marker"], trace.get("line", {})
     if "fill" in trace:
         axes.fill(x, y, color=trace["fillcolor"], lw=0, label="_")
         return
@@ -203,11 +205,11 @@ def _points(axes: Any, trace: Trace) -> None:
     else:
         style["ls"] = "none"
     _whiskers(axes, trace, x)
-    given = (looks.get("symbol"), looks.get("size"))
+    given = (marker.get("symbol"), marker.get("size"))
     pairs = list(zip(*(each if isinstance(each, list) else [each] * len(x) for each in given)))
     for kind, size in dict.fromkeys(pairs):  # one for all points, but where ones are marked out
         some = [at for at, pair in enumerate(pairs) if pair == (kind, size)]
-        axes.plot([x[at] for at in some], [y[at] for at in some], **style, **_marker(kind, size, looks))
+        axes.plot([x[at] for at in some], [y[at] for at in some], **style, **_marker(kind, size, marker))
         style["label"] = "_"
 
 
@@ -217,59 +219,59 @@ def _names(drawn: Any, axes: Any, names: Names) -> None:
     frame, scale = axes.get_window_extent(), drawn.dpi * POINT / 72
     style = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": 8}
     arrow = {"arrowstyle": "-", "lw": 0.6, "color": QUIET, "shrinkB": 4}
-    for (x, y, name), place in zip(names.at, names.places(frame.width / scale, frame.height / scale)):
-        offset = (POINT * place.across, POINT * place.up)
-        text = axes.annotate(name, (x, y), offset, arrowprops=arrow if place.far else None, **style)
+    for (x, y, name), spot in zip(names.at, names.places(frame.width / scale, frame.height / scale)):
+        offset = (POINT * spot.across, POINT * spot.up)
+        text = axes.annotate(name, (x, y), offset, arrowprops=arrow if spot.far else None, **style)
         text.set_in_layout(False)
 
 
-def _marker(kind: Optional[str], size: float, looks: Dict[str, Any]) -> Dict[str, Any]:
+def _marker(kind: Optional[str], size: float, marker: Dict[str, Any]) -> Dict[str, Any]:
     if not kind:
         return {}
     name, hollow, _ = kind.partition("-open")
-    found = {"marker": MARKERS[name], "ms": 0.92 * POINT * size}
+    style = {"marker": MARKERS[name], "ms": 0.92 * POINT * size}
     if hollow:
-        return {**found, "mfc": "none", "mec": _ink(looks["color"]), "mew": 1.2}
-    return {**found, "mfc": _ink(looks["color"]), "mec": DARK, "mew": 0.6}
+        return {**style, "mfc": "none", "mec": _ink(marker["color"]), "mew": 1.2}
+    return {**style, "mfc": _ink(marker["color"]), "mec": DARK, "mew": 0.6}
 
 
 def _whiskers(axes: Any, trace: Trace, x: Sequence[float]) -> None:
     for letter in "xy":
-        found = trace.get(f"error_{letter}")
-        if found:
-            ends = {f"{letter}err": [found["arrayminus"], found["array"]]}
+        whiskers = trace.get(f"error_{letter}")
+        if whiskers:
+            ends = {f"{letter}err": [whiskers["arrayminus"], whiskers["array"]]}
             axes.errorbar(x, trace["y"], **ends, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2.5, zorder=3)
 
 
 def _axis(axes: Any, letter: str, of: Dict[str, Any], labelled: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-    one, limit = getattr(axes, f"{letter}axis"), getattr(axes, f"set_{letter}lim")
+    line, limit = getattr(axes, f"{letter}axis"), getattr(axes, f"set_{letter}lim")
     logarithmic = of.get("type") == "log"
     if logarithmic:
         getattr(axes, f"set_{letter}scale")("log")
-        one.set_minor_locator(NullLocator())
+        line.set_minor_locator(NullLocator())
     if "categoryarray" in of:
-        one.set_ticks(range(len(of["categoryarray"])), of["categoryarray"])
+        line.set_ticks(range(len(of["categoryarray"])), of["categoryarray"])
         limit(-0.5, len(of["categoryarray"]) - 0.5)
     elif "tickvals" in of:
-        one.set_ticks(of["tickvals"], of["ticktext"])
+        line.set_ticks(of["tickvals"], of["ticktext"])
     elif "nticks" in of:
-        one.set_major_locator(MaxNLocator(of["nticks"], integer=True))
+        line.set_major_locator(MaxNLocator(of["nticks"], integer=True))
     if "range" in of:
         limit(*(10**end if logarithmic else end for end in of["range"]))
     elif not logarithmic and "categoryarray" not in of and of.get("rangemode") != "normal":
         limit(0, None)
     if of.get("tickformat") == ".0%":
-        one.set_major_formatter(PercentFormatter(1, 0))
+        line.set_major_formatter(PercentFormatter(1, 0))
     if not of.get("showticklabels", True):
-        one.set_ticks([])
+        line.set_ticks([])
         axes.spines["left" if letter == "y" else "bottom"].set_visible(False)
     if of.get("showgrid", "categoryarray" not in of):
         axes.grid(axis=letter)
-    one.set_tick_params(length=0)
+    line.set_tick_params(length=0)
     if labelled and "title" in of:
-        one.set_label_text(unescape(of["title"]["text"]))
+        line.set_label_text(unescape(of["title"]["text"]))
 
 
 def _note(axes: Any, note: Dict[str, Any]) -> None:

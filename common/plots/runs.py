@@ -10,7 +10,7 @@ from common.present.style import Figure
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:
-    """Those there is data for, in the order of the page: the most important first."""
-    found = [trade_off.time_and_memory(rows), *batches.over_batches(rows)]
-    found += [*bars.step_times(rows), *bars.peak_memories(rows), *over_time.memory_within(rows), over_time.drift(rows)]
-    return [figure for figure in found if figure is not None]
+    """Return the plots there is data for, in the order of the page: the most important first."""
+    drawn = [trade_off.time_and_memory(rows), *batches.over_batches(rows)]
+    drawn += [*bars.step_times(rows), *bars.peak_memories(rows), *over_time.memory_within(rows), over_time.drift(rows)]
+    return [figure for figure in drawn if figure is not None]

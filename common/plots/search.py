@@ -1,4 +1,4 @@
-"""The largest batch against memory: what each size that was tried took, one line for each loss."""
+"""The largest batch against memory: a line for each loss, through the sizes that were tried."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HEIGHT = 420
 
 
 def figures(rows: Sequence[Row]) -> List[Figure]:
-    """Of rows of --find-largest, one plot for sizes in utterances and one for those in frames; without those of which
-    no size fitted."""
-    found = gathered((search_of(row).of, row) for row in rows if peaks_mb(row))
-    return [_figure(some, of) for of, some in found.items()]
+    """Return the plots of rows of --find-largest: one for sizes in utterances and one for those in frames, without the
+    losses that no size fitted."""
+    by_unit = gathered((search_of(row).of, row) for row in rows if peaks_mb(row))
+    return [_figure(some, of) for of, some in by_unit.items()]
 
 
 def _figure(rows: Sequence[Row], of: str) -> Figure:
@@ -44,7 +44,7 @@ def _figure(rows: Sequence[Row], of: str) -> Figure:
         at = [(peak, size) for size, peak in sorted(peaks.items())]
         hover = f"%{{y}} {of} in %{{x:.4g}} MB"
         data.append(points(row.marked, at, marker(row.look, 10), hover, mode="lines+markers", line=line))
-    said = "; ".join(f"{row.label} {max(peaks)} in {number(peaks[max(peaks)])} megabytes" for row, peaks in tried)
+    summary = "; ".join(f"{row.label} {max(peaks)} in {number(peaks[max(peaks)])} megabytes" for row, peaks in tried)
     title = "Largest batch against memory"
     cells = [
         {"implementation": Cell(row.label), of: measured(size, row.results), "peak MB": measured(peak, row.results)}
@@ -56,7 +56,7 @@ def _figure(rows: Sequence[Row], of: str) -> Figure:
         title,
         "Each mark is a size that fitted, and the most that a step with its heaviest batches took; lines end at the "
         "largest.",
-        f"{title}, {of}: {said}",
+        f"{title}, {of}: {summary}",
         data,
         layout(HEIGHT, 200, xaxis=axis_of("peak, MB", across), yaxis=axis_of(of, up)),
         tabulated(f"largest-memory-{of}", title, cells),

@@ -33,28 +33,30 @@ QUANTITIES = (
 
 
 def distributions(row: Row) -> List[Figure]:
-    """Of each quantity a histogram of all there are, and below it, on the same bins, of what was measured."""
+    """Draw for each quantity a histogram of all there are, and below it, on the same bins, of what was measured."""
     return [_distribution(quantity, row) for quantity in QUANTITIES]
 
 
 def _distribution(quantity: Quantity, row: Row) -> Figure:
-    found = getattr(row.distribution, quantity.key)
-    count, measured_count = sum(found.all), sum(found.measured)
-    words = [_plain(getattr(found, part)) for part in ("lowest", "highest", "median")]
-    said = f"{count:,} {quantity.whose}, {words[0]} to {words[1]}, median {words[2]}"
-    below = f"{measured_count:,} of them measured, {_ends(found)}"
-    begin, width = found.begin, found.width
-    above = _bars("all", begin, width, found.all, quantity.whose, NEUTRAL)
-    beside = _bars("measured", begin, width, found.measured, quantity.whose, INK)
+    histogram = getattr(row.distribution, quantity.key)
+    count, measured_count = sum(histogram.all), sum(histogram.measured)
+    words = [_plain(getattr(histogram, part)) for part in ("lowest", "highest", "median")]
+    numbers = f"{count:,} {quantity.whose}, {words[0]} to {words[1]}, median {words[2]}"
+    below = f"{measured_count:,} of them measured, {_ends(histogram)}"
+    begin, width = histogram.begin, histogram.width
+    above = _bars("all", begin, width, histogram.all, quantity.whose, NEUTRAL)
+    beside = _bars("measured", begin, width, histogram.measured, quantity.whose, INK)
     data = [above, {**beside, "yaxis": "y2"}]
-    few = {"dtick": 1} if max(found.measured) < 3 else {}
+    few = {"dtick": 1} if max(histogram.measured) < 3 else {}
     axes = {"xaxis": axis(quantity.unit, rangemode="normal", anchor="y2")}
     axes["yaxis"] = axis("all", domain=[0.42, 1], tickformat="~s", nticks=4)
     axes["yaxis2"] = axis("measured", domain=[0, 0.28], tickformat="d", nticks=3, **few)
     frame = layout(BOTH, bargap=0.06, **axes)
     key = f"shape-{quantity.key.partition('_')[0].lower()}"
-    summary = f"{quantity.title}, {quantity.unit}: {said}; {below}"
-    return Figure(key, quantity.title, f"Above: {said}. Below: {below}.", summary, data, frame, bins(row), small=True)
+    summary = f"{quantity.title}, {quantity.unit}: {numbers}; {below}"
+    return Figure(
+        key, quantity.title, f"Above: {numbers}. Below: {below}.", summary, data, frame, bins(row), small=True
+    )
 
 
 def _bars(name: str, begin: float, width: float, counts: Sequence[int], whose: str, color: str) -> Trace:
@@ -65,10 +67,10 @@ def _bars(name: str, begin: float, width: float, counts: Sequence[int], whose: s
     return bars(name, middles, counts, look, hover, customdata=words, width=width * 0.94)
 
 
-def _ends(found: Histogram) -> str:
-    """From where the first bin with something measured begins to where the last one ends."""
-    places = [at for at, count in enumerate(found.measured) if count]
-    low, high = (found.begin + at * found.width for at in (places[0], places[-1] + 1))
+def _ends(histogram: Histogram) -> str:
+    """Return from where the first bin with something measured begins to where the last one ends."""
+    filled = [at for at, count in enumerate(histogram.measured) if count]
+    low, high = (histogram.begin + at * histogram.width for at in (filled[0], filled[-1] + 1))
     return f"within {_plain(low)} to {_plain(high)}"
 
 
@@ -79,9 +81,9 @@ def _plain(value: float) -> str:
 def bins(row: Row) -> Table:
     cells = []
     for quantity in QUANTITIES:
-        found = getattr(row.distribution, quantity.key)
-        for at, counts in enumerate(zip(found.all, found.measured)):
-            edges = (found.begin + edge * found.width for edge in (at, at + 1))
+        histogram = getattr(row.distribution, quantity.key)
+        for at, counts in enumerate(zip(histogram.all, histogram.measured)):
+            edges = (histogram.begin + edge * histogram.width for edge in (at, at + 1))
             numbers = [Cell(_plain(value), round(value, 6), row.results) for value in edges]
             numbers += [measured(value, row.results) for value in counts]
             of_bin = dict(zip(("from", "to below", "all", "measured"), numbers))
@@ -90,7 +92,7 @@ def bins(row: Row) -> Table:
 
 
 def of_batches(row: Row) -> List[Figure]:
-    """How long the longest utterances of the measured batches are, and how much of them is padding."""
+    """Draw how long the longest utterances of the measured batches are, and how much of them is padding."""
     table = batch_table(row)
     return [
         _histogram("shape-t", "Longest T", "frames", [batch.T_max for batch in row.batches], table),
@@ -110,7 +112,7 @@ def batch_table(row: Row) -> Table:
 
 
 def padding(batch: Batch) -> float:
-    """Percent."""
+    """Return the padding of a batch in percent."""
     return 100 * (1 - batch.useful_cells / batch.padded_cells)
 
 
@@ -118,8 +120,8 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
     described = f"median {number(statistics.median(values), 3)}, {number(min(values), 3)} to {number(max(values), 3)}"
     width = _bin_width(max(values) - min(values))
     begin = math.floor(min(values) / width) * width
-    places = [math.floor((value - begin) / width) for value in values]
-    counts = [places.count(place) for place in range(max(places) + 1)]
+    bins = [math.floor((value - begin) / width) for value in values]
+    counts = [bins.count(number) for number in range(max(bins) + 1)]
     axes = {"xaxis": axis(unit, rangemode="normal"), "yaxis": axis("batches", tickformat="d", nticks=4)}
     frame = layout(ALONE, bargap=0.06, **axes)
     summary = f"{title} of {len(values)} batches, {unit}: {described}"
@@ -128,6 +130,6 @@ def _histogram(key: str, title: str, unit: str, values: Sequence[float], table: 
 
 
 def _bin_width(spread: float) -> float:
-    """1, 2 or 5 times a power of ten, and 1 or more: about MOST_BINS make the spread."""
+    """Return 1, 2 or 5 times a power of ten, and 1 or more: about MOST_BINS make the spread."""
     power = 10.0 ** math.floor(math.log10(max(spread / MOST_BINS, 1)))
     return next(of * power for of in (1, 2, 5, 10) if of * power * MOST_BINS >= spread)

@@ -49,7 +49,7 @@ Curve = Sequence[Point]  # of one implementation
 
 
 class Quantity(NamedTuple):
-    """What is drawn: its name, unit and the words for it; of: gives a row's summary, None where it is not known."""
+    """A number that is drawn: its name, unit and caption; of: gives a row's summary, None where it is not known."""
 
     key: str
     title: str
@@ -74,27 +74,30 @@ def _number(metric: Metric) -> Callable[[Row], Optional[Summary]]:
 
 
 def quantities() -> List[Quantity]:
-    """Time, memory, and the metrics that are in no table's list."""
+    """Return time, memory, and the metrics that are in no table's list."""
     time = "Median step (loss where no step was timed); whiskers: p20 to p80."
     memory = "Highest peak of a step above its baseline, from the memory pass."
     return [
         Quantity("time", "Step time", "ms", time, _time),
         Quantity("memory", "Peak memory", "MB", memory, _number(METRICS["peak_mb"])),
-        *(Quantity(one.key, one.title, one.unit or one.title, f"{one.title}.", _number(one)) for one in others()),
+        *(
+            Quantity(each.key, each.title, each.unit or each.title, f"{each.title}.", _number(each))
+            for each in others()
+        ),
     ]
 
 
 def figures(sweep: Sweep) -> List[Figure]:
-    """For each setting that varies one plot of time and one of memory."""
-    found = []
+    """Return a plot of each quantity for each setting that varies."""
+    drawn = []
     for key in (key for key, values in sweep.grid.items() if len(values) > 1):
         for quantity in quantities():
             measured = ((run, quantity.of(run.row)) for run in along(sweep, key))
             every = [Point(run.values[key], summary, run.row) for run, summary in measured if summary]
             of_name = gathered((point.row.name, point) for point in every)
             if of_name:
-                found.append(_figure(sweep, key, quantity, [of_name[name] for name in sorted(of_name)]))
-    return found
+                drawn.append(_figure(sweep, key, quantity, [of_name[name] for name in sorted(of_name)]))
+    return drawn
 
 
 def _figure(sweep: Sweep, key: str, quantity: Quantity, curves: Sequence[Curve]) -> Figure:
@@ -140,14 +143,14 @@ def _caption(sweep: Sweep, key: str, quantity: Quantity, together: Sequence[Sequ
 
 
 def coinciding(curves: Sequence[Curve]) -> List[List[Curve]]:
-    """Those curves, together, of which one would hide another: at half of their values or more they are the same."""
-    found = grouped(curves, lambda others, curve: any(_is_same(curve, other) for other in others))
-    return [same for same in found if len(same) > 1]
+    """Group the curves of which one would hide another: at half of their values or more they are the same."""
+    groups = grouped(curves, lambda others, curve: any(_is_same(curve, other) for other in others))
+    return [same for same in groups if len(same) > 1]
 
 
-def _is_same(one: Curve, other: Curve) -> bool:
-    median_at = {point.value: point.measured.median for point in one}
-    pairs = [(median_at[point.value], point.measured.median) for point in other if point.value in median_at]
+def _is_same(first: Curve, second: Curve) -> bool:
+    median_at = {point.value: point.measured.median for point in first}
+    pairs = [(median_at[point.value], point.measured.median) for point in second if point.value in median_at]
     close = sum(abs(mine - yours) <= SAME * max(mine, yours) for mine, yours in pairs)
     return bool(pairs) and 2 * close >= len(pairs)
 

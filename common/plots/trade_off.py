@@ -31,17 +31,20 @@ from common.present.table import Cell, Table, measured, tabulated
 
 
 class Front(NamedTuple):
-    """Those for which no other of these losses is both faster and smaller.  of: which losses; dash: of its line;
-    among: places of these losses among the points; places: of those on the front, by time."""
+    """A Pareto front: the losses for which no other of these is both faster and smaller.
+
+    of: which losses; dash: of its line; among: numbers of these losses among the points; members: of those on the
+    front, by time.
+    """
 
     of: str
     dash: str
     among: List[int]
-    places: List[int]
+    members: List[int]
 
-    def corners(self, found: Sequence[Point], across: scales.Span, up: scales.Span) -> List[Point]:
-        """Of its line, a step after each, from one end of the plot to the other."""
-        on = [found[place] for place in self.places]
+    def corners(self, all_points: Sequence[Point], across: scales.Span, up: scales.Span) -> List[Point]:
+        """Return the corners of its line, a step after each, from one end of the plot to the other."""
+        on = [all_points[index] for index in self.members]
         return [(on[0][0], up.high), *on, (across.high, on[-1][1])]
 
 
@@ -51,48 +54,48 @@ def known(rows: Sequence[Row]) -> Tuple[List[Row], List[Summary], List[Point]]:
     return [row for row, *_ in both], [times for _, times, _ in both], [(times.median, mb) for _, times, mb in both]
 
 
-def fronts(rows: Sequence[Row], found: Sequence[Point]) -> List[Front]:
-    """Of the exact losses, and, where there are pruned ones, of exact and pruned ones together."""
-    exact = [place for place, row in enumerate(rows) if row.is_exact]
-    of_one_model = [place for place, row in enumerate(rows) if row.of_one_model]
+def fronts(rows: Sequence[Row], all_points: Sequence[Point]) -> List[Front]:
+    """Return the front of the exact losses, and, where there are pruned ones, of exact and pruned ones together."""
+    exact = [index for index, row in enumerate(rows) if row.is_exact]
+    of_one_model = [index for index, row in enumerate(rows) if row.of_one_model]
     kinds = [("exact losses", "dot", exact)] if exact else []
     if len(of_one_model) > len(exact):
         kinds.append(("exact and pruned losses" if exact else "pruned losses", "dash", of_one_model))
     return [
-        Front(of, dash, among, [among[place] for place in pareto([found[place] for place in among])])
+        Front(of, dash, among, [among[index] for index in pareto([all_points[index] for index in among])])
         for of, dash, among in kinds
     ]
 
 
 def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
-    """Time against peak memory; a line joins its losses for which no other is both faster and smaller."""
-    both, summaries, found = known(rows)
+    """Draw time against peak memory; a line joins the losses for which no other is both faster and smaller."""
+    both, summaries, all_points = known(rows)
     if len(both) < 2:
         return None
     ends = [end for times in summaries for end in (times.p20, times.median, times.p80)]
     across = scales.span([end for end in ends if end is not None])
-    up = scales.span([y for _, y in found])
-    of = fronts(both, found)
+    up = scales.span([y for _, y in all_points])
+    of = fronts(both, all_points)
     data: List[Trace] = []
-    lines: List[Sequence[Point]] = [_whiskers(*each) for each in zip(summaries, found)]
+    lines: List[Sequence[Point]] = [_whiskers(*each) for each in zip(summaries, all_points)]
     for front in of:
         line = {"shape": "hv", "dash": front.dash, "width": 2.5 if front.dash == "dot" else 1.5, "color": INK}
-        corners = front.corners(found, across, up)
+        corners = front.corners(all_points, across, up)
         data.append(points(f"Pareto front, {front.of}", corners, {}, mode="lines", line=line))
         lines.append(_steps(corners))
-    data += [_point(*each) for each in zip(both, summaries, found)]
+    data += [_point(*each) for each in zip(both, summaries, all_points)]
     if not all(row.of_one_model for row in both):
         data.append(points("another model: not ranked", [(None, None)], _hollow(0, INK)))
-    said = _in_words(of, both)
+    sentences = _in_words(of, both)
     return Figure(
         "time-memory",
         "Time against memory",
-        f"Lower left is better.{about_whiskers(summaries)} {said}",
-        f"Time against memory. {said}",
+        f"Lower left is better.{about_whiskers(summaries)} {sentences}",
+        f"Time against memory. {sentences}",
         data,
         layout(460, 240, xaxis=axis_of("step, ms", across), yaxis=axis_of("peak, MB", up)),
-        _table(both, found, of),
-        names=Names([(*point, row.label) for row, point in zip(both, found)], lines, across, up),
+        _table(both, all_points, of),
+        names=Names([(*point, row.label) for row, point in zip(both, all_points)], lines, across, up),
     )
 
 
@@ -113,17 +116,17 @@ def _whiskers(times: Summary, point: Point) -> List[Point]:
 
 
 def _steps(corners: Sequence[Point]) -> List[Point]:
-    """The line as it is drawn: first across, then up or down."""
-    between = [[one, (other[0], one[1])] for one, other in zip(corners, corners[1:])]
+    """Return the line as it is drawn: first across, then up or down."""
+    between = [[left, (right[0], left[1])] for left, right in zip(corners, corners[1:])]
     return [*(corner for pair in between for corner in pair), corners[-1]]
 
 
 def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:
-    """Who is on the fronts, and who is not ranked."""
+    """Return sentences about who is on the fronts, and who is not ranked."""
     sentences = []
     for front in of:
         line = "dotted" if front.dash == "dot" else "dashed"
-        names = ", ".join(both[place].label for place in front.places)
+        names = ", ".join(both[index].label for index in front.members)
         sentences.append(f"Beaten in both by no other of the {front.of} ({line} line): {names}.")
     others = [row.marked for row in both if not row.of_one_model]
     if others:
@@ -131,12 +134,12 @@ def _in_words(of: Sequence[Front], both: Sequence[Row]) -> str:
     return " ".join(sentences)
 
 
-def _table(both: Sequence[Row], found: Sequence[Point], of: Sequence[Front]) -> Table:
+def _table(both: Sequence[Row], all_points: Sequence[Point], of: Sequence[Front]) -> Table:
     cells = []
-    for place, (row, (ms, mb)) in enumerate(zip(both, found)):
+    for index, (row, (ms, mb)) in enumerate(zip(both, all_points)):
         numbers = {"median ms": measured(ms, row.results), "peak MB": measured(mb, row.results)}
         cells.append({"implementation": Cell(row.marked), **numbers})
         for front in of:
-            said = "-" if place not in front.among else "yes" if place in front.places else "no"
-            cells[-1][f"on the front of {front.of}"] = Cell(said)
+            answer = "yes" if index in front.members else "no"
+            cells[-1][f"on the front of {front.of}"] = Cell(answer if index in front.among else "-")
     return tabulated("time-memory", "Time and memory", cells)
