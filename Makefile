@@ -9,7 +9,6 @@ WINDOW ?= 1
 ARGS ?=
 ENVIRONMENTS ?=
 K2_WHEEL ?=
-K2_SHA256 ?=
 BUNDLE ?=
 PLATFORM ?=
 WITHOUT_TORCH ?=
@@ -18,8 +17,8 @@ NAME ?=
 TEST_PROCESSES ?= 2
 
 # What a user or a stranger's folder is called is no text of make or of the shell: recipes read it from the environment.
-$(foreach name,BUNDLE K2_WHEEL K2_SHA256 LOGDIR NAME PLATFORM,$(eval override $(name) := $$(value $(name))))
-export BUNDLE ENVIRONMENTS K2_WHEEL K2_SHA256 LOGDIR NAME PLATFORM PORT WINDOW
+$(foreach name,BUNDLE K2_WHEEL LOGDIR NAME PLATFORM,$(eval override $(name) := $$(value $(name))))
+export BUNDLE ENVIRONMENTS K2_WHEEL LOGDIR NAME PLATFORM PORT WINDOW
 # Python would not find common/ beside the scripts.
 export PYTHONSAFEPATH :=
 

@@ -1,8 +1,8 @@
 """``python -m common.setup [ENVIRONMENT ...]``: `make setup`.
 
 The main environment first; then the source packages are compiled for it while the other environments are installed, and
-for those the losses that tell their torch from main's.  Names: only these environments beside main.  The variables
-K2_WHEEL and K2_SHA256 choose another k2: see k2_wheel.py.
+for those the losses that tell their torch from main's.  Names: only these environments beside main.  The variable
+K2_WHEEL chooses another k2: see k2_wheel.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from common.setup.source_packages import SOURCE_PACKAGES
 def setup(names: List[str]) -> int:
     """Make the environments and what is compiled current; returns an exit code, a failure only without main."""
     if os.environ.get("K2_WHEEL"):
-        k2_wheel.choose(os.environ["K2_WHEEL"], os.environ.get("K2_SHA256", ""))
+        k2_wheel.choose(os.environ["K2_WHEEL"])
     code = environments.setup(["main"])
     if code != EXIT_OK:
         return code

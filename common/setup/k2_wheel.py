@@ -1,22 +1,20 @@
 """`make setup K2_WHEEL=FILE-OR-URL`: another k2 for the k2 environment, with the torch and the Python of its name.
 
-The wheel and all that it needs are resolved from the user's index into a lock with hashes, .venv/k2.wheel.txt.  As long
-as that file is there it is the environment's lock, instead of requirements/k2.txt; K2_WHEEL=locked removes it.
-Standard library only.
+uv resolves the wheel and all that it needs from the user's index into a lock with hashes, .venv/k2.wheel.txt.  As long
+as that file is there it is the environment's lock, instead of requirements/k2.txt; K2_WHEEL=locked removes it.  A URL
+may end in #sha256=..., which uv checks.  Standard library only.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Tuple
 from urllib.parse import unquote, urlsplit
 
 from common.core.errors import EXIT_FAILED, EXIT_OK, NotRunnable, UserError
-from common.core.files import read_bytes
 from common.core.guard import say
 from common.core.paths import ROOT
 from common.setup import environments
@@ -68,32 +66,20 @@ def parse(source: str) -> Wheel:
     return Wheel(source, name, match["build"], torch, python)
 
 
-def choose(source: str, sha256: str = "") -> None:
+def choose(source: str) -> None:
     """Make a wheel, a file or a URL, that of the k2 environment, which the next set-up makes anew; "locked": the locked
-    one again.
-
-    sha256: what it must have; a wheel that was chosen before must have the same again.  Raises UserError, and then
-    nothing is changed.
-    """
+    one again.  Raises UserError, and then nothing is changed."""
     target = environments.ENVIRONMENTS["k2"].chosen_lock
     with locked(environments.LOCK, lambda: say("another set-up is running; waiting for it to end")) as lock:
         if source == LOCKED:
             target.unlink(missing_ok=True)
             return
-        wheel, known = parse(source), _recorded(target)
-        wanted = sha256.lower() or (known["sha256"] if known.get("wheel") == wheel.name else "")
-        digest = _digest(wheel) if wheel.url.startswith("file:") else ""
-        _check(wheel, digest or wanted, wanted)
-        if known.get("wheel") == wheel.name and known["url"] == wheel.url and known["sha256"] == (digest or wanted):
+        wheel = parse(source)
+        if _chosen_url(target) == wheel.url:
             return
         text = _resolved(wheel, lock)
-        digest = digest or _hash_in(text)
-        _check(wheel, digest, wanted)
-        head = {"wheel": wheel.name, "url": wheel.url, "sha256": digest, "python": wheel.python}
-        lines = [f"# {key}: {value}\n" for key, value in head.items()]
-        target.write_text("".join(lines) + text, encoding="utf-8")
-    checked = "as required" if wanted else f"not checked; K2_SHA256={digest} would require it"
-    say(f"k2: {wheel.name} with torch {wheel.torch} and Python {wheel.python}; its sha256 is {digest} ({checked})")
+        target.write_text(f"# url: {wheel.url}\n# python: {wheel.python}\n{text}", encoding="utf-8")
+    say(f"k2: {wheel.name} with torch {wheel.torch} and Python {wheel.python}")
 
 
 def imports() -> int:
@@ -107,7 +93,7 @@ def imports() -> int:
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True)
     if done.returncode == 0:
         return EXIT_OK
-    wheel, (torch, cuda) = parse(_recorded(lock)["wheel"]), (done.stdout.split() or ["?", "None"])[:2]
+    wheel, (torch, cuda) = parse(_chosen_url(lock)), (done.stdout.split() or ["?", "None"])[:2]
     why = (done.stderr.strip() or "no message").splitlines()[-1]
     say(f"k2: error: {wheel.name} does not import with torch {torch}: {why}{_advice(wheel, cuda)}")
     lock.unlink()
@@ -157,33 +143,11 @@ def _requirements(wheel: Wheel) -> str:
     return text
 
 
-def _digest(wheel: Wheel) -> str:
-    path = Path(unquote(urlsplit(wheel.url).path))
-    try:
-        return hashlib.sha256(read_bytes(path)).hexdigest()
-    except OSError as error:
-        raise UserError(f"K2_WHEEL: {path} cannot be read: {error.strerror}; name a wheel file or its URL") from error
-
-
-def _check(wheel: Wheel, digest: str, wanted: str) -> None:
-    if digest != wanted and wanted:
-        raise UserError(
-            f"K2_WHEEL: the sha256 of {wheel.name} is {digest}, not {wanted}: fetch it again, or give another K2_SHA256"
-        )
-
-
-def _hash_in(lock: str) -> str:
-    """Return the sha256 of the wheel as uv got it."""
-    match = re.search(r"^k2 @ .*?--hash=sha256:([0-9a-f]{64})", lock, flags=re.MULTILINE | re.DOTALL)
-    if match is None:
-        raise UserError("K2_WHEEL: uv gave no sha256 for that URL; download the wheel and name the file")
-    return match[1]
-
-
-def _recorded(lock: Path) -> Dict[str, str]:
-    """Return the first lines of the lock that was chosen: wheel, url, sha256, python; {} without one."""
+def _chosen_url(lock: Path) -> str:
+    """Return the URL of the wheel that was chosen, of which this is the lock; "" without one."""
     text = lock.read_text(encoding="utf-8") if lock.exists() else ""
-    return dict(re.findall(r"^# (\w+): (\S+)$", text, re.MULTILINE))
+    match = re.search(r"^# url: (\S+)$", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _version(text: str) -> Tuple[int, ...]:
