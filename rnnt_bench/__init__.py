@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Results", "Row", "assert_is_transducer_loss", "check", "load", "measure"]
+__all__ = ["Check", "Results", "assert_is_transducer_loss", "check", "load", "measure"]
 
 
 def __getattr__(name: str) -> Any:

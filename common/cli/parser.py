@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from contextlib import suppress
+from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import fill
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
@@ -17,6 +18,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 from common.cli.flags import add
 from common.core import flag_types, guard, paths, presets, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
+from common.core.files import make_folder, write_whole
 from common.core.guard import finished, safe_streams
 from common.core.implementations import IMPLEMENTATIONS, find, with_variants
 from common.core.text import closest
@@ -170,6 +172,62 @@ def implementations(everything: Sequence[str]) -> Callable[[str], Tuple[str, ...
     return parse
 
 
+def add_loss(group: Any) -> None:
+    """Add --loss, which names functions to measure without a script of theirs."""
+    add(
+        group,
+        "--loss",
+        action="append",
+        default=[],
+        type=own_loss,
+        metavar="MODULE:FUNCTION",
+        short="a loss of your own, mypackage.rnnt:loss or file.py:loss",
+        help="measure this function too, called as loss(logits, targets, T_lengths, U_lengths), which returns the "
+        "summed loss; NAME=MODULE:FUNCTION gives its row a name, FILE.py:FUNCTION takes it from a file. Repeatable",
+    )
+
+
+def own_loss(text: str) -> str:
+    """Parse [NAME=]MODULE:FUNCTION or [NAME=]FILE.py:FUNCTION; return the name of its row, which is known from then on.
+
+    Writes the script that measures it beside what is compiled.
+    """
+    name, _, target = text.rpartition("=")
+    module, _, function = target.rpartition(":")
+    if not (module and function):
+        raise argparse.ArgumentTypeError(f"give MODULE:FUNCTION or FILE.py:FUNCTION, not {text!r}")
+    folders: Tuple[str, ...] = ()
+    if module.endswith(".py"):
+        path = Path(module).resolve()
+        problem = paths.not_a_file(path)
+        if problem:
+            raise argparse.ArgumentTypeError(f"{module}: {problem}")
+        name, target = name or f"{path.stem}.{function}", f"{path}:{function}"
+    else:
+        name, folders = name or f"{module}.{function}", (_folder_of(module.partition(".")[0]),)
+    script = paths.BUILD / "losses" / f"loss_of_{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.py"
+    body = f"    name = {name!r}\n    target = {target!r}\n    folders = {folders!r}\n"
+    head = f'"""Made by --loss {target}."""\n\nfrom common.losses.own import OfFunction\n\n\nclass Own(OfFunction):\n'
+    try:
+        make_folder(script.parent, "make it writable")
+        write_whole("make it writable", (script, f"{head}{body}\n\nADAPTER = Own\n"))
+        return scripts.of_file(str(script)).name
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _folder_of(package: str) -> str:
+    """Return the folder that a package or module lies in, the current folder first."""
+    spec = PathFinder.find_spec(package, [os.getcwd(), *sys.path])
+    inside = list(spec.submodule_search_locations or []) if spec else []
+    if inside:
+        return str(Path(inside[0]).resolve().parent)
+    if spec is None or spec.origin is None:
+        words = f"{package} is not found here, nor by {sys.executable}; install it or give FILE.py:FUNCTION"
+        raise argparse.ArgumentTypeError(words)
+    return str(Path(spec.origin).resolve().parent)
+
+
 def standard() -> Tuple[str, ...]:
     """Return the names of what is measured by default."""
     return tuple(implementation.name for implementation in IMPLEMENTATIONS if not implementation.template)
@@ -187,12 +245,13 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     )
     names_of = implementations(standard())
     add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="only these losses")
+    add_loss(group)
     add(group, "--skip", type=names_of, metavar="A,B", default=(), help="all but these", short="all but these losses")
 
 
 def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> List[str]:
-    """Return the names of the implementations that the flags of `add_choice` choose."""
-    names = [name for name in arguments.only if name not in arguments.skip]
+    """Return the names that the flags of `add_choice` choose, the user's own first."""
+    names = [name for name in dict.fromkeys([*arguments.loss, *arguments.only]) if name not in arguments.skip]
     if not names:
         parser.error("argument --skip: it leaves nothing of --only")
     return names

@@ -15,7 +15,7 @@ from threading import RLock
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 from common.cli import devices, flags
-from common.cli.parser import Parser, implementations
+from common.cli.parser import Parser, add_loss, implementations
 from common.cli.screen import how, in_color
 from common.conformance import findings as conformance
 from common.conformance.cases import CASES, Case
@@ -51,6 +51,7 @@ def parser() -> Parser:
         help=f"these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
         "Default: all but the template",
     )
+    add_loss(result)
     cases = tuple(case.name for case in CASES)
     result.add_argument(
         "--cases",
@@ -117,6 +118,9 @@ def main(arguments: argparse.Namespace) -> int:
     cases = [case for case in CASES if case.name in arguments.cases]
     if arguments.update and len(cases) < len(CASES):
         raise UserError("--update: a row is judged as a whole; leave --cases out")
+    if arguments.loss:  # alone, unless others are named too
+        others = () if arguments.only == parser().get_default("only") else arguments.only
+        arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
     with devices.on_all(arguments, arguments.only) as executor:
         return judge(executor, cases, folder, advice, suite, arguments)
 
@@ -130,7 +134,7 @@ def judge(
     arguments: argparse.Namespace,
 ) -> int:
     """On all devices of the executor.  folder: where the matrix goes; suite: see machine.git_state."""
-    choices = executor.choose(arguments.only, arguments.in_place, ())
+    choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
     about = executor.machine or machine.describe()
     earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}

@@ -114,7 +114,7 @@ def _answers(paths: Tuple[Path, ...]) -> Mapping[str, Optional[Mapping[str, Any]
     environment = {**os.environ, **search}
     try:
         done = subprocess.run(
-            ask, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_IMPORT
+            ask, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST_IMPORT
         )
     except subprocess.TimeoutExpired:
         return {}

@@ -1,0 +1,104 @@
+"""A loss that the user names as a function: --loss mypackage.rnnt:loss, or rnnt_bench.assert_is_transducer_loss(loss).
+
+It is called as ``loss(logits, targets, T_lengths, U_lengths)``, with logits (N, T, U+1, V), padded, targets (N, U) and
+lengths (N,) in int32, and returns the summed loss or the losses (N,).  Where it has parameters `blank` and `reduction`
+it gets blank=0 and reduction="sum", so functions with torchaudio's signature work as they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, Callable, Dict, Mapping, Tuple
+
+from common.core import settings
+from common.core.errors import NotRunnable
+from common.core.implementations import BY_NAME, Implementation
+from common.losses.adapter import Adapter, import_package
+
+
+class OfFunction(Adapter):
+    """target: MODULE:FUNCTION, or FILE.py:FUNCTION; folders: where the module may be, beside Python's own path."""
+
+    target = ""
+    folders: Tuple[str, ...] = ()
+    hint = "install the package of your loss into the Python that measures it"
+    dtypes = ("float32", "float64", "float16", "bfloat16")
+    reductions = ("sum",)
+
+    def import_module(self, device: str) -> ModuleType:
+        module, _, name = self.target.rpartition(":")
+        sys.path += [folder for folder in self.folders if folder not in sys.path]
+        loaded = _from_file(Path(module)) if module.endswith(".py") else import_package(module, self.hint)
+        if not callable(_attribute(loaded, name)):
+            raise NotRunnable("missing", f"{module} has no function {name}")
+        return loaded
+
+    def prepare(self, batch: Any) -> SimpleNamespace:
+        return SimpleNamespace(targets=batch.targets, T_lengths=batch.T_lengths, U_lengths=batch.U_lengths)
+
+    def function(self) -> Callable[..., Any]:
+        function: Callable[..., Any] = _attribute(self.module, self.target.rpartition(":")[2])
+        return function
+
+    def options(self) -> Dict[str, Any]:
+        try:
+            parameters: Mapping[str, Any] = inspect.signature(self.function()).parameters
+        except (TypeError, ValueError):  # a function in C may not say
+            return {}
+        ours = {"blank": self.blank, "reduction": self.reduction}
+        return {name: value for name, value in ours.items() if name in parameters}
+
+    def call(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
+        function: Any = self.function()
+        options = self.options()
+        if inspect.isclass(function):  # a module: its constructor takes the options
+            function, options = function(**options), {}
+        return function(*tensors.values(), *vars(prepared).values(), **options)
+
+    def loss_of(self, tensors: Mapping[str, Any], prepared: SimpleNamespace) -> Any:
+        losses = self.call(tensors, prepared)
+        return losses.sum() if getattr(losses, "ndim", 0) else losses
+
+
+def _attribute(module: Any, name: str) -> Any:
+    """Return module.a.b for "a.b"; None where there is none."""
+    for part in name.split("."):
+        module = getattr(module, part, None)
+    return module
+
+
+def _from_file(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
+    """Return what is wrong with a function, in words, by small batches against the float64 oracle; "" where all is
+    right.
+
+    The function is called in this process.  Raises what it raises.
+    """
+    import torch
+
+    from common.losses.passes import small_batches
+
+    class Given(OfFunction):
+        name = getattr(loss, "__name__", "") or "loss"
+
+        def function(self) -> Callable[..., Any]:
+            return loss
+
+    BY_NAME.setdefault(Given.name, Implementation(Given.name, "", "main", "torch", template=True))
+    resolved = settings.resolve({"preset": "quick", "dtype": dtype}, device)
+    adapter = Given(resolved)
+    return small_batches.check(adapter, torch.device(device), getattr(torch, dtype)).wrong

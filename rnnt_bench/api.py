@@ -1,0 +1,190 @@
+"""The suite from Python: what it measured as rows, and a loss of one's own measured and checked.
+
+`load`, `measure` and `check` run the command in a process of its own, so that nothing of the suite is imported into
+yours, and a loss that crashes ends no notebook.  `assert_is_transducer_loss` calls the loss in your process, for tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+
+HERE = Path(__file__).resolve().parent
+SUITE = HERE / "_suite" if (HERE / "_suite").is_dir() else HERE.parent
+Loss = Union[str, Callable[..., Any]]
+Row = Dict[str, Any]
+
+
+class Results(List[Row]):
+    """Rows, one for each loss and configuration: dicts with the keys of ``rnnt-bench summarize --format json``."""
+
+    def to_frame(self) -> Any:
+        """Return a pandas DataFrame with a column for each plain value; the rows themselves where pandas is not
+        installed."""
+        flat = [dict(_flat(row)) for row in self]
+        try:
+            import pandas
+        except ImportError:
+            return flat
+        return pandas.DataFrame(flat)
+
+
+class Check(NamedTuple):
+    """right: whether every case was answered right, or does not apply; findings: "case: what was wrong"; cells: the
+    outcome of each case, as conformance.json has it."""
+
+    right: bool
+    findings: List[str]
+    cells: Dict[str, Dict[str, Any]]
+
+    def __bool__(self) -> bool:
+        return self.right
+
+
+def load(path: Union[str, Path, Sequence[Union[str, Path]]] = "log", all_runs: bool = False) -> Results:
+    """Return the rows of log folders.
+
+    Args:
+        path: a log folder, or several.
+        all_runs: earlier runs too, not only the newest of each loss and configuration.
+
+    Raises ValueError where nothing is there.
+    """
+    paths = [path] if isinstance(path, (str, Path)) else list(path)
+    flags = ["--all-runs"] if all_runs else []
+    return Results(json.loads(_run("summarize", *map(str, paths), "--format", "json", *flags)))
+
+
+def measure(
+    loss: Loss,
+    vocab_size: int = 500,
+    beside: Sequence[str] = (),
+    log_dir: Optional[Union[str, Path]] = None,
+    **flags: Any,
+) -> Results:
+    """Measure time, memory and correctness of a loss; return its row, then those of the losses beside it.
+
+    Args:
+        loss: a function ``loss(logits, targets, T_lengths, U_lengths)`` at the top level of a module or script, or
+            "mypackage.rnnt:loss".
+        vocab_size: V, blank included.
+        beside: names of losses to measure beside it, "torchaudio" say.
+        log_dir: where the records go; None keeps none.
+        flags: those of ``rnnt-bench run``, as preset="quick", rounds=3, passes="timing,memory".
+
+    Raises ValueError for a loss that a process cannot import, and for flags that do not fit.
+    """
+    given = {"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)}
+    words = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    only = ["--only", ",".join(beside)] if beside else ["--skip", "all"]
+    with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
+        folder = str(log_dir or scratch)
+        _run("run", *words, *only, "--quiet", "--log-dir", folder, allowed=(0, 1))
+        return Results(sorted(load(folder), key=lambda row: row["name"] in beside))
+
+
+def check(loss: Loss, **flags: Any) -> Check:
+    """Ask a loss the corner cases of ``rnnt-bench check``.
+
+    Args:
+        loss: see `measure`.
+        flags: those of ``rnnt-bench check``, as cases="ragged,no_targets", device="cuda".
+
+    Raises ValueError for a loss that a process cannot import.
+    """
+    words = [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
+        words += ["--loss", _target(loss), "--format", "json", "--quiet", "--output", scratch]
+        text = _run("check", *words, allowed=(0, 1))
+    row = json.loads(text)["implementations"][0]
+    cells = row.get("cells") or {}
+    findings = [f"{row['status']}: {row['reason']}"] if row["status"] != "judged" else []
+    for name, cell in cells.items():
+        if cell["result"] not in ("pass", "n/a"):
+            findings.append(f"{name}: {cell['result']}: {cell['message']}")
+    return Check(not findings, findings, cells)
+
+
+def assert_is_transducer_loss(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> None:
+    """Raise AssertionError, with what is wrong, unless `loss` is the transducer loss: for tests.
+
+    Loss and gradient are compared with a float64 oracle on small batches: ragged, without targets, of one frame, with
+    sharp logits, and under an upstream gradient.
+
+    Args:
+        loss: ``loss(logits, targets, T_lengths, U_lengths)``, called in this process; a closure does too.
+        device: "cpu" or "cuda".
+        dtype: of the logits.
+    """
+    with _suite():
+        from common.losses import own
+
+        wrong = own.wrong_of(loss, device, dtype)
+    if wrong:
+        raise AssertionError(f"{getattr(loss, '__name__', loss)} is not the transducer loss: {wrong}")
+
+
+@contextmanager
+def _suite() -> Iterator[None]:
+    """Within the block `common` is the suite's, after it what it was before, should a package of yours be called so."""
+    yours = {name: module for name, module in sys.modules.items() if _is_common(name)}
+    path, excepthook = list(sys.path), sys.excepthook
+    for name in yours:
+        del sys.modules[name]
+    sys.modules.update(_MODULES)
+    sys.path.insert(0, str(SUITE))
+    try:
+        yield
+    finally:
+        _MODULES.update({name: module for name, module in sys.modules.items() if _is_common(name)})
+        for name in _MODULES:
+            sys.modules.pop(name, None)
+        sys.modules.update(yours)
+        sys.path[:], sys.excepthook = path, excepthook
+
+
+#: The suite's modules, once they are imported.
+_MODULES: Dict[str, Any] = {}
+
+
+def _is_common(name: str) -> bool:
+    return name == "common" or name.startswith("common.")
+
+
+def _target(loss: Loss) -> str:
+    """Return MODULE:FUNCTION or FILE.py:FUNCTION of a loss.  Raises ValueError."""
+    if isinstance(loss, str):
+        return loss
+    module, name = getattr(loss, "__module__", None), getattr(loss, "__qualname__", "<")
+    file = getattr(sys.modules.get(module or ""), "__file__", None)
+    if module is None or "<" in name or (module == "__main__" and file is None):
+        raise ValueError(f"{loss}: give a function at the top level of a module or script, which a process can import")
+    return f"{file}:{name}" if module == "__main__" else f"{module}:{name}"
+
+
+def _flat(row: Row, prefix: str = "") -> Iterator[Any]:
+    """Yield (key, value) of plain values: {"step_ms": {"median": 1}} is step_ms_median."""
+    for key, value in row.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}_")
+        elif not isinstance(value, list):
+            yield prefix + key, value
+
+
+def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
+    """Run a command of rnnt-bench and return what it prints.  Raises ValueError with its last line of stderr."""
+    own = [os.path.abspath(folder) for folder in sys.path]  # not what another Python of the suite has of its own
+    own = [folder for folder in own if not folder.startswith((sys.prefix, sys.base_prefix))]
+    paths = [str(HERE.parent), *own]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+    command = [sys.executable, "-m", "rnnt_bench", *arguments]
+    done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode not in allowed:
+        raise ValueError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    return done.stdout
