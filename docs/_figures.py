@@ -48,7 +48,7 @@ BLOCK = re.compile(
     r"(<!-- ([a-z-]+)(?: of ([^\n]+))?, written by docs/_figures\.py -->\n).*?(<!-- end -->)", flags=re.DOTALL
 )
 GIB = 2**30
-#: The rows of the README: one of each family that a package brings, without controls and variants.
+#: The losses that one can choose from: one of each family that a package brings, without controls and variants.
 CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fast_rnnt-pruned")
 
 
@@ -91,14 +91,14 @@ def head(folder: str) -> str:
 
 
 def allocators(folders: str) -> str:
-    """Return a Markdown table of the steps under two allocators, over the batches that both runs have."""
+    """Return a Markdown table of the steps of CHOICES under two allocators, over the batches of both runs."""
     first, second = (_by_name(folder) for folder in folders.split())
     names = [next(iter(rows.values())).configuration["allocator"] for rows in (first, second)]
     over = METRICS["over_fastest"]
     heads = ["implementation", *(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
     lines = [[*heads, *(f"{over.title}, {name}" for name in names)], ["---", *["---:"] * 5]]
     for name, row in first.items():
-        ratio = ranking.over(row, second[name], "step") if name in second else None
+        ratio = ranking.over(row, second[name], "step") if name in second and name in CHOICES else None
         if ratio:
             interval = f" ({ratio.low:.2f}-{ratio.high:.2f})" if ratio.low and ratio.high else ""
             sides = row, second[name]
