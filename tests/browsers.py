@@ -25,8 +25,8 @@ FLAGS = (
 
 def _axe() -> Optional[Path]:
     """axe-core's one script, of the Python package that brings it; None where that is not installed."""
-    found = find_spec("axe_core_python")
-    scripts = [Path(folder) / "axe.min.js" for folder in (found.submodule_search_locations or () if found else ())]
+    spec = find_spec("axe_core_python")
+    scripts = [Path(folder) / "axe.min.js" for folder in (spec.submodule_search_locations or () if spec else ())]
     return next(filter(Path.exists, scripts), None)
 
 
@@ -66,7 +66,7 @@ class Browser:
         return self.driver.execute_script(f"return {code}", *arguments)
 
     def console(self) -> list:
-        """What was written to the console since the last call: errors, warnings and broken policies."""
+        """Return what was written to the console since the last call: errors, warnings and broken policies."""
         return [line for line in self.driver.get_log("browser") if line["level"] != "INFO"]
 
     def requests(self) -> list:

@@ -95,7 +95,7 @@ def start(script, *arguments, cwd=ROOT, env=None):
 
 
 def piped(line, **options):
-    """In a session of its own, so that it can be killed with what it started."""
+    """Start a process in a session of its own, so that it can be killed with what it started."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(line, **pipes, start_new_session=True, **options)
 
@@ -125,10 +125,10 @@ def assert_user_error(done, *words):
         assert str(word) in lines[0]
 
 
-def wait_for(there, what, seconds=120):
+def wait_for(happened, what, seconds=120):
     """Until `there()` is true."""
     deadline = time.monotonic() + seconds
-    while not there():
+    while not happened():
         assert time.monotonic() < deadline, f"no {what} within {seconds} s"
         time.sleep(0.05)
 

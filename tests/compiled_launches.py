@@ -122,7 +122,7 @@ def drawn_batches(count: int) -> List[Any]:
     """Return (T, U, share of useful cells) of `count` random batches of the shape file."""
     batches = batching.fixed_size(shapes.load(ROOT / "shape_info.pt"), UTTERANCES)
     described = [batches.describe(index) for index in batching.select(batches, "random", count, seed=0)]
-    return [(one["T_max"], one["U_max"], one["useful_cells"] / one["padded_cells"]) for one in described]
+    return [(batch["T_max"], batch["U_max"], batch["useful_cells"] / batch["padded_cells"]) for batch in described]
 
 
 def describe(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, Any]:
@@ -172,7 +172,10 @@ def table() -> str:
                 command = [sys.executable, __file__, str(architecture), str(V), dtype]
                 made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
                 taken = [made["kernels"][name] for name in products]
-                cells = [f"{one['registers']} / {one['shared'] // 1024} / {one['stack']}" for one in taken]
+                cells = [
+                    f"{resources['registers']} / {resources['shared'] // 1024} / {resources['stack']}"
+                    for resources in taken
+                ]
                 first = [f"sm_{architecture}", V, dtype, len(made["launches"]), made["most_shared"] // 1024]
                 lines.append("| " + " | ".join(map(str, [*first, *cells, taken[0]["unit"]])) + " |")
     return "\n".join(lines)

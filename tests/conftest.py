@@ -32,8 +32,8 @@ command.register()  # as every script does
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    about = "run the test files in another order, and the tests of each, drawn with this seed"
-    parser.addoption("--shuffle", type=int, metavar="SEED", help=about)
+    text = "run the test files in another order, and the tests of each, drawn with this seed"
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=text)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
@@ -51,14 +51,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> Optio
 
 
 def pytest_collection_finish() -> None:
-    """What the test files set as they are imported, commands have too."""
+    """Give commands the variables that test files set as they are imported."""
     forked.ENVIRONMENT.update(os.environ)
 
 
 @pytest.fixture(autouse=True)
 def process_as_it_was():
-    """What a test has changed in its process changes no other: variables of the environment, and torch's denormals,
-    which it flushes to zero for all that this process computes."""
+    """Undo what a test has changed in its process: variables of the environment, and torch's denormals, which a job
+    flushes to zero."""
     before = dict(os.environ)
     yield
     for name in {*before, *os.environ} - {"PYTEST_CURRENT_TEST"}:
@@ -80,21 +80,9 @@ def tiny_shapes(tmp_path):
     return path
 
 
-@pytest.fixture(autouse=True)
-def same_variables():
-    """What a test, or a job within it, leaves in the environment is not there in the next."""
-    before = dict(os.environ)
-    yield
-    for name in {*os.environ, *before} - {"PYTEST_CURRENT_TEST"}:
-        if name not in before:
-            del os.environ[name]
-        elif os.environ.get(name) != before[name]:
-            os.environ[name] = before[name]
-
-
 @pytest.fixture
 def as_before():
-    """A job sets up torch for its process, which is this one."""
+    """Undo what a job in this process sets up for torch."""
     import torch
 
     threads = torch.get_num_threads()

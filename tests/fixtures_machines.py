@@ -9,13 +9,13 @@ LARGE = {"cores": 64, "threads": 64, "run_id": "large"}
 
 def measured(folder, name, step_ms, cores=2, threads=2, device_name="Some CPU", settings=None, **head):
     """Two rounds of `step_ms` on both batches, on a machine of so many cores."""
-    about = {"device_name": device_name, "threads": threads}
+    device = {"device_name": device_name, "threads": threads}
     jobs = []
     for lines in (correctness(), memory(8), [environment("trace"), status("trace")]):
-        jobs.append([{**line, **about} if line["record"] == "environment" else line for line in lines])
+        jobs.append([{**line, **device} if line["record"] == "environment" else line for line in lines])
     for job in ("timing-1", "timing-2"):
         jobs.append(
-            [environment(job, **about), *(sample(job, "step", batch, step_ms) for batch in (4, 9)), status(job)]
+            [environment(job, **device), *(sample(job, "step", batch, step_ms) for batch in (4, 9)), status(job)]
         )
     first = {**header(name, **(settings or {})), "run_id": "small", **head}
     first["machine"] = {"cpu": device_name, "cores": cores} if cores else {}

@@ -22,9 +22,9 @@ class InProcess(Executor):
 
     def execute(self, job, python, folder, settings, timeout, note):
         self.names.append(job.name)
-        found = []
-        status, reason = worker.run(job.to_json(settings, folder), found.append)
-        records = [{**record, "job": job.name} for record in json.loads(json.dumps(found))]
+        lines = []
+        status, reason = worker.run(job.to_json(settings, folder), lines.append)
+        records = [{**record, "job": job.name} for record in json.loads(json.dumps(lines))]
         return [*records, job.status(status, reason, 1)]
 
 
@@ -39,68 +39,69 @@ def status(job, word="ok", reason=""):
 
 
 def environment(job):
-    about = {"torch": "2.11.0", "device": "cpu", "device_name": "made up", "threads": 2}
-    return {"record": "environment", "job": job, "python": "3.11", **about}
+    head = {"torch": "2.11.0", "device": "cpu", "device_name": "made up", "threads": 2}
+    return {"record": "environment", "job": job, "python": "3.11", **head}
 
 
 def write_inference(log, name="made", milliseconds=100.0, peaks=None, profiled=()):
-    """Of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory.  peaks: of a device, instead of the process;
-    profiled: of `profiled_calls`, instead of those of a CPU."""
+    """Write a grid of 1 and 2 s by batches of 1 and 4; the last cell ran out of memory.
+
+    peaks: of a device, instead of the process; profiled: of `profiled_calls`, instead of those of a CPU."""
     axes = {key: [value] for key, value in grid.VARIANTS.items()}
     axes.update({grid.SECONDS: [1, 2], grid.BATCH: [1, 4]})
     config = {
         "pretrained_model": {"source": "x:Y", "type": "factory"},
         "profiling_dimensions": {"triangle_only": False, "example_audio": None, "export_logs": False},
     }
-    about = {"schema": schema.SCHEMA, "started": "2026-11-22T10:00:00+00:00", "machine": MACHINE, "command": []}
-    lines = [{"record": "inference", "name": name, "config": config, "grid": axes, **about}]
-    for place, cell in enumerate(grid.cells(axes)):
+    head = {"schema": schema.SCHEMA, "started": "2026-11-22T10:00:00+00:00", "machine": MACHINE, "command": []}
+    lines = [{"record": "inference", "name": name, "config": config, "grid": axes, **head}]
+    for number, cell in enumerate(grid.cells(axes)):
         job = grid.job(cell)
         lines.append(environment(job))
-        if place == 3:
+        if number == 3:
             lines.append(status(job, "oom", "too large"))
             continue
         for repeat in range(3):
-            ns = (milliseconds + repeat) * 1e6 * (1 + place)
+            ns = (milliseconds + repeat) * 1e6 * (1 + number)
             lines.append({"record": "call", "job": job, "repeat": repeat, "total_wall_ns": ns})
         lines.append({"record": "call_memory", "job": job, **(peaks or {"process_bytes": 2**20}), **WHOLE})
-        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + place), **dict(profiled)}
+        times = {"batches": 2, "cpu_us": 1e5, "cuda_us": 0.0, "cpu_peak_bytes": 2**22 * (1 + number), **dict(profiled)}
         lines += [{"record": "profiled_calls", "job": job, **times}, status(job)]
     return write_lines(log / f"inference-{name}", schema.INFERENCE_FILE_NAME, lines)
 
 
 def write_pipeline(log, name, stages, examples, started="2026-11-22T10:00:00+00:00"):
     """examples: {name: {stage: (seconds of each call, bytes, FLOPs)}}."""
-    about = {"schema": schema.SCHEMA, "started": started, "machine": MACHINE, "command": []}
-    lines = [{"record": "pipeline", "name": name, "config": {}, "stages": stages, "examples": [*examples], **about}]
+    head = {"schema": schema.SCHEMA, "started": started, "machine": MACHINE, "command": []}
+    lines = [{"record": "pipeline", "name": name, "config": {}, "stages": stages, "examples": [*examples], **head}]
     for example, of in examples.items():
         lines.append(environment(example))
         for stage, (seconds, peak, flops) in of.items():
-            about = {"job": example, "stage": stage}
-            lines.append({"record": "call", **about, "warmup": True, "total_wall_ns": 9e9})
-            lines += [{"record": "call", **about, "total_wall_ns": one * 1e9} for one in seconds]
-            lines.append({"record": "call_memory", **about, "process_bytes": peak, "process_peak_bytes": 10 * peak})
+            head = {"job": example, "stage": stage}
+            lines.append({"record": "call", **head, "warmup": True, "total_wall_ns": 9e9})
+            lines += [{"record": "call", **head, "total_wall_ns": duration * 1e9} for duration in seconds]
+            lines.append({"record": "call_memory", **head, "process_bytes": peak, "process_peak_bytes": 10 * peak})
             counts = {"macs": flops // 2, "flops": flops, "instructions": 20 * flops}
-            lines.append({"record": "operations", **about, **counts})
+            lines.append({"record": "operations", **head, **counts})
         lines.append(status(example))
     return write_lines(log / f"pipeline-{name}", schema.PIPELINE_FILE_NAME, lines)
 
 
 def write_profile(log):
-    """Of two sizes; the second did not run."""
+    """Write a profile of two sizes; the second did not run."""
     spans = [
         {"chain": chain, "phase": phase, "calls": 4, "host_ns": [time, 1.1 * time], "device_ns": [None, None]}
         for chain, time in ((["encoder"], 5e6), (["encoder", "layers"], 3e6), (["rnnt_loss"], 1e6))
         for phase in ("forward", "backward")
     ]
-    names = ["", *(one["chain"][-1] + ".backward" * (one["phase"] == "backward") for one in spans)]
+    names = ["", *(each["chain"][-1] + (".backward" if each["phase"] == "backward" else "") for each in spans)]
     document = {
         **{"size": "batch-size 2", "reason": "", "implementation": "torchaudio", "model": "", "compiled": None},
         **{"device": "cpu", "device_name": "made up", "threads": 2, "torch": "2.11.0", "limits": None},
         "steps": {"host_ns": [2e7, 2.1e7], "device_ns": [None, None], "bare_ns": [1.9e7, 2e7]},
         "spans": spans,
         "memory": [{"name": name, "peak_bytes": 2**22, "rise_bytes": 2**21, "left_bytes": 2**20} for name in names],
-        "flops": [{"chain": one["chain"], "phase": one["phase"], "macs": 1000, "flops": 2000} for one in spans],
+        "flops": [{"chain": each["chain"], "phase": each["phase"], "macs": 1000, "flops": 2000} for each in spans],
         "parameters": {"model": 1000},
         "batches": [{"N": 2, "frames": 300, "frames_max": 200, "tokens": 40}],
         "options": {"dropout": True},

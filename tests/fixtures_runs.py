@@ -78,7 +78,7 @@ def header(
     }
 
 
-def environment(job: str, **more: Any) -> Record:
+def environment(job: str, **fields: Any) -> Record:
     batches = [
         {"index": 4, "N": 2, "T_max": 10, "U_max": 4, "useful_cells": 60, "padded_cells": 100},
         {"index": 9, "N": 2, "T_max": 20, "U_max": 4, "useful_cells": 90, "padded_cells": 200},
@@ -97,7 +97,7 @@ def environment(job: str, **more: Any) -> Record:
         "shape_file": "shape_info.pt",
         "shape_file_sha256": "abc",
         "batches": batches,
-        **more,
+        **fields,
     }
 
 
@@ -115,7 +115,7 @@ def status(job: str, value: str = "ok", reason: str = "") -> Record:
 
 
 def sample(
-    job: str, scope: str, batch: int, ms: float, warmup: bool = False, flags: Sequence[str] = (), **more: Any
+    job: str, scope: str, batch: int, ms: float, warmup: bool = False, flags: Sequence[str] = (), **fields: Any
 ) -> Record:
     return {
         "record": "sample",
@@ -132,19 +132,19 @@ def sample(
         "stages": {"joiner": int(ms * 1e5), "backward": int(ms * 6e5)},
         "foreign_cpu": 0.0,
         "flags": list(flags),
-        **more,
+        **fields,
     }
 
 
-def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **more: Any) -> List[Record]:
+def timing(job: str, step_ms: Sequence[float], loss_ms: Sequence[float], **fields: Any) -> List[Record]:
     """One warm-up sample, which must not count, then the samples, on the batches in turn."""
     lines = [environment(job), sample(job, "step", 4, 99999, warmup=True)]
     for scope, values in (("step", step_ms), ("loss", loss_ms)):
-        lines += [sample(job, scope, (4, 9)[place % 2], value, **more) for place, value in enumerate(values)]
+        lines += [sample(job, scope, (4, 9)[number % 2], value, **fields) for number, value in enumerate(values)]
     return [*lines, status(job)]
 
 
-def correctness(**more: Any) -> List[Record]:
+def correctness(**fields: Any) -> List[Record]:
     return [
         environment("correctness", shape_distribution=DISTRIBUTION),
         {
@@ -156,7 +156,7 @@ def correctness(**more: Any) -> List[Record]:
             "ok": True,
             "approximation_gap": None,
             "note": "",
-            **more,
+            **fields,
         },
         status("correctness"),
     ]
@@ -170,13 +170,13 @@ def memory(*peaks: float) -> List[Record]:
                 "record": "memory",
                 "job": "memory",
                 "scope": "step",
-                "batch": place,
+                "batch": number,
                 "device_allocated_bytes": None,
                 "device_reserved_bytes": None,
                 "torch_allocated_bytes": int(peak * MIB),
                 "process_bytes": int(2 * peak * MIB),
             }
-            for place, peak in enumerate(peaks)
+            for number, peak in enumerate(peaks)
         ),
         status("memory"),
     ]
@@ -199,7 +199,7 @@ def trace(files: Sequence[str]) -> List[Record]:
 
 
 def records_of(path: Path) -> List[Record]:
-    """What is in a file of records, or in that of a folder, as it is written."""
+    """Return the records of a file, or of that in a folder, as they are written."""
     file = path / schema.FILE_NAME if path.is_dir() else path
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -236,13 +236,13 @@ def timed(folder, name, step_ms, exact=True, peak=8, **head):
     jobs = [correctness(), *rounds, memory(peak), [status("trace")]]
     head = {"run_id": "one run", **head}
     write_run(folder / name, name=name, jobs=jobs, exact=exact, rounds=len(step_ms))
-    found = records_of(folder / name)
-    found[0].update(head)
-    write_records(folder / name, found)
+    records = records_of(folder / name)
+    records[0].update(head)
+    write_records(folder / name, records)
 
 
 def traced_run(folder, *texts, name="torchaudio", **head):
-    files = [f"w.{place}.pt.trace.json" for place, _ in enumerate(texts, start=9)]
+    files = [f"w.{number}.pt.trace.json" for number, _ in enumerate(texts, start=9)]
     for file, text in zip(files, texts):
         write(folder / file, text)
     jobs = [
@@ -260,23 +260,23 @@ def garbled(folder: Path, times: int) -> Iterator[None]:
     record is as likely as any other: a run has many samples, and one of most others."""
     whole = (folder / schema.FILE_NAME).read_text().splitlines()
     kinds: Dict[str, List[int]] = {}
-    for place, line in enumerate(whole):
-        kinds.setdefault(json.loads(line)["record"], []).append(place)
+    for number, line in enumerate(whole):
+        kinds.setdefault(json.loads(line)["record"], []).append(number)
     values = ["null", "[]", "{}", '"x"', "-1", "0", "1e999", "NaN", "true", '["a"]', '{"a":1}', "1e300"]
     value = re.compile(r'(?<=:)("[^"]*"|-?[0-9.e-]+|null|true|false|\{[^{}]*\}|\[[^\[\]]*\])')
     for seed in range(times):
         chance = random.Random(seed)
         lines = list(whole)
         for _ in range(chance.choice([1, 1, 5])):
-            place = chance.choice(chance.choice(list(kinds.values())))
-            field = chance.choice(list(value.finditer(lines[place])))
-            lines[place] = lines[place][: field.start()] + chance.choice(values) + lines[place][field.end() :]
+            number = chance.choice(chance.choice(list(kinds.values())))
+            field = chance.choice(list(value.finditer(lines[number])))
+            lines[number] = lines[number][: field.start()] + chance.choice(values) + lines[number][field.end() :]
         (folder / schema.FILE_NAME).write_text("\n".join(lines) + "\n")
         yield
 
 
 def summarize(*arguments, code=0, cwd=None, environment=None, details=True):
-    """What summarize.py prints: all of it, or with details=False what fits a screen."""
+    """Return what summarize.py prints: all of it, or with details=False what fits a screen."""
     arguments = [*arguments, *(["--details"] if details else [])]
     done = run(COMMAND, *arguments, **{"cwd": cwd or Path.cwd(), **({"env": environment} if environment else {})})
     out, err = done.stdout, done.stderr

@@ -43,9 +43,9 @@ def write_sweep(
             if jobs:
                 kind = "pruned" if "pruned" in name else "exact"
                 passes = ["correctness", "timing", "memory"]
-                about = {**header(name, passes=passes, rounds=1, **values), "kind": kind, "values": values}
-                found = [about, *(line for job in jobs for line in job)]
-                lines += [{**line, "cell": cell, "implementation": name} for line in found]
+                described = {**header(name, passes=passes, rounds=1, **values), "kind": kind, "values": values}
+                written = [described, *(line for job in jobs for line in job)]
+                lines += [{**line, "cell": cell, "implementation": name} for line in written]
     folder.mkdir(parents=True)
     store.append(folder / schema.SWEEP_FILE_NAME, lines)
     return folder / schema.SWEEP_FILE_NAME

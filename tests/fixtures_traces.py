@@ -38,7 +38,7 @@ def steps(durations: Sequence[float], first: int = 1, operators: int = 6) -> Lis
     for number, duration in enumerate(durations, start=first):
         events.append(span(f"ProfilerStep#{number}", now, duration))
         events += [
-            span("aten::add", now + duration * (place + 0.5) / operators, 0.1, "cpu_op") for place in range(operators)
+            span("aten::add", now + duration * (index + 0.5) / operators, 0.1, "cpu_op") for index in range(operators)
         ]
         now += duration + 10
     return events

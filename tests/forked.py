@@ -92,7 +92,7 @@ def read_later(name):
 
 
 def variables(environment):
-    """Of the environment of a command, those that a server has to be started with."""
+    """Return those variables of a command's environment that a server has to be started with."""
     return {key: value for key, value in environment.items() if (key, value) != WHERE and not read_later(key)}
 
 
@@ -107,8 +107,8 @@ def server():
 
 
 def start(command, cwd, env=None, limits=()):
-    """As subprocess.Popen of [sys.executable, script, ...]; None where it cannot be a fork.  limits: pairs of
-    setrlimit(2)."""
+    """Start [sys.executable, script, ...] as subprocess.Popen does; None where it cannot be a fork.  limits: pairs
+    of setrlimit(2)."""
     path, environment = Path(cwd, command[1]), dict(os.environ) if env is None else env
     suite = ROOT in path.parents or path.parent.joinpath("common").is_dir() or WHERE in environment.items()
     known = path.name.startswith("benchmark_") or path.name in SCRIPTS
@@ -118,13 +118,13 @@ def start(command, cwd, env=None, limits=()):
 
 
 def run(command, cwd, timeout=600, **options):
-    """As subprocess.run; options: of `start`, and None where that is None."""
+    """Run a command as subprocess.run does; options: of `start`, and None where that is None."""
     process = start(command, cwd, **options)
     return process and process.completed(timeout)
 
 
 class Command:
-    """What the tests need of subprocess.Popen."""
+    """Offer what the tests need of subprocess.Popen."""
 
     def __init__(self, server, command, cwd, environment, limits):
         self.args, self.scratch = command, tempfile.TemporaryDirectory(prefix="forked-")
@@ -245,7 +245,7 @@ def script(command, cwd, environment):
 
 
 def enter(cwd, environment, *path):
-    """As a process that was started there."""
+    """Take the folder, variables and paths of a process that was started there."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -266,7 +266,7 @@ class ForkedServer(Server):
 
 
 class Fork:
-    """What `Server` needs of subprocess.Popen, of a fork of this process."""
+    """Offer what `Server` needs of subprocess.Popen, of a fork of this process."""
 
     def __init__(self, command, cwd, environment, errors):
         for stream in (sys.stdout, sys.stderr):

@@ -21,15 +21,17 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
         def forward(ctx, *tensors):
             total, gradients = 0.0, [torch.zeros_like(tensor) for tensor in tensors]
             for n in range(len(targets)):
-                leaves = [tensor.detach()[n : n + 1] for tensor in tensors[:2]] + [one.detach() for one in tensors[2:]]
+                leaves = [tensor.detach()[n : n + 1] for tensor in tensors[:2]] + [
+                    tensor_.detach() for tensor_ in tensors[2:]
+                ]
                 with torch.enable_grad():
                     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
                     loss = of_one(*leaves, n)
-                    found = torch.autograd.grad(loss, leaves)
+                    grads = torch.autograd.grad(loss, leaves)
                 total = total + loss.detach()
-                for sum_, part in zip(gradients, (found[0], found[1], *found[2:])):
+                for sum_, part in zip(gradients, (grads[0], grads[1], *grads[2:])):
                     (sum_[n : n + 1] if part.dim() == 3 else sum_).add_(part)
-            ctx.save_for_backward(*(one * factor for one, factor in zip(gradients, FACTORS.values())))
+            ctx.save_for_backward(*(gradient * factor for gradient, factor in zip(gradients, FACTORS.values())))
             return total
 
         @staticmethod
@@ -42,8 +44,10 @@ def joint_loss(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_len
         T, U = max(int(T_lengths[n]), 1), max(int(U_lengths[n]), 0)
         joined = torch.tanh(encoder_out[:, :T].unsqueeze(2) + decoder_out[:, : U + 1].unsqueeze(1))
         logits = torch.nn.functional.linear(joined, weight, bias)
-        one = slice(n, n + 1)
-        return transducer_loss(logits, targets[one, :U], T_lengths[one], U_lengths[one], blank=blank, reduction="sum")
+        only = slice(n, n + 1)
+        return transducer_loss(
+            logits, targets[only, :U], T_lengths[only], U_lengths[only], blank=blank, reduction="sum"
+        )
 
     return ByUtterance.apply(encoder_out, decoder_out, weight, bias)
 

@@ -59,8 +59,8 @@ def test_the_answer_fits_a_screen(log):
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100 and len(lines) <= 40 and "\x1b" not in text
     begins = ["exact:", "optimized_transducer ", "fast_rnnt ", "torchaudio ", "approximate:", "fast_rnnt-pruned "]
-    found = [next(at for at, line in enumerate(lines) if line.startswith(begin)) for begin in begins]
-    assert found == sorted(found)
+    positions = [next(at for at, line in enumerate(lines) if line.startswith(begin)) for begin in begins]
+    assert positions == sorted(positions)
     row = next(line.split() for line in lines if line.startswith("fast_rnnt "))
     assert {"202.0", "2.00", "slower", "90.00"} <= set(row)
 
@@ -82,16 +82,16 @@ def test_a_measured_peak_has_a_line_on_the_screen_though_the_trace_failed(tmp_pa
 
 def test_the_verdict_is_of_the_rows(log):
     (group,) = groups(logs.rows([log]))
-    found = verdict.of(group)
-    assert (found.fastest.row.name, found.fastest.next.name) == ("optimized_transducer", "fast_rnnt")
-    assert found.fastest.sure and found.fastest.times == pytest.approx(2, rel=0.01)
-    assert found.smallest.row.name == "torchaudio" and found.smallest.times == pytest.approx(50 / 40)
-    assert found.approximate.row.name == "fast_rnnt-pruned"
-    assert found.approximate.over.ratio == pytest.approx(0.1, rel=0.01)
-    assert found.approximate.memory == pytest.approx(0.1)
-    said = screen(log).partition("VERDICT")[2]
+    answer = verdict.of(group)
+    assert (answer.fastest.row.name, answer.fastest.next.name) == ("optimized_transducer", "fast_rnnt")
+    assert answer.fastest.sure and answer.fastest.times == pytest.approx(2, rel=0.01)
+    assert answer.smallest.row.name == "torchaudio" and answer.smallest.times == pytest.approx(50 / 40)
+    assert answer.approximate.row.name == "fast_rnnt-pruned"
+    assert answer.approximate.over.ratio == pytest.approx(0.1, rel=0.01)
+    assert answer.approximate.memory == pytest.approx(0.1)
+    verdict_text = screen(log).partition("VERDICT")[2]
     for name in ("optimized_transducer", "torchaudio", "fast_rnnt-pruned"):
-        assert name in said
+        assert name in verdict_text
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_the_pick_for_given_logits_says_what_it_rests_on(tmp_path, loss_ms, basi
     (group,) = groups(logs.rows([tmp_path]))
     picked = verdict.given_logits(group)
     assert picked.basis == basis and (picked.row and picked.row.name) == ("k2" if basis else None)
-    said = " ".join(screen(tmp_path).partition("given logits:")[2].split())
-    assert all(word in said for word in words)
+    verdict_text = " ".join(screen(tmp_path).partition("given logits:")[2].split())
+    assert all(word in verdict_text for word in words)
     (page,) = collect(group)
-    (answer_of_page,) = [one for one in verdicts.verdicts(page.rows) if one.question.endswith("given logits")]
+    (answer_of_page,) = [answer for answer in verdicts.verdicts(page.rows) if answer.question.endswith("given logits")]
     assert answer_of_page.answer == ("k2" if basis else "unclear") and answer_of_page.clear == bool(basis)
 
 
@@ -151,9 +151,9 @@ def test_the_gaps_of_a_pruned_loss_are_no_range(tmp_path):
     write_records(
         tmp_path / "k2-pruned", [{**line, **gaps} if line["record"] == "correctness" else line for line in lines]
     )
-    said = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
-    assert "off by 3% on random logits" in said and "0.15% on peaky logits (made, sharper than a trained" in said
-    assert "does not bound it in training" in said
+    verdict = " ".join(screen(tmp_path).partition("VERDICT")[2].split())
+    assert "off by 3% on random logits" in verdict and "0.15% on peaky logits (made, sharper than a trained" in verdict
+    assert "does not bound it in training" in verdict
 
 
 def test_what_cannot_be_told_apart_is_unclear(tmp_path):
@@ -180,7 +180,7 @@ def test_details_have_what_the_screen_leaves_out(log):
 
 
 def on_a_terminal(log, columns, **variables):
-    """What summarize.py writes to a terminal of so many columns."""
+    """Return what summarize.py writes to a terminal of so many columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS")}
@@ -190,12 +190,12 @@ def on_a_terminal(log, columns, **variables):
     text = b""
     while True:
         try:
-            more = os.read(ours, 65536)
+            chunk = os.read(ours, 65536)
         except OSError:  # the other end is closed
             break
-        if not more:
+        if not chunk:
             break
-        text += more
+        text += chunk
     os.close(ours)
     assert process.wait() == 0
     return text.decode()
@@ -222,8 +222,8 @@ def matrix(name):
     cases = [{"name": word, "title": word, "asks": word, "wrong": f"it is {word}"} for word in ("wrong", "right")]
     cells = {"wrong": {"result": "differs"}, "right": {"result": "pass"}}
     entry = {"name": name, "kind": "exact", "status": "judged", "reason": "", "cells": cells}
-    about = {"made": "", "git_revision": None, "git_dirty": None, "machine": {}, "device": "cpu", "command": []}
-    return json.dumps({**about, "cases": cases, "implementations": [entry]})
+    head = {"made": "", "git_revision": None, "git_dirty": None, "machine": {}, "device": "cpu", "command": []}
+    return json.dumps({**head, "cases": cases, "implementations": [entry]})
 
 
 def test_searches_and_sweeps_end_in_a_verdict_too():

@@ -43,18 +43,18 @@ def test_a_port_that_is_none():
 
 def manifest(folder, seconds):
     """Supervisions and their recordings, one of each."""
-    about = {"id": "r", "sources": [], "sampling_rate": 16000, "num_samples": 16000, "duration": seconds}
-    said = {"id": "s", "recording_id": "r", "start": 0.0, "duration": seconds, "channel": 0, "text": "a b"}
-    for name, entry in {"recordings": about, "supervisions": said}.items():
+    recording = {"id": "r", "sources": [], "sampling_rate": 16000, "num_samples": 16000, "duration": seconds}
+    supervision = {"id": "s", "recording_id": "r", "start": 0.0, "duration": seconds, "channel": 0, "text": "a b"}
+    for name, entry in {"recordings": recording, "supervisions": supervision}.items():
         (folder / f"{name}.jsonl").write_text(json.dumps(entry) + "\n")
     return folder / "supervisions.jsonl"
 
 
-def generate(folder, path, *more):
+def generate(folder, path, *flags):
     pytest.importorskip("lhotse")
     pytest.importorskip("sentencepiece")
     output = folder / "shapes.pt"
-    done = run("generate_shape_info.py", "--manifest", path, "--bpe-vocab-size", "8", "--output", output, *more)
+    done = run("generate_shape_info.py", "--manifest", path, "--bpe-vocab-size", "8", "--output", output, *flags)
     assert not output.exists()
     return done
 
@@ -93,11 +93,11 @@ def test_a_matrix_that_is_none_cannot_be_updated(text, tmp_path):
 def test_times_that_are_no_numbers_on_the_new_side_do_not_pass(spoiled, code, tmp_path):
     for side in ("baseline", "new"):
         timed(tmp_path / side, "torchaudio", [10, 11, 12])
-    found = records_of(tmp_path / spoiled / "torchaudio")
-    for record in found:
+    records = records_of(tmp_path / spoiled / "torchaudio")
+    for record in records:
         if record["record"] == "sample":
             record["total_wall_ns"] = float("nan")
-    (tmp_path / spoiled / "torchaudio" / "results.jsonl").write_text("".join(map(line, found)))
+    (tmp_path / spoiled / "torchaudio" / "results.jsonl").write_text("".join(map(line, records)))
     done = run("compare.py", tmp_path / "baseline", tmp_path / "new", "--fail-on-slower", "2%")
     assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
     assert ("no times" in done.stderr) is bool(code)

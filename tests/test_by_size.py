@@ -20,18 +20,18 @@ def rounds(count, noise=lambda number, at: 1.0):
 
 
 def test_a_power_is_found_and_its_interval_is_nothing_without_noise():
-    found = by_size.line(rounds(3), SIZES)
-    assert (found[0].size, found[-1].size) == pytest.approx((100, 800))
-    for at in found:
+    line = by_size.line(rounds(3), SIZES)
+    assert (line[0].size, line[-1].size) == pytest.approx((100, 800))
+    for at in line:
         assert (at.ms, at.low, at.high) == pytest.approx((3 * at.size**1.5,) * 3)
 
 
 def test_the_interval_is_over_rounds():
     """Three rounds, each off by its own factor at every size: Student's t with two degrees of freedom."""
     factors = (0.8, 1.0, 1.25)  # logarithms -0.223, 0, 0.223
-    found = by_size.line(rounds(3, lambda number, at: factors[number]), SIZES)
+    line = by_size.line(rounds(3, lambda number, at: factors[number]), SIZES)
     half = 4.302653 * math.log(1.25) * math.sqrt(2 / 9 * 3 / 2)  # of their mean
-    middle = found[len(found) // 2]
+    middle = line[len(line) // 2]
     assert middle.ms == pytest.approx(3 * middle.size**1.5)
     assert math.log(middle.high / middle.ms) == pytest.approx(half, rel=1e-3) == math.log(middle.ms / middle.low)
 

@@ -20,7 +20,7 @@ LIBRARY = ctypes.CDLL(None)
 
 
 def like_others():
-    """What is executed next may not read what is closed."""
+    """Give up the power of root to read what is closed."""
     for power in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
         LIBRARY.prctl(PR_CAPBSET_DROP, power, 0, 0, 0)
 
@@ -29,7 +29,7 @@ OTHER = {"preexec_fn": like_others} if os.geteuid() == 0 else {}
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def folder(tmp_path_factory):
     """A log folder with an open run, a closed one, and files that are closed."""
     folder = tmp_path_factory.mktemp("place")
     for name in ("open", "closed", "shut"):
@@ -67,19 +67,19 @@ def as_other(script, *arguments, **options):
     ],
     ids=" ".join,
 )
-def test_what_is_closed_is_one_line(arguments, place):
-    done = as_other(*(word.format(place) for word in arguments))
+def test_what_is_closed_is_one_line(arguments, folder):
+    done = as_other(*(word.format(folder) for word in arguments))
     words = ["ermission denied"] if "cannot be written" not in done.stderr else []
-    assert_user_error(done, place, *words)
+    assert_user_error(done, folder, *words)
 
 
-def test_a_closed_run_is_a_row_beside_the_others(place):
-    done = as_other("summarize.py", place / "log")
+def test_a_closed_run_is_a_row_beside_the_others(folder):
+    done = as_other("summarize.py", folder / "log")
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert " ".join(done.stdout.split()).count("Permission denied") == 2 and "torchaudio" in done.stdout
 
 
-def test_an_environment_of_another_user_is_missing(place, tmp_path):
+def test_an_environment_of_another_user_is_missing(folder, tmp_path):
     shutil.copytree(ROOT / "common", tmp_path / "common", ignore=shutil.ignore_patterns("__pycache__"))
     for script in ROOT.glob("benchmark_*.py"):
         shutil.copy(script, tmp_path)
@@ -91,7 +91,7 @@ def test_an_environment_of_another_user_is_missing(place, tmp_path):
     assert done.returncode == 0 and "missing: " in row and "Permission denied" in row, done.stderr
 
 
-def test_a_matrix_that_cannot_be_written_is_printed(place, tmp_path):
+def test_a_matrix_that_cannot_be_written_is_printed(folder, tmp_path):
     (tmp_path / "conformance.json").write_text('{"old": "one"}')
     tmp_path.chmod(0o555)
     done = as_other("conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", tmp_path)
@@ -103,10 +103,10 @@ def test_a_matrix_that_cannot_be_written_is_printed(place, tmp_path):
 
 @pytest.mark.parametrize("below", ["", "/log"], ids=["itself", "below"])
 @pytest.mark.parametrize("target", ["nowhere", "link"], ids=["dangling", "loop"])
-@pytest.mark.parametrize("more", [[], ["--sweep", "vocab-size=8,9"]], ids=["run", "sweep"])
-def test_a_log_folder_behind_a_link_that_leads_nowhere(below, target, more, tmp_path):
+@pytest.mark.parametrize("flags", [[], ["--sweep", "vocab-size=8,9"]], ids=["run", "sweep"])
+def test_a_log_folder_behind_a_link_that_leads_nowhere(below, target, flags, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / target)
-    done = run("benchmark_reference.py", "--in-place", "--log-dir", f"{tmp_path}/link{below}", *more, timeout=60)
+    done = run("benchmark_reference.py", "--in-place", "--log-dir", f"{tmp_path}/link{below}", *flags, timeout=60)
     assert_user_error(done, "--log-dir", tmp_path / "link")
 
 

@@ -30,8 +30,8 @@ def log(tmp_path):
 
 
 def test_a_run_from_start_to_end(flags, log):
-    more = ["--rounds", "2", "--schedule", "wait=1,warmup=1,active=3,repeat=2", "--limits", "true"]
-    done = run("benchmark_all.py", *PAIR, *flags, *more)
+    flags_of_run = ["--rounds", "2", "--schedule", "wait=1,warmup=1,active=3,repeat=2", "--limits", "true"]
+    done = run("benchmark_all.py", *PAIR, *flags, *flags_of_run)
     assert done.returncode == 0, done.stderr
     assert "VERDICT" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
     details = (log / "details.txt").read_text()
@@ -67,10 +67,10 @@ def test_a_run_from_start_to_end(flags, log):
             assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
         assert row["limit_ranges"]["flops_per_second"]["measurements"] == 2
     against = [row["against_fastest"] for row in rows.values()]
-    assert sorted(found["is_fastest"] for found in against) == [False, True]
-    assert all(found["paired"] and found["ratio"] >= 1 for found in against)
-    one, other = (records_of(log / f"{name}-2")[0] for name in rows)
-    assert one["run_id"] == other["run_id"] and one["machine"]["cores"] >= 1
+    assert sorted(standing["is_fastest"] for standing in against) == [False, True]
+    assert all(standing["paired"] and standing["ratio"] >= 1 for standing in against)
+    first, other = (records_of(log / f"{name}-2")[0] for name in rows)
+    assert first["run_id"] == other["run_id"] and first["machine"]["cores"] >= 1
 
 
 def test_the_second_run_gets_a_folder_of_its_own(flags, log):
@@ -173,11 +173,11 @@ def test_what_is_measured_outlives_an_interruption_and_resume_goes_on(number, co
     assert rows_of(log)["torchaudio"]["status"] == "ok"
 
 
-@pytest.mark.parametrize("more", [[], ["--sweep", "vocab-size=20,30"]], ids=["run", "sweep"])
-def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(more, flags, log):
+@pytest.mark.parametrize("swept", [[], ["--sweep", "vocab-size=20,30"]], ids=["run", "sweep"])
+def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(swept, flags, log):
     """Two processes would measure the same jobs into the same folders."""
     long = ["--max-seconds", "1", "--spread", "0.0001%", "--scope", "loss"]
-    arguments = ["benchmark_torchaudio.py", *flags, *long, *more, "--passes", "timing"]
+    arguments = ["benchmark_torchaudio.py", *flags, *long, *swept, "--passes", "timing"]
     process = start(*arguments)
     worker = wait_for_worker(process, "timing-1")
     os.kill(worker, signal.SIGSTOP)
@@ -191,7 +191,7 @@ def test_a_run_that_goes_on_is_not_resumed_until_it_is_killed(more, flags, log):
     wait_for(lambda: not os.path.exists(f"/proc/{worker}"), "end of the stopped worker", seconds=5)
     done = run(*arguments, "--resume")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in folder.iterdir()] == ["sweep.jsonl" if more else "results.jsonl"]
+    assert [path.name for path in folder.iterdir()] == ["sweep.jsonl" if swept else "results.jsonl"]
 
 
 def test_nothing_to_resume(flags):
@@ -283,7 +283,6 @@ class RunsCode:
     "content, words", [(RunsCode(), []), ([[5, 1], [0, 3]], ["row 1", "0"])], ids=["code", "zero T"]
 )
 def test_bad_shape_file(content, words, flags, tmp_path):
-    """What else may be wrong with one: test_shapes.py."""
     import torch
 
     path = tmp_path / "bad.pt"

@@ -19,10 +19,10 @@ def rows(text, first="model"):
 def test_the_documentation_has_what_it_prints():
     done = run(SCRIPT)
     assert done.returncode == 0, done.stderr
-    page, found = rows((ROOT / "docs" / "flops.md").read_text(encoding="utf-8")), rows(done.stdout)
-    assert list(found) == list(page) and "hubert_base on 1 s" in found
-    assert found == {name: {column: page[name][column] for column in row} for name, row in found.items()}
-    assert {"MACs", "FLOPs"} < set(found["softmax of (2, 5)"])
+    page, counted = rows((ROOT / "docs" / "flops.md").read_text(encoding="utf-8")), rows(done.stdout)
+    assert list(counted) == list(page) and "hubert_base on 1 s" in counted
+    assert counted == {name: {column: page[name][column] for column in row} for name, row in counted.items()}
+    assert {"MACs", "FLOPs"} < set(counted["softmax of (2, 5)"])
     both_ways = rows(done.stdout, "forward and backward")
     assert both_ways == rows((ROOT / "docs" / "flops.md").read_text(encoding="utf-8"), "forward and backward")
     grouped = both_ways["Conv1d(16, 16, 3, groups=16) on length 10"]

@@ -61,21 +61,21 @@ def separate_runs(run, seed, rounds, **options):
 def in_alternation(run, seed, rounds, **options):
     """Neighbouring rounds as pairs, either of them the baseline's, as --rev measures them."""
     luck, jobs = random.Random(seed), timing_jobs(run)
-    pairs = luck.sample([jobs[place : place + 2] for place in range(0, len(jobs) - 1, 2)], rounds)
+    pairs = luck.sample([jobs[start : start + 2] for start in range(0, len(jobs) - 1, 2)], rounds)
     for pair in pairs:
         luck.shuffle(pair)
-    return Pair(drawn(run, [one for one, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options))
+    return Pair(drawn(run, [first for first, _ in pairs], "x"), drawn(run, [two for _, two in pairs], "x", **options))
 
 
 def verdicts(pairs, **options):
-    """How often each verdict was given, over both scopes."""
+    """Count each verdict, over both scopes."""
     rows = [row for pair in pairs for row in comparison.compare([pair], **options)]
     return Counter(time.verdict for row in rows for time in row.time.values())
 
 
-def changes(found):
+def changes(verdict):
     """Share of the verdicts that claim a change."""
-    return (found["faster"] + found["slower"]) / sum(found.values())
+    return (verdict["faster"] + verdict["slower"]) / sum(verdict.values())
 
 
 @pytest.mark.parametrize("draw", [separate_runs, in_alternation])
@@ -101,9 +101,9 @@ def test_the_same_code_under_another_load_is_not_found_changed(name):
     looks_changed = 0
     for seed in range(50):
         luck = random.Random(seed)
-        one, other = drawn(run, luck.sample(alone, 4), "one"), drawn(run, luck.sample(beside, 4), "other")
-        assert set(verdicts([Pair(one, other), Pair(other, one)])) <= {"same", "unclear"}
-        calm = (drawn(run, timing_jobs(side), side.run_id, calm=True) for side in (one, other))
+        left, other = drawn(run, luck.sample(alone, 4), "one"), drawn(run, luck.sample(beside, 4), "other")
+        assert set(verdicts([Pair(left, other), Pair(other, left)])) <= {"same", "unclear"}
+        calm = (drawn(run, timing_jobs(side), side.run_id, calm=True) for side in (left, other))
         looks_changed += verdicts([Pair(*calm)])["slower"]
     assert looks_changed > 0
 
@@ -116,8 +116,8 @@ def test_one_part_of_a_run_against_another():
             run = real(load, name)
             jobs = timing_jobs(run)
             for first in range(0, len(jobs) - 9):
-                one, other = jobs[first : first + 5], jobs[first + 5 : first + 10]
-                pairs.append(Pair(drawn(run, one, "one"), drawn(run, other, "other")))
+                left, other = jobs[first : first + 5], jobs[first + 5 : first + 10]
+                pairs.append(Pair(drawn(run, left, "one"), drawn(run, other, "other")))
     assert changes(verdicts(pairs)) <= 0.05
 
 
@@ -144,25 +144,25 @@ def quieter(run, spread):
     return measured.row([run.header, *lines], run.folder, run.file, traces=False)
 
 
-def by_batch(samples, *more):
-    found = {}
+def by_batch(samples, *batches):
+    medians = {}
     for line in samples:
-        found.setdefault(tuple(getattr(line, key) for key in ("scope", "batch", *more)), []).append(line)
-    return found
+        medians.setdefault(tuple(getattr(line, key) for key in ("scope", "batch", *batches)), []).append(line)
+    return medians
 
 
 @pytest.mark.parametrize("draw, rounds", [(separate_runs, 12), (in_alternation, 10)])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planted_slowdown_of_3_percent_is_found_when_the_spread_allows_it(name, draw, rounds):
     """Rounds that deviate by 1% and a tolerance of 1%: the spread allows it where the interval is within +-1%."""
-    run, found, narrow = quieter(real("one-thread", name), 0.01), Counter(), 0
+    run, counts, narrow = quieter(real("one-thread", name), 0.01), Counter(), 0
     for seed in SEEDS:
         (row,) = comparison.compare([draw(run, seed, rounds, factor=1.03)], tolerance=0.01)
         for time in row.time.values():
             if math.log(time.high / time.low) <= 0.02:
                 narrow += 1
-                found[time.verdict] += 1
-    assert narrow >= 50 and found["slower"] >= 0.9 * narrow and found["faster"] == found["same"] == 0
+                counts[time.verdict] += 1
+    assert narrow >= 50 and counts["slower"] >= 0.9 * narrow and counts["faster"] == counts["same"] == 0
 
 
 @pytest.mark.parametrize("draw, rounds", [(separate_runs, 10), (in_alternation, 10)])
@@ -171,15 +171,15 @@ def test_a_planted_slowdown_of_10_percent_is_found_at_the_default_settings(name,
     """Rounds that deviate by 2%, of two runs of the CPU preset and of --rev."""
     assert rounds == (settings.resolve({}, "cpu").rounds if draw is separate_runs else compare.REVISION_ROUNDS[0])
     run = quieter(real("one-thread", name), 0.02)
-    found = verdicts([draw(run, seed, rounds, factor=1.1) for seed in SEEDS])
-    assert found["slower"] >= 0.8 * sum(found.values()) and found["faster"] == 0
+    counts = verdicts([draw(run, seed, rounds, factor=1.1) for seed in SEEDS])
+    assert counts["slower"] >= 0.8 * sum(counts.values()) and counts["faster"] == 0
 
 
 def test_a_planted_slowdown_below_the_spread_is_not_guessed():
-    """As measured, beside all that load, 3% cannot be seen; nothing is claimed, least of all that it is faster."""
+    """3% cannot be seen beside all that load; nothing is claimed, least of all that it is faster."""
     run = real("two-threads", "torchaudio")
-    found = verdicts([in_alternation(run, seed, 10, factor=1.03) for seed in SEEDS])
-    assert changes(found) <= 0.05 and found["faster"] <= 0.025 * sum(found.values())
+    counts = verdicts([in_alternation(run, seed, 10, factor=1.03) for seed in SEEDS])
+    assert changes(counts) <= 0.05 and counts["faster"] <= 0.025 * sum(counts.values())
 
 
 def test_a_planted_slowdown_is_found_at_its_size():
@@ -208,8 +208,8 @@ def test_two_rounds_are_never_enough():
     doubt = change_verdicts.time_doubt(few, True, (0, 0))
     assert doubt.startswith("2 rounds on a side") and "--rounds 10" in doubt
     assert change_verdicts.time(few, True, MARGINS, doubt) == ("unclear", f"50.0% more time, but {doubt}")
-    one = ratio(low=None, high=None, baseline=(1.0,), error=None)
-    assert change_verdicts.time_doubt(one, False, (0, 0)).startswith("1 round on a side")
+    single = ratio(low=None, high=None, baseline=(1.0,), error=None)
+    assert change_verdicts.time_doubt(single, False, (0, 0)).startswith("1 round on a side")
 
 
 def test_a_run_that_drifts_as_much_as_the_two_differ_is_in_doubt():

@@ -257,7 +257,7 @@ class NanWithoutPath(Reference):
 
 
 class OneArc(Reference):
-    """Of a cell whose next target is the blank, only one arc gets the gradient."""
+    """Only one arc gets the gradient of a cell whose next target is the blank."""
 
     def loss(self, logits, prepared):
         def halved(gradient):
@@ -341,10 +341,10 @@ def test_a_wrong_loss_is_caught_by_its_case(kind, case, result, words):
 
 
 def test_nan_in_the_gradient_of_an_infinite_loss_passes_and_is_marked():
-    found = {kind: outcome_of(kind, "impossible-target") for kind in (Reference, NanWithoutPath)}
-    assert [one.result for one in found.values()] == [PASS, PASS]
-    assert [judging.cell(one) for one in found.values()] == ["pass", "pass, gradient nan"]
-    compact = [matrix.markdown(made(**{"impossible-target": one})) for one in found.values()]
+    outcomes = {kind: outcome_of(kind, "impossible-target") for kind in (Reference, NanWithoutPath)}
+    assert [outcome.result for outcome in outcomes.values()] == [PASS, PASS]
+    assert [judging.cell(outcome) for outcome in outcomes.values()] == ["pass", "pass, gradient nan"]
+    compact = [matrix.markdown(made(**{"impossible-target": outcome})) for outcome in outcomes.values()]
     assert ["| \u2713\\* |" in printed for printed in compact] == [False, True]
 
 
@@ -480,7 +480,7 @@ def test_a_lost_cuda_context_costs_one_cell_and_a_new_process_goes_on(module_of)
 
 
 class Asserts(Reference):
-    """As a device-side assert does: the error is no answer, since nothing works after it."""
+    """A device-side assert is no answer, since nothing works after it."""
 
     def loss(self, logits, prepared):
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -523,9 +523,9 @@ def test_findings_are_ordered_and_only_what_is_one():
             "target-too-large": Outcome(DIFFERS, "answers 3", reproduction="print(1)  # prints 1"),
         }
     )
-    found = findings(document)
-    assert [finding.kind for finding in found] == [WRONG, FATAL, REFUSAL] == list(KINDS)
-    assert found[0].who == {"answers 3": ["a"]} and dict(found[0].shown) == {"a": "print(1)  # prints 1"}
+    problems = findings(document)
+    assert [finding.kind for finding in problems] == [WRONG, FATAL, REFUSAL] == list(KINDS)
+    assert problems[0].who == {"answers 3": ["a"]} and dict(problems[0].shown) == {"a": "print(1)  # prints 1"}
     text = matrix.markdown(document)
     assert "print(1)  # prints 1" in text and "| U = 0 | ! |" in text and "pip install &lt;gone" in text
     assert text.index("### Wrong") < text.index("### Ends") < text.index("### Refuses")
@@ -536,9 +536,9 @@ def test_findings_of_a_file_of_format_1_which_has_no_words_for_them():
     document["format"] = 1
     for case in document["cases"]:
         del case["wrong"], case["refusal"]
-    found = findings(document)
-    assert [(finding.kind, finding.case.name) for finding in found] == [(WRONG, "ragged"), (FATAL, "V-2")]
-    assert all(finding.sentence for finding in found)
+    problems = findings(document)
+    assert [(finding.kind, finding.case.name) for finding in problems] == [(WRONG, "ragged"), (FATAL, "V-2")]
+    assert all(finding.sentence for finding in problems)
 
 
 def test_the_table_is_coloured_only_when_asked_and_words_say_it_all():
@@ -584,7 +584,7 @@ def test_the_unchanged_template_is_right_in_every_case(tmp_path):
 
 
 def test_a_target_that_the_template_may_not_emit_leaves_its_gradient_finite():
-    """In one cell -inf leaves other paths; in all cells it leaves none, and an infinite loss."""
+    """-inf in one cell leaves other paths; in all cells it leaves none, and an infinite loss."""
     adapter = scripts.load(str(ROOT / "benchmark_mine.py"))(settings.resolve({"preset": "quick"}, "cpu"))
     loss = adapter.function()
     for frames, infinite in ((slice(1, 2), False), (slice(None), True)):
@@ -614,14 +614,14 @@ def test_an_own_loss_that_is_wrong_in_a_simulator_is_shown_with_it(tmp_path):
 
 
 def test_what_is_written_names_no_folder_of_this_machine():
-    said = Outcome(DIFFERS, "raised in /tmp/x/loss.py, see https://example.org/a/b")
-    rows = [Judged("a", "exact", cells={"ragged": said}), Judged("b", "exact", "missing", "no /work/y/lib.so")]
+    outcome = Outcome(DIFFERS, "raised in /tmp/x/loss.py, see https://example.org/a/b")
+    rows = [Judged("a", "exact", cells={"ragged": outcome}), Judged("b", "exact", "missing", "no /work/y/lib.so")]
     words = ["conformance.py", "--only", "/tmp/x/benchmark_a.py", "--output=/tmp/o", "--outp", "/tmp/o", "--update"]
-    about = {"device": "cpu", "machine": {}, "suite": ("", False)}
-    found = judging.document(rows, [BY_NAME["ragged"]], command=words, **about)
-    assert found["command"] == ["conformance.py", "--only", "benchmark_a.py", "--update"]
-    one, other = found["implementations"]
-    assert one["cells"]["ragged"]["message"] == "raised in loss.py, see https://example.org/a/b"
+    device = {"device": "cpu", "machine": {}, "suite": ("", False)}
+    document = judging.document(rows, [BY_NAME["ragged"]], command=words, **device)
+    assert document["command"] == ["conformance.py", "--only", "benchmark_a.py", "--update"]
+    first, other = document["implementations"]
+    assert first["cells"]["ragged"]["message"] == "raised in loss.py, see https://example.org/a/b"
     assert other["reason"] == "no lib.so"
 
 
@@ -660,10 +660,10 @@ def test_update_wants_the_same_device_and_whole_rows(tmp_path):
 
 def test_a_killed_matrix_resumes(tmp_path):
     """kill -9 in the second implementation: the first is not judged again, and others are not taken for it."""
-    own = tmp_path / "benchmark_own.py"
+    copy = tmp_path / "benchmark_own.py"
     script = (ROOT / "benchmark_reference.py").read_text().replace('name = "reference"', 'name = "own"')
-    own.write_text(f"{script}\n{KILLS}\nkill_the_command({str(tmp_path / 'told')!r})\n")
-    flags = ("--only", f"reference,{own}", "--device", "cpu", "--output", tmp_path)
+    copy.write_text(f"{script}\n{KILLS}\nkill_the_command({str(tmp_path / 'told')!r})\n")
+    flags = ("--only", f"reference,{copy}", "--device", "cpu", "--output", tmp_path)
     assert_user_error(run("conformance.py", *flags, "--resume"), "--resume", tmp_path)
     assert run("conformance.py", *flags, "--cases", "ragged").returncode == -9
     (before,) = json.loads((tmp_path / "conformance.json").read_text())["implementations"]
@@ -707,12 +707,12 @@ for code in json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()):
 
 def committed_reproductions():
     """(command, [(name, code)]) of all that are printed and end alive."""
-    found = {}
+    shown = {}
     for finding in findings(json.loads(COMMITTED.read_text())) if COMMITTED.exists() else ():
         for name, code in finding.shown.items():
             if DIES not in code:
-                found.setdefault(obtaining.command(name), []).append((name, code))
-    return sorted(found.items())
+                shown.setdefault(obtaining.command(name), []).append((name, code))
+    return sorted(shown.items())
 
 
 @pytest.mark.parametrize("command, shown", committed_reproductions())
@@ -727,14 +727,14 @@ def test_each_committed_reproduction_shows_what_it_claims(command, shown, tmp_pa
     assert str(driver) in line
     done = subprocess.run(line, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stderr
-    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('"', "null"))]
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('"', "null"))]
     claimed = [code.rpartition("# prints ")[2] for _, code in shown]
     wrong = [
         (name, was, claim)
-        for (name, _), was, claim in zip(shown, said, claimed)
+        for (name, _), was, claim in zip(shown, answers, claimed)
         if was != claim and not (was is None and obtaining.effort(name) == 2)  # what set-up brings must be there
     ]
-    assert len(said) == len(claimed) and wrong == []
+    assert len(answers) == len(claimed) and wrong == []
 
 
 def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
@@ -748,8 +748,8 @@ def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
     names = ["warp-transducer", "optimized_transducer", "optimized_transducer:modified", "nemo", "torchaudio", "k2"]
     cases = [BY_NAME["second-backward"].to_json()]
     document = {"cases": cases, "implementations": [differing(name, name) for name in names]}
-    (found,) = findings(document)
-    assert list(found.shown) == ["optimized_transducer", "torchaudio", "k2", "nemo", "warp-transducer"]
+    (problem,) = findings(document)
+    assert list(problem.shown) == ["optimized_transducer", "torchaudio", "k2", "nemo", "warp-transducer"]
     assert obtaining.command("k2") == ".venv/k2/bin/python shown.py"
     assert obtaining.command("speechbrain (simulated)").startswith("NUMBA_ENABLE_CUDASIM=1 .venv/main/bin/python")
     assert "extensions path optimized_transducer" in obtaining.command("optimized_transducer")
@@ -769,7 +769,7 @@ def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
 
 
 def test_heads_of_the_compact_matrix_are_short_and_differ():
-    heads = [matrix.short(one.name) for one in with_variants()]
+    heads = [matrix.short(implementation.name) for implementation in with_variants()]
     assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 5
 
 

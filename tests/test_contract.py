@@ -71,7 +71,7 @@ def expected_of(adapter, shapes, device):
 
 
 def refuses(adapter, shapes, device):
-    """Whether the adapter says that it takes no such batch; then it must refuse it, not answer something.  Nothing is
+    """Return whether the adapter says that it takes no such batch; then it must refuse it.  Nothing is
     asked of a batch that its topology has no path through."""
     if not math.isfinite(expected_of(adapter, shapes, device)):
         return True
@@ -117,7 +117,7 @@ def test_a_wrong_target_is_noticed(adapter, device):
     model, batch, wide = setting_of(adapter, BATCHES["ragged"], device)
     changed = replace(batch, targets=batch.targets % (V - 1) + 1)
     if "loss" not in table.of(wide).scopes:
-        right, wrong = (step.prepare(wide, model, one, "step").run() for one in (batch, changed))
+        right, wrong = (step.prepare(wide, model, inputs, "step").run() for inputs in (batch, changed))
         assert oracle.relative_error(wrong, right) > 1e-3
         return
     prepared = step.prepare(wide, model, changed, "loss")

@@ -28,8 +28,8 @@ from common.system import machine, nvml
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def python_that_says(path: Path, said: str) -> Path:
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n")
+def python_that_says(path: Path, answer: str) -> Path:
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
 
@@ -47,8 +47,8 @@ def test_each_python_is_asked_for_its_own_device(pythons, capsys):
     sees, blind = pythons
     assert interpreters.resolve_device("auto", [sees]) == "cuda" and not capsys.readouterr().err
     assert interpreters.resolve_device("auto", [blind, sees]) == "cuda"
-    said = capsys.readouterr().err
-    assert str(blind) in said and "too old" in said and "unsupported" in said and str(sees) not in said
+    errors = capsys.readouterr().err
+    assert str(blind) in errors and "too old" in errors and "unsupported" in errors and str(sees) not in errors
     assert interpreters.resolve_device("cuda:1", [blind, sees]) == "cuda:1"
     assert str(blind) in capsys.readouterr().err
 
@@ -68,8 +68,8 @@ def test_the_newest_torch_decides_where_the_driver_is_too_old_for_it(pythons, ca
 def test_no_run_is_on_the_cpu_in_silence_where_a_driver_is(pythons, capsys):
     _, blind = pythons
     assert interpreters.resolve_device("auto", [blind]) == "cpu"
-    said = capsys.readouterr().err
-    assert "on the CPU" in said and "too old" in said
+    errors = capsys.readouterr().err
+    assert "on the CPU" in errors and "too old" in errors
     with pytest.raises(UserError, match="too old"):
         interpreters.resolve_device("cuda", [blind])
 
@@ -158,10 +158,10 @@ class FakeCuda:
 def test_the_cache_is_emptied_before_the_timed_region(monkeypatch):
     fake, timer = FakeCuda(monkeypatch), clock.Clock(torch.device("cpu"))
     timer.cuda, timer.over = True, SimpleNamespace(zero_=lambda: fake.calls.append("cool"))
-    found = clock.time_step(fake, timer)
+    sample = clock.time_step(fake, timer)
     timed = ["event", "forward", "event", "backward", "event", "synchronize"]
     assert fake.calls == ["cool", "synchronize", *timed]
-    assert found["total_event_ns"] == 2_500_000 and found["forward_wall_ns"] is None and found["total_wall_ns"] > 0
+    assert sample["total_event_ns"] == 2_500_000 and sample["forward_wall_ns"] is None and sample["total_wall_ns"] > 0
     timer.over = None
     fake.calls.clear()
     clock.time_step(fake, timer)
@@ -190,7 +190,7 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         all_batches=None,
         loops_in_python=False,
         hold_inputs=lambda batches: fake.calls.append(("hold inputs", *batches)),
-        step=lambda *place: fake.calls.append(place) or fake,
+        step=lambda *position: fake.calls.append(position) or fake,
     )
     records = list(timing.run(asked))
     timed = ["cool", "synchronize", "event", "forward", "event", "backward", "event", "synchronize"]
@@ -198,12 +198,12 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
         [(3, 0), (3, 1), (1, 0)],
         [(3, 0), (1, 0), (3, 1), (1, 1)],
     )  # two that agree, then each other batch
-    places = [(scope, *place) for scope in ("loss", "step") for place in [*warm_up, *sweeps]]
-    assert fake.calls == [("hold inputs", 3, 1), *(call for place in places for call in (place, *timed))]
+    places = [(scope, *position) for scope in ("loss", "step") for position in [*warm_up, *sweeps]]
+    assert fake.calls == [("hold inputs", 3, 1), *(call for position in places for call in (position, *timed))]
     samples = [record for record in records if record["record"] == "sample"]
-    assert [(one["scope"], one["batch"], one["repeat"]) for one in samples] == places
-    assert [one["warmup"] for one in samples] == [*[True] * 3, *[False] * 4] * 2
-    assert all(one["total_event_ns"] == 2_500_000 for one in samples)
+    assert [(sample["scope"], sample["batch"], sample["repeat"]) for sample in samples] == places
+    assert [sample["warmup"] for sample in samples] == [*[True] * 3, *[False] * 4] * 2
+    assert all(sample["total_event_ns"] == 2_500_000 for sample in samples)
     assert [record["why"] for record in records if record["record"] == "stop"] == ["sample cap"] * 2
 
 
@@ -213,13 +213,13 @@ def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
     held = context.Context(chosen, None, torch.device("cpu"), torch.float32, None, shapes, [0, 1])
     before = held.make_batch(1)
     held.hold_inputs([1])
-    one, other = held.make_batch(1, repeat=4), held.make_batch(1, repeat=5)
-    assert torch.equal(before.encoder_out, one.encoder_out) and torch.equal(before.targets, one.targets)
-    one.encoder_out.sum().backward()
+    first, other = held.make_batch(1, repeat=4), held.make_batch(1, repeat=5)
+    assert torch.equal(before.encoder_out, first.encoder_out) and torch.equal(before.targets, first.targets)
+    first.encoder_out.sum().backward()
     for name in inputs.OUTPUTS:
         leaf = getattr(other, name)
         assert leaf.is_leaf and leaf.requires_grad and leaf.grad is None
-        assert leaf.data_ptr() == getattr(one, name).data_ptr()  # nothing is made or copied in between
+        assert leaf.data_ptr() == getattr(first, name).data_ptr()  # nothing is made or copied in between
 
 
 class FakeNvml:
@@ -314,8 +314,8 @@ def test_memory_that_is_taken_past_torch_is_seen(monkeypatch):
     looked = []
     told = torch.cuda.mem_get_info
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: looked.append(free[0]) or told(device))
-    found = memory.cuda_peaks(TakesAndGivesBack(), torch.device("cuda:0"))
-    assert found == {"device_allocated_bytes": 200, "device_reserved_bytes": 400, "device_used_bytes": 700}
+    peaks = memory.cuda_peaks(TakesAndGivesBack(), torch.device("cuda:0"))
+    assert peaks == {"device_allocated_bytes": 200, "device_reserved_bytes": 400, "device_used_bytes": 700}
 
 
 @pytest.mark.parametrize("kind, warmed", [("cpu", [4]), ("cuda", [1, 2])])

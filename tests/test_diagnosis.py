@@ -53,9 +53,9 @@ def test_a_right_one_is_told_nothing(checked):
     ],
 )
 def test_the_utterance_and_a_guess(checked, returned, words):
-    said = checked(returned).wrong
+    reason = checked(returned).wrong
     for word in words:
-        assert word in said, said
+        assert word in reason, reason
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_the_usual_mistakes_are_named(checked, old, new, words):
 
 
 def test_got_and_expected_are_numbers_of_that_utterance(checked):
-    said = checked("return losses.sum() + 1000").wrong
-    got, expected = said.partition("loss ")[2].split(", expected ")
+    reason = checked("return losses.sum() + 1000").wrong
+    got, expected = reason.partition("loss ")[2].split(", expected ")
     assert float(got) == pytest.approx(float(expected) + 1000, abs=0.01)
 
 
@@ -123,5 +123,5 @@ def test_the_screen_has_the_utterance_and_the_numbers(tmp_path):
     flags += ["--shape-file", shapes, "--log-dir", tmp_path / "log"]
     done = run("benchmark_all.py", "--only", tmp_path / "benchmark_flash.py", *flags)
     assert done.returncode == 1
-    said = " ".join(done.stdout.split())
-    assert re.search(r"loss [\d.]+, expected [\d.]+; .* utterance (9|10) \(T \d+, U \d+\).* expected -?[\d.]+", said)
+    printed = " ".join(done.stdout.split())
+    assert re.search(r"loss [\d.]+, expected [\d.]+; .* utterance (9|10) \(T \d+, U \d+\).* expected -?[\d.]+", printed)

@@ -48,14 +48,14 @@ class Marked:
 
     def left(self):
         mark = f"MARK_OF_TEST={self.variables['MARK_OF_TEST']}".encode()
-        found = []
+        commands = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if mark in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes())
+                    commands.append((entry / "cmdline").read_bytes())
             except OSError:
                 continue
-        return found
+        return commands
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_ctrl_c_while_a_command_is_imported_is_one_line(script, tmp_path):
 
 
 def test_an_old_python_is_one_line():
-    """As far as a new one can play it: no older one is at hand."""
+    """Played by a new one: no older one is at hand."""
     code = "import sys; sys.version_info = (3, 8, 0, 'final', 0); sys.argv = ['summarize.py']; import common"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "3.9 or newer" in done.stderr and len(done.stderr.splitlines()) == 1
@@ -178,7 +178,7 @@ def test_an_old_python_is_one_line():
 
 
 def test_ctrl_z_stops_the_worker_too_and_fg_lets_it_go_on(flags, tmp_path):
-    """In a process group of its own, as a shell starts it: the kernel stops none that nobody could continue."""
+    """Runs in a process group of its own, as a shell starts it: the kernel stops none that nobody could continue."""
 
     def states():
         stats = (Path(f"/proc/{number}/stat").read_text() for number in (process.pid, worker))
@@ -224,7 +224,7 @@ def bare(tmp_path):
 
 
 def test_every_script_starts_under_a_bare_python(bare, tmp_path):
-    """With the arguments that README gives it, too, and where Python leaves out the folder of a script."""
+    """Each gets the arguments that README gives it, and runs where Python leaves out the folder of a script."""
     if environments.interpreter("main") is None:
         pytest.skip("the main environment is not there, or out of date")
     shutil.copy(ROOT / "benchmark_mine.py", tmp_path / "benchmark_flash.py")

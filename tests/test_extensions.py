@@ -124,21 +124,21 @@ def test_optimized_transducer_itself():
 
 
 def test_fetched_compiled_and_then_taken_from_the_cache(checkout):
-    loaded, said = checkout.load()
+    loaded, reason = checkout.load()
     (folder,) = [path for path in checkout.build.glob("optimized_transducer-1.4-cpu-*") if path.is_dir()]
     assert Path(loaded) == folder / "optimized_transducer" / "__init__.py"
-    assert "fetching" in said and "compiling" in said
+    assert "fetching" in reason and "compiling" in reason
     assert sorted(path.name for path in folder.iterdir() if path.name != "__pycache__") == [
         "_optimized_transducer.so",
         "optimized_transducer",
     ]
-    again, said = checkout.load()
-    assert (again, said) == (loaded, "")
+    again, reason = checkout.load()
+    assert (again, reason) == (loaded, "")
 
     shutil.rmtree(folder)
     (checkout.build / "sources" / "optimized_transducer-1.4.tar.gz").write_bytes(b"garbled")
-    again, said = checkout.load()
-    assert again == loaded and "fetching" in said  # a file with another hash is not trusted
+    again, reason = checkout.load()
+    assert again == loaded and "fetching" in reason  # a file with another hash is not trusted
 
 
 def test_two_at_once_compile_once(checkout):
@@ -162,8 +162,8 @@ def test_killed_half_way_the_next_one_starts_over(checkout, tmp_path):
     process.communicate(timeout=60)
     slow.unlink()
 
-    loaded, said = checkout.load(CXX=str(compiler))
-    assert loaded.endswith("__init__.py") and "compiled" in said
+    loaded, reason = checkout.load(CXX=str(compiler))
+    assert loaded.endswith("__init__.py") and "compiled" in reason
     assert not list(checkout.build.glob("*.partial"))
 
 
@@ -190,8 +190,8 @@ def test_what_cannot_be_fetched(checkout):
 
 def test_a_package_whose_setup_refuses_is_fetched_and_compiled(tmp_path):
     """One for CUDA alone refuses without a GPU; its sources are taken all the same."""
-    looks = "import torch\nif not torch.cuda.is_available():\n    raise RuntimeError('no CUDA here')\n"
-    refuses = looks + STAND_IN["setup.py"]
+    checks = "import torch\nif not torch.cuda.is_available():\n    raise RuntimeError('no CUDA here')\n"
+    refuses = checks + STAND_IN["setup.py"]
     made = Checkout(tmp_path / "checkout", files={**STAND_IN, "setup.py": refuses})
     outcome, _ = made.load()
     assert outcome.startswith(str(made.build)), outcome
@@ -218,12 +218,12 @@ def test_an_installed_package_is_used_but_must_run_on_the_device(checkout):
     assert checkout.load() == (str(package / "__init__.py"), "")
 
     (package / "__init__.py").write_text("def transducer_loss(*_, **__): raise RuntimeError('built without CUDA')\n")
-    outcome, said = checkout.load()
-    assert outcome.startswith("unsupported: ") and "built without CUDA; uninstall it" in outcome and said == ""
+    outcome, reason = checkout.load()
+    assert outcome.startswith("unsupported: ") and "built without CUDA; uninstall it" in outcome and reason == ""
 
     (package / "__init__.py").write_text("raise ImportError('built for another torch')\n")
-    outcome, said = checkout.load()
-    assert "compiled" in said  # our own build instead, imported although the broken one comes first on the path
+    outcome, reason = checkout.load()
+    assert "compiled" in reason  # our own build instead, imported although the broken one comes first on the path
     assert outcome.startswith(str(checkout.build))
 
 
@@ -264,11 +264,11 @@ def test_the_toolkit_of_torchs_cuda_is_taken_among_several(monkeypatch, tmp_path
 
 
 def test_the_packages_of_the_index_are_a_toolkit(monkeypatch, tmp_path, cuda_of_torch):
-    own = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
+    folder = toolkit(tmp_path / "nvidia" / f"cu{cuda_of_torch.partition('.')[0]}", cuda_of_torch)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert toolchain.find("cuda").cuda_home == own
+    assert toolchain.find("cuda").cuda_home == folder
 
 
 def test_architectures_where_no_gpu_is(monkeypatch, cuda_of_torch):

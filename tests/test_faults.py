@@ -41,12 +41,12 @@ def test_the_documentation_counts_each_kind():
 
 
 def test_a_process_that_is_left_is_found(tmp_path):
-    place = running.Place(tmp_path)
+    site = running.Place(tmp_path)
     (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)")
-    sleeper = place.start([str(tmp_path / "sleeper.py")])
+    sleeper = site.start([str(tmp_path / "sleeper.py")])
     try:
         with pytest.raises(Broken, match="sleeper"):
-            place.nothing_is_left(seconds=0.1)
+            site.nothing_is_left(seconds=0.1)
     finally:
         sleeper.kill()
         sleeper.communicate()

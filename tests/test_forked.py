@@ -49,7 +49,7 @@ def test_its_end_is_told(text, code, script, tmp_path):
 
 
 def test_two_at_once_each_with_the_common_beside_it(script, tmp_path):
-    """What the first leaves behind lives on, as after a process."""
+    """Processes that the first leaves behind live on."""
     (tmp_path / "common" / "__init__.py").write_text("WORD = 'own'")
     leaves = "import common, subprocess\nprint(common.WORD, subprocess.Popen(['sleep', '300']).pid, flush=True)\n"
     first = forked.start(script("first.py", leaves + "import time; time.sleep(300)"), tmp_path)

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ne
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     (tmp_path / "answering.py").write_text(MODULE)
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -42,18 +42,18 @@ def place(tmp_path, monkeypatch):
     close_servers()
 
 
-def child(place, do="0", generation=None, **variables):
-    with Child.run(Path(sys.executable), "answering", {"do": do}, place, variables, generation) as running:
+def child(folder, do="0", generation=None, **variables):
+    with Child.run(Path(sys.executable), "answering", {"do": do}, folder, variables, generation) as running:
         while running.alive(10):
             pass
     return running
 
 
-def test_jobs_of_a_round_share_their_imports_and_nothing_else(place):
-    first, second = (child(place, generation=1).records[0] for _ in range(2))
+def test_jobs_of_a_round_share_their_imports_and_nothing_else(folder):
+    first, second = (child(folder, generation=1).records[0] for _ in range(2))
     assert first == second == {"parent": first["parent"], "variable": None, "loaded": 1, "torch": True}
-    assert child(place, generation=2).records[0]["parent"] != first["parent"]
-    (record,) = child(place, generation=2, OF_THE_JOB="5").records
+    assert child(folder, generation=2).records[0]["parent"] != first["parent"]
+    (record,) = child(folder, generation=2, OF_THE_JOB="5").records
     assert record["variable"] == "5" and record["parent"] != first["parent"]
 
 
@@ -72,9 +72,13 @@ print(running.returncode, running.seconds(), running.wall_ns / 1e9)
 """
 
 
-def test_the_time_of_a_job_stands_still_while_ctrl_z_stops_it(place):
+def test_the_time_of_a_job_stands_still_while_ctrl_z_stops_it(folder):
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS], cwd=place, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.setpgid(0, 0)
+        [sys.executable, "-c", WAITS],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.setpgid(0, 0),
     )
     assert process.stdout.readline() == "started\n"
     began = time.monotonic()
@@ -90,7 +94,7 @@ def test_the_time_of_a_job_stands_still_while_ctrl_z_stops_it(place):
 
 
 @pytest.mark.parametrize(
-    "do, code, said",
+    "do, code, words",
     [
         ("3", 3, ""),
         ("sys.exit(4)", 4, ""),
@@ -100,59 +104,59 @@ def test_the_time_of_a_job_stands_still_while_ctrl_z_stops_it(place):
         ("print('to stdout')", 0, "to stdout"),
     ],
 )
-def test_how_a_job_ends(place, do, code, said):
-    ended = child(place, do)
-    assert ended.returncode == code and (ended.stderr or [""])[-1] == said and len(ended.records) == 1
+def test_how_a_job_ends(folder, do, code, words):
+    ended = child(folder, do)
+    assert ended.returncode == code and (ended.stderr or [""])[-1] == words and len(ended.records) == 1
 
 
-def test_what_a_job_leaves_running_is_ended(place):
+def test_what_a_job_leaves_running_is_ended(folder):
     do = "print(subprocess.Popen(['setsid', 'sleep', '300'], stdin=subprocess.DEVNULL).pid)"
-    number = int(child(place, do).stderr[-1])
+    number = int(child(folder, do).stderr[-1])
     assert not Path(f"/proc/{number}").exists()
 
 
-def test_a_server_that_is_killed_costs_its_job_alone(place):
-    ended = child(place, "os.kill(os.getppid(), 9)")
+def test_a_server_that_is_killed_costs_its_job_alone(folder):
+    ended = child(folder, "os.kill(os.getppid(), 9)")
     assert ended.returncode == -9
-    assert child(place).returncode == 0
+    assert child(folder).returncode == 0
 
 
-def test_a_job_that_runs_at_the_end_of_the_block_is_killed(place):
-    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, place, {}) as running:
+def test_a_job_that_runs_at_the_end_of_the_block_is_killed(folder):
+    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, folder, {}) as running:
         wait_for(running.written, "record")
     assert running.returncode == -9 and running.seconds() < 60
     assert not Path(f"/proc/{running.pid}").exists()
 
 
-def test_a_stopped_server_does_not_hold_us_up(place):
-    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, place, {}) as running:
+def test_a_stopped_server_does_not_hold_us_up(folder):
+    with Child.run(Path(sys.executable), "answering", {"do": "time.sleep(300)"}, folder, {}) as running:
         wait_for(running.written, "record")
         os.kill(running.server.process.pid, signal.SIGSTOP)
-    assert running.returncode == -9 and child(place).returncode == 0
+    assert running.returncode == -9 and child(folder).returncode == 0
 
 
-def test_a_broken_package_is_told_by_the_job(place):
+def test_a_broken_package_is_told_by_the_job(folder):
     """Imported twice in one process, it would say something else."""
-    (place / "torch.py").write_text("import broken_part\nbroken_part.count()\n")
-    (place / "broken_part.py").write_text(
+    (folder / "torch.py").write_text("import broken_part\nbroken_part.count()\n")
+    (folder / "broken_part.py").write_text(
         "LEFT = [1]\ndef count():\n    LEFT.pop()\n    raise OSError('no such library')\n"
     )
-    assert child(place, "__import__('torch')").stderr[-1] == "OSError: no such library"
+    assert child(folder, "__import__('torch')").stderr[-1] == "OSError: no such library"
 
 
-def test_a_python_that_is_not_there(place):
+def test_a_python_that_is_not_there(folder):
     with pytest.raises(OSError):
-        with Child.run(place / "python", "answering", {}, place, {}):
+        with Child.run(folder / "python", "answering", {}, folder, {}):
             pass
 
 
-def test_what_a_job_prints_without_end_fills_no_disk(place):
+def test_what_a_job_prints_without_end_fills_no_disk(folder):
     """It prints 100 MB, waits until the file of it is smaller (or gives up), and prints on."""
     prints = "[os.write(1, b'x' * 10**6) for _ in range(100)]"
     waits = "[time.sleep(0.1) for _ in range(200) if os.fstat(1).st_size > 2**26]"
     ends = "os.write(2, b'\\nthe end\\n') and os.fstat(1).st_size > 2**26"
     with Child.run(
-        Path(sys.executable), "answering", {"do": f"int(({prints}, {waits}, {ends})[-1])"}, place, {}
+        Path(sys.executable), "answering", {"do": f"int(({prints}, {waits}, {ends})[-1])"}, folder, {}
     ) as job:
         while job.alive(0.2):
             pass

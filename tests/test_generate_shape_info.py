@@ -67,8 +67,8 @@ def run(tmp_path, capsys):
 
 def command(*arguments, cwd, **environment):
     """The real command, as a user types it."""
-    more = {"env": {**os.environ, **environment}} if environment else {}
-    return run_script(SCRIPT, *arguments, cwd=cwd, timeout=120, **more)
+    options = {"env": {**os.environ, **environment}} if environment else {}
+    return run_script(SCRIPT, *arguments, cwd=cwd, timeout=120, **options)
 
 
 def one_line_of_error(code, err, *words):
@@ -117,7 +117,7 @@ def features_of(recording_id, frames, frame_shift, seconds):
     }
 
 
-def cut(name, seconds, *supervisions, **more):
+def cut(name, seconds, *supervisions, **fields):
     return {
         "id": name,
         "start": 0.0,
@@ -126,7 +126,7 @@ def cut(name, seconds, *supervisions, **more):
         "supervisions": list(supervisions),
         "recording": recording(name, seconds),
         "type": "MonoCut",
-        **more,
+        **fields,
     }
 
 
@@ -204,10 +204,10 @@ def test_cuts_in_every_format(run, tmp_path, lhotse, model, name):
     expected = [[frames, tokens(model, text)] for frames, (_, text) in zip((115, 271, 399), SECONDS_AND_TEXT)]
     assert shapes.load(tmp_path / "out.pt").tolist() == expected
     assert "3 utterances, T 115 to 399" in out
-    about = provenance(tmp_path)
-    assert about["source"] == {"kind": "manifest", "files": [{"name": name, "sha256": shapes.sha256(tmp_path / name)}]}
-    assert about["bpe_model"]["sha256"] == shapes.sha256(model)
-    assert about["counts"]["rows"] == 3
+    record = provenance(tmp_path)
+    assert record["source"] == {"kind": "manifest", "files": [{"name": name, "sha256": shapes.sha256(tmp_path / name)}]}
+    assert record["bpe_model"]["sha256"] == shapes.sha256(model)
+    assert record["counts"]["rows"] == 3
 
 
 def test_feature_frames_are_written_too(run, tmp_path, model):
@@ -293,8 +293,8 @@ def test_speed_perturbation_is_lhotse_s(run, tmp_path, lhotse, model):
     rows = shapes.load(tmp_path / "out.pt")
     expected = []
     for speed in (0.9, 1.0, 1.1):
-        for one in everything:
-            seconds = one.duration if speed == 1.0 else one.perturb_speed(speed).duration
+        for number in everything:
+            seconds = number.duration if speed == 1.0 else number.perturb_speed(speed).duration
             expected.append(shapes.subsampled(lhotse.utils.compute_num_frames(seconds, 0.01, 16000)))
     assert rows[:, 0].tolist() == expected
     assert rows[[0, 5, 10], 0].tolist() == [128, 115, 105]  # 74,400 samples are 82,667 at 0.9 and 67,636 at 1.1
@@ -318,9 +318,9 @@ def test_supervisions_are_utterances_and_end_with_their_recording(run, tmp_path,
     jsonl(tmp_path / "x_recordings.jsonl.gz", [recording("r", 20.65), recording("unused", 1.0)])
     assert run("--manifest", path, "--bpe-model", model)[0] == 0
     assert shapes.load(tmp_path / "out.pt")[:, 0].tolist() == [115, 271, 115]
-    about = provenance(tmp_path)
-    assert about["counts"]["cut_at_end_of_recording"] == about["counts"]["recordings_without_supervision"] == 1
-    assert [file["name"] for file in about["source"]["files"]] == ["x_supervisions.jsonl.gz", "x_recordings.jsonl.gz"]
+    record = provenance(tmp_path)
+    assert record["counts"]["cut_at_end_of_recording"] == record["counts"]["recordings_without_supervision"] == 1
+    assert [file["name"] for file in record["source"]["files"]] == ["x_supervisions.jsonl.gz", "x_recordings.jsonl.gz"]
 
     code, _, err = run("--manifest", shutil.copy(path, tmp_path / "alone.jsonl.gz"), "--bpe-model", model)
     one_line_of_error(code, err, "alone.jsonl.gz", "--recordings")
@@ -366,8 +366,13 @@ def test_a_model_is_trained_where_none_is_given(run, tmp_path, lhotse):
     assert run("--manifest", path, "--bpe-vocab-size", 40)[0] == 0
     trained = tmp_path / "out.bpe.model"
     assert shapes.load(tmp_path / "out.pt")[:, 1].tolist() == [tokens(trained, text) for _, text in SECONDS_AND_TEXT]
-    about = provenance(tmp_path)["bpe_model"]
-    assert about == {"name": "out.bpe.model", "sha256": shapes.sha256(trained), "vocab_size": 40, "trained_here": "bpe"}
+    record = provenance(tmp_path)["bpe_model"]
+    assert record == {
+        "name": "out.bpe.model",
+        "sha256": shapes.sha256(trained),
+        "vocab_size": 40,
+        "trained_here": "bpe",
+    }
 
     import sentencepiece
 
@@ -419,8 +424,8 @@ def test_straight_from_librispeech(tmp_path, corpus, model):
     assert (done.returncode, done.stderr) == (0, "")
     rows = shapes.load(tmp_path / "shape_info.pt").tolist()
     assert rows == [[frames, tokens(model, text)] for frames, text in expected_of_the_three()]
-    about = provenance(tmp_path, "shape_info")
-    assert about["source"]["kind"] == "librispeech" and about["source"]["parts"] == ["test-clean"]
+    record = provenance(tmp_path, "shape_info")
+    assert record["source"]["kind"] == "librispeech" and record["source"]["parts"] == ["test-clean"]
 
 
 @needs_data
@@ -610,7 +615,7 @@ def perturbed_cuts(lhotse):
 
 
 def test_what_is_perturbed_is_not_perturbed_again_unless_told(run, tmp_path, lhotse, model):
-    """As icefall makes its training cuts."""
+    """Make cuts as icefall makes its training cuts."""
     perturbed_cuts(lhotse).to_file(tmp_path / "cuts.jsonl")
     flags = ("--manifest", tmp_path / "cuts.jsonl", "--bpe-model", model)
     speeds = ("--speed-perturbation", 0.9, 1.0, 1.1)

@@ -50,7 +50,7 @@ def test_no_repository_has_no_state(tmp_path):
 
 
 def test_every_variable_that_names_a_repository_is_dropped(monkeypatch):
-    """As this git lists them; settings stay, as git keeps them for the repositories of submodules."""
+    """The names are those of this git; settings stay, as git keeps them for the repositories of submodules."""
     listed = subprocess.run(["git", "rev-parse", "--local-env-vars"], check=True, capture_output=True, text=True)
     settings = {"GIT_CONFIG_PARAMETERS", "GIT_CONFIG_COUNT"}
     assert set(listed.stdout.split()) - settings <= set(git.LOCAL_VARIABLES)

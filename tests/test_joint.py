@@ -45,8 +45,8 @@ def test_it_is_measured_beside_others_and_its_loss_columns_stay_empty(quick, tmp
     assert row["grad_error"] < 1e-4 and row["average_step_time_us"] > 0
     assert row["memory"]["step"]["process_mb"] > 0 and "loss" not in row["memory"]
     records = records_of(tmp_path / "log" / "own_joint-2")
-    (found,) = [record for record in records if record["record"] == "correctness"]
-    assert found["ok"] and found["at_size"]["ok"] and found["at_size"]["N"] == 2
+    (judged,) = [record for record in records if record["record"] == "correctness"]
+    assert judged["ok"] and judged["at_size"]["ok"] and judged["at_size"]["N"] == 2
     assert {record["scope"] for record in records if record["record"] == "sample"} == {"step"}
 
 
@@ -86,7 +86,7 @@ def test_each_of_its_gradients_is_judged(monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["encoder_out", "weight"])
 def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
-    """Of the frames from the 64th on, the loss keeps no gradient."""
+    """The loss keeps no gradient of the frames from the 64th on."""
     adapter = adapter_of()
     right = adapter.loss_of
 
@@ -108,8 +108,8 @@ def test_what_is_wrong_at_size_only_is_found(monkeypatch, name):
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype, monkeypatch):
     monkeypatch.setattr(at_size, "CHUNK", 5000)  # some frames at a time
-    found = at_size.check(context_of(adapter_of(dtype=dtype), SHAPES), oracle.TOLERANCE[dtype])
-    assert found["ok"], found
+    result = at_size.check(context_of(adapter_of(dtype=dtype), SHAPES), oracle.TOLERANCE[dtype])
+    assert result["ok"], result
 
 
 def test_its_corners(tmp_path):

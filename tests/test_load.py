@@ -45,8 +45,8 @@ def write_stat(path, *busy_seconds):
 @pytest.fixture
 def clock(monkeypatch):
     """Ten seconds between two looks, in which this process uses no CPU; no sleep takes time."""
-    looks = iter(range(0, 10_000, 10))
-    monkeypatch.setattr(load.time, "perf_counter_ns", lambda: next(looks) * 10**9)
+    ticks = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(load.time, "perf_counter_ns", lambda: next(ticks) * 10**9)
     monkeypatch.setattr(load.time, "sleep", lambda seconds: None)
     monkeypatch.setattr(load, "_own_seconds", lambda: 0.0)
 
@@ -115,12 +115,12 @@ def test_a_real_busy_loop_is_seen():
     loops = [subprocess.Popen([sys.executable, "-c", BUSY_LOOP]) for _ in load.CPUS]
     try:
         time.sleep(0.3)  # they start
-        said = load.disturbance(load.ForeignLoad(stat=Path("/proc/stat")))
+        text = load.disturbance(load.ForeignLoad(stat=Path("/proc/stat")))
     finally:
         for loop in loops:
             loop.kill()
             loop.wait()
-    assert f"on {len(load.CPUS)} core" in said and "% of the CPU" in said
+    assert f"on {len(load.CPUS)} core" in text and "% of the CPU" in text
 
 
 class OnABusyMachine(Executor):
@@ -163,9 +163,9 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_commands_that_time_warn_of_a_busy_machine_before_they_measure(name, tmp_path, capsys):
     guarded(name, lambda: COMMANDS[name](str(tmp_path / "log"), OnABusyMachine()))
-    said = capsys.readouterr().err
-    assert said.count("warning: load 24 on 2 cores") == 1 and "quiet" in said
-    assert "Traceback" not in said
+    text = capsys.readouterr().err
+    assert text.count("warning: load 24 on 2 cores") == 1 and "quiet" in text
+    assert "Traceback" not in text
 
 
 def test_load_of_this_machine_says_nothing_of_a_cluster(tmp_path, capsys):
@@ -241,8 +241,8 @@ def test_the_report_begins_with_it_and_withholds_the_winner(crowded):
     assert "36 of 36 samples ran beside other load" in begin and 'role="note"' in begin
     (group,) = log.groups
     answers = [*page.headline.headline(group.rows, []), *page.verdicts.verdicts(group.rows)]
-    of_time = [one for one in answers if "emory" not in one.question]
-    assert {one.answer for one in of_time} == {"withheld"} and not any(one.clear for one in of_time)
+    of_time = [answer for answer in answers if "emory" not in answer.question]
+    assert {answer.answer for answer in of_time} == {"withheld"} and not any(answer.clear for answer in of_time)
 
 
 def test_a_quiet_run_says_nothing_of_load(tmp_path):
@@ -351,7 +351,7 @@ class Shared(Executor):
         return timing(job.name, [50 * ms if busy else ms] * 2, [ms] * 2, **(LOADED if busy else {}))
 
     def rounds(self):
-        """How often each round was measured, of the first loss."""
+        """Count how often each round of the first loss was measured."""
         names = [name for loss, name in self.seen if loss == "torchaudio" and name.startswith("timing")]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
@@ -447,7 +447,7 @@ def test_a_comparison_of_rounds_beside_load_has_no_verdict(tmp_path):
 def test_inference_beside_load_says_that_its_times_are_too_long(busy):
     values = {grid.SECONDS: 2, grid.BATCH: 4}
     cell = GridCell(values, rtf=0.01, streams=7, n=200, busy=busy)
-    found = Inference(Path("log/x/records.jsonl"), cells=[cell])
-    below, first = lines(found), " ".join(total(found))
+    run = Inference(Path("log/x/records.jsonl"), cells=[cell])
+    below, first = lines(run), " ".join(total(run))
     assert ("1 cell ran beside other load: times are too long" in below) == bool(busy)
     assert ("beside other load" in first) == bool(busy) and "streams: 7" in first

@@ -27,10 +27,10 @@ def page_of(folder):
 def test_other_cores_are_another_machine_and_not_an_earlier_run(tmp_path):
     measured(tmp_path / "a", "k2", 10, cores=2)
     measured(tmp_path / "b", "k2", 10, cores=64)  # the same CPU and threads
-    found = logs.rows([tmp_path])
-    assert [row.configuration["cores"] for row in found] == [2, 64]
-    assert [row.earlier_runs for row in found] == [0, 0] and len(groups.groups(found)) == 2
-    headings = sorted(groups.heading(group) for group in groups.groups(found))
+    rows = logs.rows([tmp_path])
+    assert [row.configuration["cores"] for row in rows] == [2, 64]
+    assert [row.earlier_runs for row in rows] == [0, 0] and len(groups.groups(rows)) == 2
+    headings = sorted(groups.heading(group) for group in groups.groups(rows))
     assert "2 threads of 64 cores, " in headings[0] and "2 threads, " in headings[1]
 
 
@@ -58,7 +58,7 @@ def test_a_ratio_is_over_the_batches_that_both_have():
 def test_configurations_that_differ_only_in_the_machine_stand_side_by_side(tmp_path):
     groups = groups_of(side_by_side(tmp_path))
     (family,) = machines.families(groups)
-    assert sorted(one.name for one in family) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
+    assert sorted(machine.name for machine in family) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     shown = {row[0].shown: [cell.shown for cell in row[1:5]] for row in numbers(family).rows}
     at, other = (0, 1) if "2 cores" in family[0].name else (1, 0)
     small = {name: (values[at], values[2 + at]) for name, values in shown.items()}

@@ -36,10 +36,10 @@ def test_every_implementation_is_right_at_size(implementation, monkeypatch):
     if adapter.simulated:
         pytest.skip("in a simulator it takes hours")
     shapes = [(T, max(U, adapter.fewest_targets)) for T, U in [*SHAPES, (6, 0)]]
-    found = at_size.check(context_of(adapter, shapes), 1e-4)
-    assert found["ok"], found
-    assert (found["batch"], found["N"], found["T_max"], found["U_max"]) == (0, 10, 70, 34)
-    assert 0 < found["grad_error"] <= found["grad_tolerance"] < 1e-3
+    result = at_size.check(context_of(adapter, shapes), 1e-4)
+    assert result["ok"], result
+    assert (result["batch"], result["N"], result["T_max"], result["U_max"]) == (0, 10, 70, 34)
+    assert 0 < result["grad_error"] <= result["grad_tolerance"] < 1e-3
 
 
 def of_late_frames(loss, logits, given):
@@ -105,11 +105,11 @@ class Broken(torch.autograd.Function):
 
 def non_target(logits, given):
     """1 for the entries that are neither the blank's nor the next target's, else 0."""
-    found = torch.ones_like(logits)
-    found[..., 0] = 0
+    gradient = torch.ones_like(logits)
+    gradient[..., 0] = 0
     targets = given.targets.long()[:, None, :, None].expand(-1, logits.size(1), -1, 1)
-    found[:, :, :-1].scatter_(3, targets, 0.0)
-    return found
+    gradient[:, :, :-1].scatter_(3, targets, 0.0)
+    return gradient
 
 
 def with_softmax(replaced):
@@ -165,10 +165,10 @@ def test_what_is_wrong_where_it_is_small_is_refused(V, breaks, word, monkeypatch
     monkeypatch.setattr(adapter, "loss", lambda logits, given: Broken.apply(logits, right, breaks, given))
     (record,) = correctness.run(context)
     assert max(record["loss_error"], record["grad_error"]) <= record["tolerance"]  # the small batches are right
-    found = record["at_size"]
-    assert not record["ok"] and found["loss_error"] < 1e-6
-    assert found["sum_errors"][word] > 0.1 > 5 * found["sum_tolerance"]
-    assert any(f"{word} in sum off by" in line for line in at_size.wrong(found))
+    result = record["at_size"]
+    assert not record["ok"] and result["loss_error"] < 1e-6
+    assert result["sum_errors"][word] > 0.1 > 5 * result["sum_tolerance"]
+    assert any(f"{word} in sum off by" in line for line in at_size.wrong(result))
     assert "on a measured batch" in correctness.in_words(record)
 
 
@@ -222,8 +222,8 @@ def test_a_small_loss_of_large_scores_may_be_imprecise(by, outcome, monkeypatch)
 @pytest.mark.parametrize("margin", [12.0, 20.0])
 def test_posteriors_that_cancel_are_imprecise(margin):
     adapter = adapter_of(find("reference"), "cpu", vocab_size=20, logits="peaky", margin=margin, encoder_dim=64)
-    found = at_size.check(context_of(adapter, [(70, 30)]), 1e-4)
-    assert found["ok"] and found["imprecise"] > 1e-4 and found["sum_errors"]["frame"] < 1e-5
+    result = at_size.check(context_of(adapter, [(70, 30)]), 1e-4)
+    assert result["ok"] and result["imprecise"] > 1e-4 and result["sum_errors"]["frame"] < 1e-5
 
 
 def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
@@ -237,8 +237,8 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype):
-    found = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
-    assert found["ok"] and found["grad_tolerance"] < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
+    result = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
+    assert result["ok"] and result["grad_tolerance"] < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
 
 
 def test_a_search_judges_two_utterances():

@@ -52,10 +52,10 @@ def disk(tmp_path):
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def insert(path, place, *lines):
+def insert(path, index, *lines):
     """Put lines into a file before the line of this index."""
     old = path.read_text().splitlines()
-    path.write_text("\n".join([*old[:place], *lines, *old[place:]]) + "\n")
+    path.write_text("\n".join([*old[:index], *lines, *old[index:]]) + "\n")
 
 
 # A full disk.
@@ -101,8 +101,8 @@ def test_conformance_on_a_full_disk_prints_what_it_knows_and_leaves_the_old_file
             filler.write(bytes(4096))
     done = run("conformance.py", "--only", "reference", "--cases", "ragged", "--in-place", "--output", folder)
     assert done.returncode == 2 and "reference" in done.stdout and " pass" in done.stdout
-    said = [line for line in done.stderr.splitlines() if "No space left" in line]
-    assert [line.partition(": ")[0] for line in said] == ["warning", "conformance.py"] and "--output" in said[1]
+    lines = [line for line in done.stderr.splitlines() if "No space left" in line]
+    assert [line.partition(": ")[0] for line in lines] == ["warning", "conformance.py"] and "--output" in lines[1]
     assert (folder / "conformance.json").read_text() == '{"old": "one"}'
     assert sorted(os.listdir(folder)) == ["conformance.json", "filler"]
 
@@ -161,28 +161,28 @@ def test_a_broken_record_costs_itself_and_is_named(line, tmp_path):
         write_run(tmp_path / "log" / name, name=name)
     before = read_rows(tmp_path / "log")
     insert(tmp_path / "log" / "a" / "results.jsonl", 5, line)
-    place = f"{tmp_path / 'log' / 'a' / 'results.jsonl'}, line 6"
+    position = f"{tmp_path / 'log' / 'a' / 'results.jsonl'}, line 6"
     for script, *arguments in (
         ("summarize.py", tmp_path / "log", "--format", "json"),
         ("report.py", tmp_path / "log", "--output", tmp_path / "page.html"),
         ("compare.py", "--in", tmp_path / "log", "a", "b"),
     ):
         done = run(script, *arguments)
-        (said,) = done.stderr.splitlines()
-        assert done.returncode == 0 and said.startswith("warning: ") and place in said, done.stderr
+        (warning,) = done.stderr.splitlines()
+        assert done.returncode == 0 and warning.startswith("warning: ") and position in warning, done.stderr
         assert script != "summarize.py" or json.loads(done.stdout) == before
 
 
 @needs_viewer
 def test_tensorboard_names_broken_records(tmp_path):
     write_run(tmp_path / "log" / "a")
-    for place, line in enumerate(BROKEN.values(), start=3):
-        insert(tmp_path / "log" / "a" / "results.jsonl", place, line)
+    for number, line in enumerate(BROKEN.values(), start=3):
+        insert(tmp_path / "log" / "a" / "results.jsonl", number, line)
     scalars = [str(VIEWER), "-m", "common.cli.tensorboard", str(tmp_path / "log")]
     done = subprocess.run(scalars, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "scalars of 1 written anew" in done.stderr
-    (said,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
-    assert "results.jsonl, line 4: " in said and f"{len(BROKEN) - 1} more: 5, 6" in said
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "results.jsonl, line 4: " in warning and f"{len(BROKEN) - 1} more: 5, 6" in warning
 
 
 @pytest.mark.parametrize("field, value", [("started", 5), ("name", ["x"]), ("settings", {"l2": ["x"], "scopes": []})])
@@ -203,15 +203,15 @@ def test_a_run_without_its_first_record_costs_only_that_run(field, value, tmp_pa
 def test_a_broken_run_record_in_a_sweep_costs_that_run(tmp_path):
     path = write_sweep(tmp_path / "log" / "sweep-V", {"vocab_size": [20, 30]}, ["a", "b"])
     lines = path.read_text().splitlines()
-    (place,) = [
+    (number,) = [
         at
         for at, line in enumerate(map(json.loads, lines))
         if (line["record"], line.get("cell")) == ("run", 1) and line["implementation"] == "a"
     ]
-    lines[place] = lines[place].replace('"started":"2026-01-01T00:00:00+00:00"', '"started":5')
+    lines[number] = lines[number].replace('"started":"2026-01-01T00:00:00+00:00"', '"started":5')
     path.write_text("\n".join(lines) + "\n")
     done = run("summarize.py", tmp_path / "log", "--format", "json")
-    assert done.returncode == 0 and f"{path}, line {place + 1}: " in done.stderr
+    assert done.returncode == 0 and f"{path}, line {number + 1}: " in done.stderr
     rows = [(row["name"], row["sweep"]["vocab_size"], row["status"]) for row in json.loads(done.stdout)]
     assert sorted(rows) == [("a", 20, "ok"), ("b", 20, "ok"), ("b", 30, "ok")]
 
@@ -224,8 +224,8 @@ def test_resume_goes_on_behind_a_broken_record(measured, tmp_path):
     before = path.read_bytes()
     done = run("benchmark_reference.py", *flags, "--quiet", "--log-dir", tmp_path / "log", "--resume")
     assert done.returncode == 0 and path.read_bytes() == before, done.stderr  # what is done is not measured again
-    (said,) = done.stderr.splitlines()
-    assert said.startswith("warning: ") and f"{path}, line 2: " in said
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("warning: ") and f"{path}, line 2: " in warning
 
 
 def test_an_attempt_that_lost_its_status_is_not_mixed_with_the_next(tmp_path):
@@ -329,7 +329,7 @@ def replace_by_links(victim, *paths):
 
 
 @pytest.mark.parametrize(
-    "script, more, file, again",
+    "script, flags_of_script, file, again",
     [
         ("benchmark_reference.py", ["--sweep", "vocab-size=20"], "sweep-vocab-size/sweep.jsonl", []),
         (
@@ -342,14 +342,14 @@ def replace_by_links(victim, *paths):
     ],
     ids=["sweep", "inference"],
 )
-def test_links_in_the_folder_of_a_sweep_or_a_model(script, more, file, again, measured, tmp_path):
+def test_links_in_the_folder_of_a_sweep_or_a_model(script, flags_of_script, file, again, measured, tmp_path):
     """again: what is written again where a job is repeated."""
-    flags = [*(measured[1] if "reference" in script else ["--device", "cpu"]), *more, "--log-dir", tmp_path]
+    flags = [*(measured[1] if "reference" in script else ["--device", "cpu"]), *flags_of_script, "--log-dir", tmp_path]
     assert run(script, *flags).returncode == 0
     (path,) = tmp_path.glob(file)
     whole = path.read_text()
     path.write_text(whole[: whole.index("\n") + 1])
-    links = [found for name in again for found in path.parent.glob(name)]
+    links = [match for name in again for match in path.parent.glob(name)]
     replace_by_links(tmp_path / "victim", *links)
     assert len(links) == len(again) and run(script, *flags, "--resume").returncode == 0
     assert (tmp_path / "victim").read_text() == "mine" and not any(link.is_symlink() for link in links)
@@ -419,7 +419,7 @@ def test_a_package_that_prints_and_says_too_much_leaves_small_records(measured, 
 @pytest.mark.parametrize("apart", [1, 1000])
 def test_a_trace_of_too_many_steps_is_read_up_to_a_bound(apart, tmp_path):
     step = '{{"ph":"X","cat":"user_annotation","name":"ProfilerStep#{}","ts":{},"dur":2}}'
-    text = "[" + ",".join(step.format(apart * place, 4 * place) for place in range(120_000))
+    text = "[" + ",".join(step.format(apart * number, 4 * number) for number in range(120_000))
     path = tmp_path / "log" / "w.1.pt.trace.json.gz"
     path.parent.mkdir()
     path.write_bytes(gzip.compress(text.encode(), 1))  # it does not even end

@@ -98,7 +98,7 @@ def leads(flags, shapes):
     draws = streams.uniform(N * T, streams.ALIGNMENT, flags.seed, 0).reshape(N, T)
     with torch.no_grad():
         logits = model.logits(batch)
-    found = ([], [])
+    gaps_of = ([], [])
     for n, (T, U) in enumerate(shapes):
         targets, frames = batch.targets[n].tolist(), peaky.alignment(T, U, draws[n]).tolist()
         u = 0
@@ -108,11 +108,11 @@ def leads(flags, shapes):
                 here.append(targets[u])
                 others = logits[n, t, u].clone()
                 others[targets[u]] = -torch.inf
-                found[0].append(float(logits[n, t, u, targets[u]] - others.max()))
+                gaps_of[0].append(float(logits[n, t, u, targets[u]] - others.max()))
                 u += 1
             if u == U or targets[u] not in here:
-                found[1].append(float(logits[n, t, u, 0] - logits[n, t, u, 1:].max()))
-    return [np.array(values) for values in found]
+                gaps_of[1].append(float(logits[n, t, u, 0] - logits[n, t, u, 1:].max()))
+    return [np.array(values) for values in gaps_of]
 
 
 @pytest.mark.parametrize("margin", [4.0, 10.0])
@@ -202,7 +202,7 @@ def test_a_loss_near_zero(implementation):
 @everywhere
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_every_row_is_given_peaky_logits(implementation):
-    """In each scope the row's own loss of an utterance is a small part of what it is on random logits."""
+    """The row's own loss of an utterance is a small part of what it is on random logits, in each scope."""
     for scope in table.of(adapter_of(implementation)).scopes:
         losses = {}
         for kind, margin in (("random", None), ("peaky", 7.0)):
@@ -213,7 +213,7 @@ def test_every_row_is_given_peaky_logits(implementation):
 
 def gaps(adapter, shapes):
     context = Context(adapter.settings, adapter, CPU, torch.float32, None, [np.array(shapes)], [0])
-    return {kind: found and found["median"] for kind, found in correctness.approximation_gaps(context).items()}
+    return {kind: gap and gap["median"] for kind, gap in correctness.approximation_gaps(context).items()}
 
 
 @everywhere
@@ -235,10 +235,10 @@ def test_pruning_loses_little_of_a_peaky_loss(implementation):
 def test_the_gap_is_that_of_all_measured_utterances(implementation):
     adapter, shapes = adapter_of(implementation, logits="random", margin=None), [[(60, 20), (30, 5)], [(40, 12)]]
     context = Context(adapter.settings, adapter, CPU, torch.float32, None, list(map(np.array, shapes)), [0, 1])
-    found = correctness.approximation_gaps(context)["random"]
-    alone = [gaps(adapter, [one])["random"] for one in shapes[0]]
-    assert found["utterances"] == 3 and 0 < found["lowest"] < found["median"] < found["highest"]
-    assert found["lowest"] == pytest.approx(min(alone), rel=1e-6) and max(alone) <= found["highest"] * (1 + 1e-6)
+    gap = correctness.approximation_gaps(context)["random"]
+    alone = [gaps(adapter, [shape])["random"] for shape in shapes[0]]
+    assert gap["utterances"] == 3 and 0 < gap["lowest"] < gap["median"] < gap["highest"]
+    assert gap["lowest"] == pytest.approx(min(alone), rel=1e-6) and max(alone) <= gap["highest"] * (1 + 1e-6)
 
 
 def test_held_inputs_follow_their_targets():

@@ -64,14 +64,14 @@ def plugin(log, tmp_path_factory):
 def windows_of(plugin, name):
     """(average step in us, peak in bytes) of each window of a run, as the plugin shows them."""
     (worker,) = plugin.json(f"{API}/workers", run=name, view="Overview")
-    found = []
+    results = []
     for window in plugin.json(f"{API}/spans", run=name, worker=worker):
         where = {"run": name, "worker": worker, "span": window}
         average = plugin.json(f"{API}/overview", view="Overview", **where)["performance"][0]["value"]
         curve = plugin.json(f"{API}/memory_curve", view="Memory", memory_metric="B", **where)
         peak = re.fullmatch(r"Peak Memory Usage: ([\d.]+)B", curve["metadata"]["peaks"]["CPU"])[1]
-        found.append((average, float(peak)))
-    return found
+        results.append((average, float(peak)))
+    return results
 
 
 def ours(log, name):

@@ -46,21 +46,21 @@ def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(
     for autocast in (None, amp):
         adapter = adapter_of(find(name), "cpu", vocab_size=40, amp=autocast)
         context = context_of(adapter)
-        found = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
-        assert found["ok"], found
-        errors[autocast] = found["grad_error"]
+        result = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
+        assert result["ok"], result
+        errors[autocast] = result["grad_error"]
         if given and autocast:
-            one = step.prepare(adapter, context.model, context.make_batch(0), "loss")
-            assert one.given.dtype == given
-        one = step.prepare(adapter, context.model, context.make_batch(0), "step")
-        one.run()
-        gradients = [gradient for gradient in one.gradients().values() if gradient is not None]
+            inputs = step.prepare(adapter, context.model, context.make_batch(0), "loss")
+            assert inputs.given.dtype == given
+        inputs = step.prepare(adapter, context.model, context.make_batch(0), "step")
+        inputs.run()
+        gradients = [gradient for gradient in inputs.gradients().values() if gradient is not None]
         assert gradients and all(gradient.dtype == torch.float32 for gradient in gradients)
     assert errors[amp] > 10 * errors[None]
 
 
 def test_a_run_with_autocast_and_torch_compile(tmp_path, tiny_shapes):
-    """As the correctness pass judges it, at the measured size; a loss that is compiled too: test_contract.py."""
+    """The correctness pass judges it at the measured size; a loss that is compiled too: test_contract.py."""
     flags = ["--in-place", "--preset", "quick", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
     only = ["--only", "reference", "--passes", "correctness", "--scope", "step", "--limits", "false"]
     done = run("benchmark_all.py", *flags, *only, "--amp", "bfloat16", "--compile", "true")

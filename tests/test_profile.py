@@ -145,16 +145,16 @@ def criterion_of(name):
 
 def test_parameters_differ_from_icefall_by_what_the_documentation_says():
     """A layer has no relative positions (263,168), no scales and eps (22), and six affine norms (6,144)."""
-    found = transducer.parameters(transducer.Transducer(transducer.Sizes(), criterion_of("fast_rnnt-pruned")))
-    assert found["layer"] == 6_317_590 - 263_168 - 22 + 6_144
-    assert found["embed"] == 1_285_112 - 8 + 1_024
-    assert found["encoder"] == found["embed"] + 12 * found["layer"]
-    assert found["decoder"] == 257_026 - 2
-    assert found["joiner"] == 781_818 - 6
-    assert found["simple_am_proj"] == found["simple_lm_proj"] == 256_502 - 2
+    counts = transducer.parameters(transducer.Transducer(transducer.Sizes(), criterion_of("fast_rnnt-pruned")))
+    assert counts["layer"] == 6_317_590 - 263_168 - 22 + 6_144
+    assert counts["embed"] == 1_285_112 - 8 + 1_024
+    assert counts["encoder"] == counts["embed"] + 12 * counts["layer"]
+    assert counts["decoder"] == 257_026 - 2
+    assert counts["joiner"] == 781_818 - 6
+    assert counts["simple_am_proj"] == counts["simple_lm_proj"] == 256_502 - 2
     text = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
     for part in ("model", "encoder", "embed", "layer", "decoder", "joiner", "simple_am_proj"):
-        assert f"| {found[part]:,} |" in text
+        assert f"| {counts[part]:,} |" in text
 
 
 def icefall_model(**sizes):
@@ -184,9 +184,9 @@ def test_relative_attention_is_that_of_transformer_xl():
             for j in range(3):  # the last two are padding
                 at = torch.tensor([(i - j) * 10000 ** (-k / 8) for k in range(0, 8, 2)])
                 sinusoid = torch.stack([at.sin(), at.cos()], dim=1).flatten()
-                place = attention.linear_pos(sinusoid)[part]
+                projected = attention.linear_pos(sinusoid)[part]
                 q = query[i, part] / D**0.5
-                scores.append((q + u) @ key[j, part] + (q + v) @ place)
+                scores.append((q + u) @ key[j, part] + (q + v) @ projected)
             expected[i, part] = torch.stack(scores).softmax(0) @ value[:3, part]
     padding = torch.arange(T)[None] >= 3
     result = attention(x.transpose(0, 1), table, padding)[:, 0]
@@ -250,11 +250,11 @@ def test_labels_change_no_gradient_and_leave_no_hook():
     torch.manual_seed(0)
     model, symbols = Twice(), torch.tensor([[1, 2, 3]])
     model(symbols).backward()
-    wanted = [one.grad.clone() for one in model.parameters()]
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     paths = {"embed": "embed", "layer": "layer", "attention": "attention"}
     taken = labelled(model, paths, lambda _: model(symbols).backward())
-    assert all(torch.equal(one.grad, right) for one, right in zip(model.parameters(), wanted))
+    assert all(torch.equal(parameter.grad, right) for parameter, right in zip(model.parameters(), wanted))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     calls = {(chain, phase): count for (chain, phase), (count, _, _) in taken.items()}
     assert calls == {((name,), phase): 1 + (name == "layer") for name in paths for phase in ("forward", "backward")}
@@ -312,14 +312,14 @@ def test_twelve_layers_and_twenty_steps_are_240_calls(rows):
 
 
 def test_time_adds_up_to_the_step(twelve, rows):
-    found = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+    kept = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
 
     def check(node):
         assert sum(child.ms for child in node.children) <= node.ms and node.own_ms >= 0
         for child in node.children:
             check(child)
 
-    for node in found.roots:
+    for node in kept.roots:
         check(node)
     step = rows["step"]["ms"]
     assert sum(row["own_ms"] for row in rows.values()) == pytest.approx(step)
@@ -431,8 +431,8 @@ def test_load_beside_the_steps_is_measured(twelve):
 
 
 def test_boxes_lie_in_the_box_above(twelve):
-    found = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
-    for figure in figures(found):
+    kept = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+    for figure in figures(kept):
         boxes = [
             (-y, base, base + width)
             for trace in figure.data
@@ -442,7 +442,7 @@ def test_boxes_lie_in_the_box_above(twelve):
             assert not level or any(
                 up == level - 1 and low <= begin + 1e-9 and end <= high + 1e-9 for up, low, high in boxes
             )
-    assert tables.sweep([("a", found, ""), ("b", None, "out of memory in x")]).rows[1][-1].shown.startswith("out of")
+    assert tables.sweep([("a", kept, ""), ("b", None, "out of memory in x")]).rows[1][-1].shown.startswith("out of")
 
 
 @pytest.mark.parametrize(
@@ -459,11 +459,11 @@ def test_checkpoints_count_a_forward_again(of_features, tmp_path, rows):
     layers = "encoder.conformer.conformer_layers.*"
     done = profiled(tmp_path, of_features, "--batch-size", 2, "--checkpoint", layers, layers=12)
     assert done.returncode == 0, done.stderr
-    found = rows_in(tmp_path / "profile-2")
+    kept = rows_in(tmp_path / "profile-2")
     attention = f"{LAYER}_self_attn"
-    assert found[f"{attention}.backward"]["macs"] == rows[attention]["macs"] + rows[f"{attention}.backward"]["macs"]
-    assert found["rnnt_encoder_embed.backward"]["macs"] == rows["rnnt_encoder_embed.backward"]["macs"]
-    assert found["rnnt_encoder"]["left_mb"] < rows["rnnt_encoder"]["left_mb"]
+    assert kept[f"{attention}.backward"]["macs"] == rows[attention]["macs"] + rows[f"{attention}.backward"]["macs"]
+    assert kept["rnnt_encoder_embed.backward"]["macs"] == rows["rnnt_encoder_embed.backward"]["macs"]
+    assert kept["rnnt_encoder"]["left_mb"] < rows["rnnt_encoder"]["left_mb"]
 
 
 def test_icefall_s_model_by_its_name(of_features, tmp_path):
@@ -490,8 +490,8 @@ def test_a_model_by_import_path_and_a_size_that_does_not_fit(of_features, tmp_pa
     assert fits.returncode == 0, fits.stderr
     assert "front.backward" in fits.stdout and "rnnt_loss.backward" in fits.stdout
     large = (*flags, "--arg", f"wanted={2**50}", "--label", "all=model")
-    one = command(*large)
-    assert one.returncode == 2 and "out of memory in all (model), forward" in one.stderr
+    line = command(*large)
+    assert line.returncode == 2 and "out of memory in all (model), forward" in line.stderr
     swept = command(*large, "--sweep=batch-size=1,2")
     assert swept.returncode == 1 and swept.stdout.count("out of memory in all (model), forward") == 2
 
@@ -544,22 +544,24 @@ def test_a_sweep_has_a_row_for_each_size(whole, tmp_path):
     steps = [{row["name"]: row for row in cell["rows"]}["step"] for cell in cells]
     frames = [cell["batches"][0] for cell in cells]
     # all of it is work on frames and tokens, padded: more of both is more of it, and the optimizer's stays
-    assert steps[0]["macs"] < steps[1]["macs"] and [one["N"] for one in frames] == [1, 3]
+    assert steps[0]["macs"] < steps[1]["macs"] and [frame["N"] for frame in frames] == [1, 3]
     updates = [{row["name"]: row for row in cell["rows"]}["optimizer"]["flops"] for cell in cells]
     assert updates[0] == updates[1] > 0
     with (folder / "profile.csv").open() as stream:
         assert {row["size"] for row in csv.DictReader(stream)} == {"batch-size 1", "batch-size 3"}
     lines = [line.split() for line in done.stdout.splitlines()[-2:]]
     assert [(line[1], line[2], line[-1]) for line in lines] == [
-        (str(size), str(one["frames"]), "ok") for size, one in zip((1, 3), frames)
+        (str(size), str(frame["frames"]), "ok") for size, frame in zip((1, 3), frames)
     ]
     assert (folder / "profile.txt").read_text().count("Self CPU time total") == 2
 
 
 def test_a_killed_sweep_resumes(of_features, tmp_path):
     """kill -9 in the second size: the first is not profiled again."""
-    own = MODELS.replace("torch.empty(", f"len(features) > 1 and kill_the_command('{tmp_path}/told') or torch.empty(")
-    (tmp_path / "own.py").write_text(own + KILLS)
+    source = MODELS.replace(
+        "torch.empty(", f"len(features) > 1 and kill_the_command('{tmp_path}/told') or torch.empty("
+    )
+    (tmp_path / "own.py").write_text(source + KILLS)
     model = (f"--model={tmp_path}/own.py:Whole", "--loss=torchaudio", "--size=vocab_size=11", "--limits=false")
     quick = ("--steps", 1, "--warmup", 0, "--trace-steps", 1, "--threads", 1, "--sweep", "batch-size=1,2")
     flags = (*model, *quick, "--shape-file", of_features, "--log-dir", tmp_path / "log")

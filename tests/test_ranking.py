@@ -33,27 +33,27 @@ def test_who_may_be_as_fast_as_the_fastest():
     assert not is_rival(47.0, None, None) and not is_rival(1.2, 1.1, 1.3)
 
 
-def row(name, *rounds, kind="exact", scope="step", run_id="one", **more):
+def row(name, *rounds, kind="exact", scope="step", run_id="one", **fields):
     """rounds: each {batch: median ms}."""
     medians = {str(number): batches for number, batches in enumerate(rounds, start=1)}
-    return Row(name, kind=kind, run_id=run_id, **{"round_medians_ms": {scope: medians}, **more})
+    return Row(name, kind=kind, run_id=run_id, **{"round_medians_ms": {scope: medians}, **fields})
 
 
 def filled(*rows):
     ranking.rank_times(rows)
-    return {one.name: one.against_fastest.as_json() if one.against_fastest else {} for one in rows}
+    return {each.name: each.against_fastest.as_json() if each.against_fastest else {} for each in rows}
 
 
 def test_ratios_are_paired_per_batch_and_round():
     a = row("a", {"0": 10, "1": 1000}, {"0": 20, "1": 900})
     b = row("b", {"0": 20, "1": 2000}, {"0": 50, "1": 3240})  # 2 and 2; 2.5 and 3.6
-    found = filled(b, a)
-    assert found["a"]["is_fastest"] and (found["a"]["ratio"], found["a"]["verdict"]) == (1.0, "fastest")
-    assert found["b"]["fastest"] == "a" and not found["b"]["is_fastest"] and found["b"]["paired"]
-    assert found["b"]["ratio"] == pytest.approx(math.sqrt(2 * 3))
+    standings = filled(b, a)
+    assert standings["a"]["is_fastest"] and (standings["a"]["ratio"], standings["a"]["verdict"]) == (1.0, "fastest")
+    assert standings["b"]["fastest"] == "a" and not standings["b"]["is_fastest"] and standings["b"]["paired"]
+    assert standings["b"]["ratio"] == pytest.approx(math.sqrt(2 * 3))
     half = statistics.student_t(0.95, 1) * math.log(3 / 2) / 2  # deviation / sqrt(2) of log 2 and log 3
-    assert math.log(found["b"]["high"] / found["b"]["ratio"]) == pytest.approx(half)
-    assert (found["b"]["verdict"], found["b"]["rounds"], found["b"]["batches"]) == ("unclear", 2, 2)
+    assert math.log(standings["b"]["high"] / standings["b"]["ratio"]) == pytest.approx(half)
+    assert (standings["b"]["verdict"], standings["b"]["rounds"], standings["b"]["batches"]) == ("unclear", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_ratios_are_paired_per_batch_and_round():
     [((2, 2.1, 2.05), "slower"), ((1.001, 1.0, 1.002), "same"), ((1.0, 1.5, 1.01), "unclear"), ((5,), "unclear")],
 )
 def test_the_verdict_is_of_the_interval_over_rounds(factors, verdict):
-    fast = row("a", *[{"0": 10 + place} for place, _ in enumerate(factors)])
-    slow = row("b", *[{"0": (10 + place) * factor} for place, factor in enumerate(factors)])
+    fast = row("a", *[{"0": 10 + number} for number, _ in enumerate(factors)])
+    slow = row("b", *[{"0": (10 + number) * factor} for number, factor in enumerate(factors)])
     assert filled(fast, slow)["b"]["verdict"] == verdict
 
 
@@ -71,14 +71,14 @@ def test_only_batches_that_both_have_count_and_a_few_make_nobody_the_fastest():
     a = row("a", {"0": 10, "1": 100})
     b = row("b", {"0": 30, "1": 110})
     c = row("c", {"0": 5})
-    found = filled(c, a, b)
+    standings = filled(c, a, b)
     expected = {"a": 1, "b": math.sqrt(3 * 1.1), "c": 0.5}
-    assert {name: one["ratio"] for name, one in found.items()} == pytest.approx(expected)
-    assert (found["b"]["batches"], found["c"]["batches"]) == (2, 1)
+    assert {name: each["ratio"] for name, each in standings.items()} == pytest.approx(expected)
+    assert (standings["b"]["batches"], standings["c"]["batches"]) == (2, 1)
 
 
 def test_kinds_are_apart_and_failed_rows_are_not_compared():
-    found = filled(
+    standings = filled(
         row("exact", {"0": 10}),
         row("slow", {"0": 20}),
         row("pruned", {"0": 1}, kind="pruned"),
@@ -86,28 +86,28 @@ def test_kinds_are_apart_and_failed_rows_are_not_compared():
         row("died", {"0": 5}, status="oom"),
         row("missing", status="missing"),
     )
-    ratios = {name: one["ratio"] and round(one["ratio"], 9) if one else None for name, one in found.items()}
+    ratios = {name: each["ratio"] and round(each["ratio"], 9) if each else None for name, each in standings.items()}
     assert ratios == {"exact": 1, "slow": 2, "pruned": 1, "pruned2": 4, "died": None, "missing": None}
-    assert found["pruned2"]["fastest"] == "pruned" and found["slow"]["fastest"] == "exact"
+    assert standings["pruned2"]["fastest"] == "pruned" and standings["slow"]["fastest"] == "exact"
 
 
 def test_a_row_without_a_step_is_compared_by_its_loss():
     both = {**row("both", {"0": 10}).round_medians_ms, "loss": {"1": {"0": 2}}}
-    found = filled(row("both", round_medians_ms=both), row("loss", {"0": 1}, scope="loss"), row("step", {"0": 30}))
-    assert found["both"]["scope"] == "step" and found["both"]["is_fastest"]
-    assert found["step"]["ratio"] == pytest.approx(3)
-    assert (found["loss"]["scope"], found["loss"]["ratio"], found["loss"]["fastest"]) == ("loss", 1, "loss")
+    standings = filled(row("both", round_medians_ms=both), row("loss", {"0": 1}, scope="loss"), row("step", {"0": 30}))
+    assert standings["both"]["scope"] == "step" and standings["both"]["is_fastest"]
+    assert standings["step"]["ratio"] == pytest.approx(3)
+    assert (standings["loss"]["scope"], standings["loss"]["ratio"], standings["loss"]["fastest"]) == ("loss", 1, "loss")
 
 
 def test_rounds_of_other_runs_are_not_paired():
-    found = filled(row("a", {"0": 10}, {"0": 20}), row("b", {"0": 11}, {"0": 22}, run_id="other"))
-    assert found["b"]["ratio"] == pytest.approx(1.1) and not found["b"]["paired"]
-    assert found["b"]["low"] < 1  # Welch: the spread of both sides is in it
+    standings = filled(row("a", {"0": 10}, {"0": 20}), row("b", {"0": 11}, {"0": 22}, run_id="other"))
+    assert standings["b"]["ratio"] == pytest.approx(1.1) and not standings["b"]["paired"]
+    assert standings["b"]["low"] < 1  # Welch: the spread of both sides is in it
 
 
 def test_nothing_in_common_is_no_ratio():
-    found = filled(row("a", {"0": 10}), row("b", {"1": 5}))
-    assert [one["ratio"] for one in found.values() if not one["is_fastest"]] == [None]
+    standings = filled(row("a", {"0": 10}), row("b", {"1": 5}))
+    assert [each["ratio"] for each in standings.values() if not each["is_fastest"]] == [None]
 
 
 def test_an_interrupted_row_is_compared_by_the_rounds_that_it_ended(tmp_path):
@@ -138,20 +138,20 @@ def test_what_the_table_and_the_files_show(tmp_path):
     assert " 1.00 " in quick and " 2.10x slower " in late
     (line,) = [line for line in text.splitlines() if line.startswith("late step over quick's: 2.10x")]
     assert "these 2 batches, in this run" in line and "1.86 to 2.36: slower" in line
-    rows = {one["name"]: one for one in read_rows(tmp_path)}
+    rows = {each["name"]: each for each in read_rows(tmp_path)}
     assert rows["late"]["against_fastest"]["high"] == pytest.approx(2.3622, abs=1e-3)
     assert rows["late"]["round_medians_ms"]["step"]["3"] == pytest.approx({"4": 22, "9": 44})
     csv = summarize(tmp_path, "--format", "csv")
     assert "against_fastest_verdict" in csv and "round_medians" not in csv
 
 
-def torch_row(name, torch, *factors, **more):
+def torch_row(name, torch, *factors, **fields):
     """A row of 3 rounds of two batches, whose times are those of the batch and round times the factor of the round."""
     rounds = [
         {str(batch): factor * (10 + batch) * (1 + number / 9) for batch in (0, 1)}
         for number, factor in enumerate(factors)
     ]
-    return row(name, *rounds, torch_version=torch, **more)
+    return row(name, *rounds, torch_version=torch, **fields)
 
 
 FAST = torch_row("fast", "2.11.0+cu130", 1, 1, 1)
@@ -161,8 +161,8 @@ OTHER = torch_row("other", "1.13.1", 4, 4.4, 4)
 
 
 def test_across_torches_the_ratio_is_as_measured_and_two_assumptions_say_what_one_torch_would_give():
-    found = filled(OTHER, THERE, FAST, OURS)
-    other = found["other"]
+    standings = filled(OTHER, THERE, FAST, OURS)
+    other = standings["other"]
     assert (other["fastest"], other["verdict"], other["control"]) == ("fast", "other torch", "ours@old")
     assert other["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))  # as measured
     through = other["through_control"]
@@ -173,9 +173,9 @@ def test_across_torches_the_ratio_is_as_measured_and_two_assumptions_say_what_on
     assert kept["ratio"] == pytest.approx(1.1 ** (1 / 3) + 1.5) and kept["low"] < kept["ratio"] < kept["high"]
     assert (OTHER.over_fastest, OTHER.same_torch) == (other["ratio"], [through["ratio"], kept["ratio"]])
     # Between rows of one torch nothing changes, and the control has itself no control.
-    assert (found["ours"]["ratio"], found["ours"]["verdict"]) == (pytest.approx(1.5), "slower")
-    assert found["ours"]["control"] is None and not found["ours"]["other_torch"]
-    assert (found["ours@old"]["verdict"], found["ours@old"]["control"]) == ("other torch", None)
+    assert (standings["ours"]["ratio"], standings["ours"]["verdict"]) == (pytest.approx(1.5), "slower")
+    assert standings["ours"]["control"] is None and not standings["ours"]["other_torch"]
+    assert (standings["ours@old"]["verdict"], standings["ours@old"]["control"]) == ("other torch", None)
 
 
 @pytest.mark.parametrize(
@@ -187,17 +187,19 @@ def test_across_torches_the_ratio_is_as_measured_and_two_assumptions_say_what_on
     ],
 )
 def test_without_a_control_of_the_same_run_the_ratio_is_as_measured_and_has_no_verdict(control):
-    found = filled(*filter(None, [FAST, OURS, OTHER, control]))["other"]
-    assert found["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))
-    assert (found["verdict"], found["control"]) == ("other torch", None)
-    assert not found["through_control"] and not found["surplus_kept"] and not OTHER.same_torch
+    standings = filled(*filter(None, [FAST, OURS, OTHER, control]))["other"]
+    assert standings["ratio"] == pytest.approx(4 * 1.1 ** (1 / 3))
+    assert (standings["verdict"], standings["control"]) == ("other torch", None)
+    assert not standings["through_control"] and not standings["surplus_kept"] and not OTHER.same_torch
 
 
 def test_a_surplus_that_leaves_nothing_is_none():
     """The row takes 1 of what the control takes 3; the control under the fastest's torch takes 1.5."""
     quick = torch_row("quick", "1.13.1", 1, 1, 1)
-    found = filled(FAST, OURS, THERE, quick)["quick"]
-    assert found["through_control"]["ratio"] == pytest.approx(0.5 / 1.1 ** (1 / 3)) and not found["surplus_kept"]
+    standings = filled(FAST, OURS, THERE, quick)["quick"]
+    assert (
+        standings["through_control"]["ratio"] == pytest.approx(0.5 / 1.1 ** (1 / 3)) and not standings["surplus_kept"]
+    )
 
 
 def test_a_row_of_another_torch_is_never_the_fastest():
@@ -206,8 +208,8 @@ def test_a_row_of_another_torch_is_never_the_fastest():
     assert standings[0].row is FAST and standings[1].row is quick
     assert standings[1].ratio.ratio == pytest.approx(0.1)
     assert standings[1].through_control.ratio == pytest.approx(0.1 / 3 / 1.1 ** (1 / 3) * 1.5)
-    for one in (quick, OURS, FAST):
-        one.label = one.name
+    for each in (quick, OURS, FAST):
+        each.label = each.name
     assert fastest("Which?", [quick, OURS, FAST], "step").answer == "fast"  # quick is not judged
 
 
@@ -217,9 +219,9 @@ def test_the_regression_on_padding_takes_the_double_difference_too():
     def row_of(name, torch, time):
         rounds = {str(n): {str(4 * n + b): time(4 * n + b) for b in range(4)} for n in range(5)}
         padding = Padding({str(batch): batch % 7 / 10 for batch in range(20)}, 0.3)
-        one = Row(name, kind="exact", run_id="one", round_medians_ms={"step": rounds}, torch_version=torch)
-        one.padding = padding
-        return one
+        each = Row(name, kind="exact", run_id="one", round_medians_ms={"step": rounds}, torch_version=torch)
+        each.padding = padding
+        return each
 
     def torch_effect(batch):
         return 2 + batch % 3
@@ -251,7 +253,7 @@ def test_the_table_marks_it_and_says_why(tmp_path):
     ]
     (line,) = [line for line in lines if line.startswith("late step over quick's, under torch 1.13.1: 4.00x")]
     assert "2.00x" in line and "3.00x" in line and line.count("quick@k2") == 2
-    rows = {one["name"]: one["against_fastest"] for one in read_rows(tmp_path)}
+    rows = {each["name"]: each["against_fastest"] for each in read_rows(tmp_path)}
     assert (rows["late"]["ratio"], rows["late"]["through_control"]["ratio"]) == pytest.approx((4, 2))
     assert rows["late"]["surplus_kept"]["ratio"] == pytest.approx(3)
     assert "against_fastest_through_control_ratio" in summarize(tmp_path, "--format", "csv")
@@ -289,6 +291,6 @@ def test_the_loss_alone_has_a_ratio_with_an_interval_too():
         row(name, round_medians_ms={scope: {str(at): {"0": ms} for at in range(3)} for scope, ms in times.items()})
         for name, times in (("fast", {"step": 10, "loss": 1}), ("slow", {"step": 20, "loss": 3}))
     )
-    found = filled(fast, slow)
-    assert found["slow"]["scope"] == "step" and slow.loss_against_fastest.times == pytest.approx(3)
+    standings = filled(fast, slow)
+    assert standings["slow"]["scope"] == "step" and slow.loss_against_fastest.times == pytest.approx(3)
     assert slow.loss_against_fastest.ratio.low is not None and slow.loss_against_fastest.fastest is fast

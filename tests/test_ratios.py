@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def sides(logs):
     """Baseline and new side of a run whose log ratios are logs[round][batch]; the baseline takes 10 everywhere."""
-    baseline = {at: {batch: [10.0] for batch in one} for at, one in logs.items()}
-    new = {at: {batch: [10.0 * math.exp(y)] for batch, y in one.items()} for at, one in logs.items()}
+    baseline = {at: {batch: [10.0] for batch in each} for at, each in logs.items()}
+    new = {at: {batch: [10.0 * math.exp(y)] for batch, y in each.items()} for at, each in logs.items()}
     return baseline, new
 
 
@@ -31,84 +31,89 @@ def test_rounds_with_batches_of_their_own_are_recognised():
 
 def test_the_ratio_is_that_of_the_file_at_its_mean_padding():
     """Without noise the line is found exactly: log ratio 0.1 + 0.8 x, at the file's mean of 0.3."""
-    x = {f"{at}-{place}": 0.05 * at + 0.1 * place for at in range(4) for place in range(3)}
-    logs = {at: {f"{at}-{place}": 0.1 + 0.8 * x[f"{at}-{place}"] for place in range(3)} for at in range(4)}
-    found, paired = ratios.ratio(*sides(logs), together=False, padding=Padding(x, 0.3))
-    assert not paired and found.of_file and found.batches == 12
-    assert found.ratio == pytest.approx(math.exp(0.34))
-    assert (found.low, found.high) == pytest.approx((found.ratio, found.ratio))
-    assert found.least == pytest.approx(math.exp(0.1)) and found.most == pytest.approx(math.exp(0.1 + 0.8 * 0.35))
+    x = {f"{at}-{number}": 0.05 * at + 0.1 * number for at in range(4) for number in range(3)}
+    logs = {at: {f"{at}-{number}": 0.1 + 0.8 * x[f"{at}-{number}"] for number in range(3)} for at in range(4)}
+    estimate, paired = ratios.ratio(*sides(logs), together=False, padding=Padding(x, 0.3))
+    assert not paired and estimate.of_file and estimate.batches == 12
+    assert estimate.ratio == pytest.approx(math.exp(0.34))
+    assert (estimate.low, estimate.high) == pytest.approx((estimate.ratio, estimate.ratio))
+    assert estimate.least == pytest.approx(math.exp(0.1)) and estimate.most == pytest.approx(math.exp(0.1 + 0.8 * 0.35))
 
 
 def test_the_interval_is_over_rounds_as_clusters():
     """No effect of x, rounds at -d, 0 and d: the variance is that of three independent means, by hand."""
-    x = {f"{at}-{place}": float(place) for at in range(3) for place in range(4)}
+    x = {f"{at}-{index}": float(index) for at in range(3) for index in range(4)}
     x = {batch: value + 0.01 * number for number, (batch, value) in enumerate(x.items())}
     d = 0.02
-    logs = {at: {f"{at}-{place}": (at - 1) * d for place in range(4)} for at in range(3)}
+    logs = {at: {f"{at}-{index}": (at - 1) * d for index in range(4)} for at in range(3)}
     center = sum(x.values()) / len(x)
-    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, center))
-    cells = [(x[batch], y) for one in logs.values() for batch, y in one.items()]
+    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, center))
+    cells = [(x[batch], y) for cells_of_round in logs.values() for batch, y in cells_of_round.items()]
     slope = sum((a - center) * y for a, y in cells) / sum((a - center) ** 2 for a, _ in cells)
     squares, error = sum((value - center) ** 2 for value in x.values()), 0.0
-    for one in logs.values():  # all weights are 1/12; the line owes a third of its level and some slope to each round
-        residual = sum(y - slope * (x[batch] - center) for batch, y in one.items()) / 12
-        along = sum((x[batch] - center) / 12 for batch in one) ** 2 / squares
+    for (
+        cells_of_round
+    ) in logs.values():  # all weights are 1/12; the line owes a third of its level and some slope to each round
+        residual = sum(y - slope * (x[batch] - center) for batch, y in cells_of_round.items()) / 12
+        along = sum((x[batch] - center) / 12 for batch in cells_of_round) ** 2 / squares
         error += residual**2 * (4 / 144) / (4 / 144 - (4 / 12) ** 2 / 12 - along)
     error = math.sqrt(error)
-    assert found.error == pytest.approx(error)
-    assert math.log(found.high / found.ratio) == pytest.approx(student_t(0.95, 2) * error)
+    assert estimate.error == pytest.approx(error)
+    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 2) * error)
 
 
 def test_with_one_batch_a_round_the_line_takes_a_degree_of_freedom_more():
     logs = {at: {at: 0.1 + 0.01 * (at % 3)} for at in range(10)}
-    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding({at: 0.05 * at for at in range(10)}, 0.2))
-    assert found.of_file and found.freedom == 8
-    assert math.log(found.high / found.ratio) == pytest.approx(student_t(0.95, 8) * found.error)
+    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding({at: 0.05 * at for at in range(10)}, 0.2))
+    assert estimate.of_file and estimate.freedom == 8
+    assert math.log(estimate.high / estimate.ratio) == pytest.approx(student_t(0.95, 8) * estimate.error)
 
 
 @pytest.mark.parametrize("rounds, batches", [(2, 6), (3, 3)])
 def test_with_few_rounds_or_batches_it_is_of_the_measured_batches_alone(rounds, batches):
-    logs = {at: {(at, place): 0.1 * at for place in range(batches)} for at in range(rounds)}
-    x = {batch: 0.01 * number for number, batch in enumerate(batch for one in logs.values() for batch in one)}
-    found, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, 5.0))
-    assert not found.of_file and found.ratio == pytest.approx(math.exp(0.05 * (rounds - 1)))
-    assert found.low < found.ratio < found.high
+    logs = {at: {(at, index): 0.1 * at for index in range(batches)} for at in range(rounds)}
+    x = {batch: 0.01 * number for number, batch in enumerate(batch for each in logs.values() for batch in each)}
+    estimate, _ = ratios.ratio(*sides(logs), together=True, padding=Padding(x, 5.0))
+    assert not estimate.of_file and estimate.ratio == pytest.approx(math.exp(0.05 * (rounds - 1)))
+    assert estimate.low < estimate.ratio < estimate.high
 
 
 def test_padding_that_is_not_known_gives_the_measured_batches_alone():
-    logs = {at: {(at, place): 0.1 for place in range(5)} for at in range(4)}
-    found, _ = ratios.ratio(*sides(logs), together=True)
-    assert not found.of_file and found.ratio == pytest.approx(math.exp(0.1))
+    logs = {at: {(at, number): 0.1 for number in range(5)} for at in range(4)}
+    estimate, _ = ratios.ratio(*sides(logs), together=True)
+    assert not estimate.of_file and estimate.ratio == pytest.approx(math.exp(0.1))
 
 
 def test_batches_that_one_side_has_not_are_left_out():
-    logs = {at: {(at, place): 0.1 for place in range(4)} for at in range(3)}
+    logs = {at: {(at, number): 0.1 for number in range(4)} for at in range(3)}
     baseline, new = sides(logs)
     del new[0][0, 0], new[1]
-    found, _ = ratios.ratio(baseline, new, together=True)
-    assert found.batches == 7 and len(found.new) == 2
+    estimate, _ = ratios.ratio(baseline, new, together=True)
+    assert estimate.batches == 7 and len(estimate.new) == 2
     assert ratios.ratio(baseline, {5: {"other": [1.0]}, 6: {"another": [1.0]}}, together=True)[0] is None
 
 
 def test_rounds_that_share_some_of_few_batches_are_compared_round_by_round():
     """A short shape file: the fourth round has the first one's batch again, and none is in all rounds."""
     baseline = {at: {batch: [10.0**batch]} for at, batch in enumerate([3, 1, 2, 3])}
-    new = {at: {batch: [1.1 * times[0]] for batch, times in one.items()} for at, one in baseline.items()}
+    new = {at: {batch: [1.1 * times[0]] for batch, times in times_of.items()} for at, times_of in baseline.items()}
     for together in (True, False):
-        found, _ = ratios.ratio(baseline, new, together)
-        assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1)) and found.batches == 4
+        estimate, _ = ratios.ratio(baseline, new, together)
+        assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1)) and estimate.batches == 4
 
 
 def test_two_runs_with_the_same_batches_in_a_round_are_compared_batch_by_batch():
     """Heavy and light batches differ by a factor of ten; the ratio does not."""
     random.seed(1)
-    baseline = {at: {(at, place): [10.0 ** random.random()] for place in range(4)} for at in range(5)}
-    new = {at: {batch: [1.1 * time for time in times] for batch, times in one.items()} for at, one in baseline.items()}
-    found, paired = ratios.ratio(baseline, new, together=False)
-    assert (found.ratio, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
-    assert not paired and "beside other load" in change_verdicts.time_doubt(found, paired, [0.0, 0.5])
-    assert not change_verdicts.time_doubt(found, paired, [0.0, 0.0])
+    baseline = {at: {(at, number): [10.0 ** random.random()] for number in range(4)} for at in range(5)}
+    new = {
+        at: {batch: [1.1 * time for time in times] for batch, times in times_of.items()}
+        for at, times_of in baseline.items()
+    }
+    estimate, paired = ratios.ratio(baseline, new, together=False)
+    assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert not paired and "beside other load" in change_verdicts.time_doubt(estimate, paired, [0.0, 0.5])
+    assert not change_verdicts.time_doubt(estimate, paired, [0.0, 0.0])
     assert ratios.ratio(baseline, new, together=True)[1]
 
 
@@ -137,8 +142,8 @@ def test_rev_finds_a_planted_10_percent_on_a_noisy_machine_too(simulation, plant
     """Processes that differ by 10% need more than its 10 rounds, which it measures; and no false alarm."""
     x, noisy = simulation.padding(2, ROOT / "shape_info.pt"), planted.WORLD._replace(process=0.1)
     revisions = next(design for design in planted.designs() if design.paired and design.losses == 1)
-    found = {slower: planted.power(revisions, slower, x, runs=150, seed=4, world=noisy) for slower in (0.0, 0.1)}
-    assert found[0.1] >= 0.75 and found[0.0] <= 0.02
+    powers = {slower: planted.power(revisions, slower, x, runs=150, seed=4, world=noisy) for slower in (0.0, 0.1)}
+    assert powers[0.1] >= 0.75 and powers[0.0] <= 0.02
     assert planted.power(revisions._replace(most=revisions.rounds), 0.1, x, runs=150, seed=4, world=noisy) < 0.5
 
 
@@ -153,24 +158,24 @@ def test_what_compare_calls_detectable_is_found_four_times_in_five(simulation, p
     x = simulation.padding(2, ROOT / "shape_info.pt")
     design, truth = planted.designs()[0], 0.0 * x
     rng, world = simulation.np.random.default_rng(5), planted.WORLD._replace(slope=0, deviation=0)
-    found = []
+    estimates = []
     for _ in range(100):
         run = simulation.simulate(world, x, truth, design.rounds, design.batches, True, rng)
         *both, of_batch = simulation.sides(run)
         ratio = ratios.own_batches_ratio(*both, 0.975, ratios.Padding(of_batch, x.mean()))
-        found.append(ratios.detectable(ratio, 0.02, 0.975))
-    assert 0.65 <= planted.power(design, median(found), x, runs=200, seed=6) <= 0.95
+        estimates.append(ratios.detectable(ratio, 0.02, 0.975))
+    assert 0.65 <= planted.power(design, median(estimates), x, runs=200, seed=6) <= 0.95
 
 
 @pytest.mark.parametrize("scope", ["(the CPU preset)", "(scope loss in the CPU preset)"])
 @pytest.mark.parametrize("world", ["as measured", "one process in ten is an outlier", "an effect common to a run"])
 def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simulation, world, scope):
     """1,500 simulated runs with a fixed seed: chance alone is within 1.7%."""
-    design = next(one for one in simulation.DESIGNS if one.title.endswith(scope))
+    design = next(each for each in simulation.DESIGNS if each.title.endswith(scope))
     x = simulation.padding(2, ROOT / "shape_info.pt")
     held, width = simulation.coverage(simulation.WORLDS[world], design, x, runs=1500, seed=7)
     assert 0.93 <= held <= 0.975, held
-    naive = next(one for one in simulation.DESIGNS if one.title.startswith("2 batches"))
+    naive = next(each for each in simulation.DESIGNS if each.title.startswith("2 batches"))
     assert simulation.coverage(simulation.WORLDS[world], naive, x, runs=200, seed=7)[0] < 0.8
 
 
@@ -178,17 +183,17 @@ def test_the_interval_of_the_cpu_preset_holds_the_truth_in_95_of_100_runs(simula
 def test_the_intervals_under_one_torch_hold_the_truth_in_95_of_100_runs(simulation, world):
     """400 simulated runs with a fixed seed: chance alone is within 2.2%."""
     x = simulation.padding(2, ROOT / "shape_info.pt")
-    found = simulation.same_torch_coverage(simulation.WORLDS[world], 10, 2, x, runs=400, seed=3)
-    assert set(found) == set(simulation.ASSUMPTIONS)
-    assert all(0.925 <= held <= 0.975 for held, _ in found.values()), found
+    coverage = simulation.same_torch_coverage(simulation.WORLDS[world], 10, 2, x, runs=400, seed=3)
+    assert set(coverage) == set(simulation.ASSUMPTIONS)
+    assert all(0.925 <= held <= 0.975 for held, _ in coverage.values()), coverage
 
 
 def test_the_noise_of_a_run_is_told_from_its_times(simulation):
     x, world = simulation.padding(2, ROOT / "shape_info.pt"), simulation.World(process=0.1, noise=0.2)
     rng = simulation.np.random.default_rng(9)
     truth = world.slope * x + rng.normal(0, world.deviation, len(x))
-    found = simulation.fitted([simulation.simulate(world, x, truth, 300, 2, True, rng) for _ in range(8)])
-    assert found[:5] == pytest.approx(world[:5], rel=0.1)
+    fits = simulation.fitted([simulation.simulate(world, x, truth, 300, 2, True, rng) for _ in range(8)])
+    assert fits[:5] == pytest.approx(world[:5], rel=0.1)
 
 
 def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
@@ -196,7 +201,7 @@ def test_the_presets_of_the_simulation_are_those_of_the_suite(simulation):
     from common.losses.passes import timing
 
     designs = {design.title.partition("(")[2]: design for design in simulation.DESIGNS if "(" in design.title}
-    for name, device in (("the CPU preset)", "cpu"), ("the seed preset)", "cuda")):
+    for name, device in (("the CPU preset)", "cpu"), ("the full preset)", "cuda")):
         chosen = settings.resolve({}, device)
         assert (designs[name].rounds, designs[name].batches) == (chosen.rounds, chosen.num_batches)
     alone = designs["scope loss in the CPU preset)"]

@@ -43,8 +43,8 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
-    """What is read of a record, written again, has all of its fields but those that say what is said anyway."""
-    said = 0
+    """A record that is read and written again has all of its fields but those that repeat others."""
+    written = 0
     for path in set(ROOT.glob("results/**/*.jsonl")) - set(ROOT.glob("results/*-fused-table/parts.jsonl")):
         typed = store.read(path)
         raw = records_of(path)
@@ -53,8 +53,8 @@ def test_every_record_of_the_committed_results_is_known_and_loses_nothing():
             for key, value in mine.items():
                 if not isinstance(value, (dict, list)):
                     assert theirs.get(key, value) == value, (path, key)
-                    said += 1
-    assert said > 10000
+                    written += 1
+    assert written > 10000
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path):
@@ -115,8 +115,8 @@ def test_what_is_no_record_is_left_out_and_named(tmp_path, capsys, line, words):
     path.write_text(path.read_text().replace("\n", f"\n{line}\n", 1))
     for _ in range(2):
         assert [type(record) for record in store.read(path)] == [schema.Header, schema.Status]
-    (said,) = capsys.readouterr().err.splitlines()
-    assert f"{path}, line 2: " in said and words in said
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert f"{path}, line 2: " in warning and words in warning
 
 
 def test_brackets_in_a_text_are_no_nesting(tmp_path):
@@ -164,8 +164,8 @@ def test_a_job_that_ran_again_counts_once(tmp_path):
     again = [{"record": "fit", "job": "timing-1", "loss": 2.0}, status("timing-1", "ok")]
     died = [{"record": "fit", "job": "timing-1", "loss": 3.0}]
     other = [{"record": "fit", "job": "trace", "loss": 4.0}]
-    found = store.latest_jobs(store.read(write_records(tmp_path, [RUN, *first, *again, *died, *other])))
-    assert {job: [schema.as_written(line) for line in lines] for job, lines in found.items()} == {
+    latest = store.latest_jobs(store.read(write_records(tmp_path, [RUN, *first, *again, *died, *other])))
+    assert {job: [schema.as_written(line) for line in lines] for job, lines in latest.items()} == {
         "timing-1": again,
         "trace": other,
     }
@@ -174,16 +174,16 @@ def test_a_job_that_ran_again_counts_once(tmp_path):
 def test_the_schema_tells_every_kind_and_every_field():
     """For the docs: each field has a type and words; every part that is named is there too."""
     describe = runpy.run_path(str(ROOT / "docs" / "_records.py"))["describe"]
-    found = {one.name: one for one in describe()}
-    assert {"run", "environment", "sample", "status", "sweep", "Batch"} <= set(found) and len(found) > 20
-    assert all(one.text and one.fields for one in found.values())
-    assert not [f"{one.name}.{field.name}" for one in found.values() for field in one.fields if not field.text]
-    sample = {field.name: field for field in found["sample"].fields}
+    rows = {each.name: each for each in describe()}
+    assert {"run", "environment", "sample", "status", "sweep", "Batch"} <= set(rows) and len(rows) > 20
+    assert all(each.text and each.fields for each in rows.values())
+    assert not [f"{each.name}.{field.name}" for each in rows.values() for field in each.fields if not field.text]
+    sample = {field.name: field for field in rows["sample"].fields}
     assert (sample["total_wall_ns"].unit, sample["total_wall_ns"].required) == ("ns", True)
     assert sample["stages"].type.startswith("{name: number}") and "wall" in sample["stages"].text
-    assert [field.name for field in found["status"].fields if field.name == "pass"]
-    named = {word for one in found.values() for field in one.fields for word in re.findall(r"\b[A-Z]\w+", field.type)}
-    assert named <= set(found)
+    assert [field.name for field in rows["status"].fields if field.name == "pass"]
+    named = {word for each in rows.values() for field in each.fields for word in re.findall(r"\b[A-Z]\w+", field.type)}
+    assert named <= set(rows)
 
 
 def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
@@ -203,7 +203,7 @@ def test_a_python_without_msgspec_is_told_what_to_install(tmp_path):
 
 
 def test_a_script_goes_on_in_the_main_environment_where_this_python_lacks_msgspec(tmp_path):
-    """So `./benchmark_all.py` works under the system's Python after `make setup`."""
+    """`./benchmark_all.py` works under the system's Python after `make setup`."""
     if environments.interpreter("main") is None:
         pytest.skip("the main environment is not there, or out of date")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
@@ -224,7 +224,7 @@ def test_what_measures_needs_no_msgspec():
 
 
 def test_a_run_holds_no_samples_and_knows_what_is_done(tmp_path):
-    """Of a job of 5,000 of them, which are in its file."""
+    """A job has 5,000 of them, which are in its file."""
     job = timing("timing-1", [1.0] * 5000, [])
     with open_runs(["torchaudio"], settings.resolve({}, "cpu"), tmp_path, False) as run_of:
         run = run_of["torchaudio"]

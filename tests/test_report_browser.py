@@ -111,9 +111,9 @@ def heading(browser, title):
     return browser.driver.find_element("xpath", xpath)
 
 
-def column(browser, place):
+def column(browser, number):
     cells = "[...document.querySelector('table').tBodies[0].rows].map(row => row.cells[arguments[0]].dataset.value)"
-    return browser.js(cells, place)
+    return browser.js(cells, number)
 
 
 def test_opens_offline_without_a_word_on_the_console(browser, report):
@@ -139,9 +139,9 @@ def test_every_figure_is_one_that_plotly_knows(browser, report, tmp_path):
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))  # a trace alone
     for path in (report, writing.write(logs.found([tmp_path]), tmp_path / "report.html")):
         browser.open(path)
-        found = browser.js("Object.values(figures).map(it => Plotly.validate(it.data, it.layout) || [])")
-        assert len(found) > 8
-        for wrong in found:  # unused: of the template of all plots, which no plot needs whole
+        answer = browser.js("Object.values(figures).map(it => Plotly.validate(it.data, it.layout) || [])")
+        assert len(answer) > 8
+        for wrong in answer:  # unused: of the template of all plots, which no plot needs whole
             assert [each for each in wrong if each["code"] != "unused"] == []
 
 
@@ -226,15 +226,15 @@ def test_the_conformance_matrix_fits_a_screen_and_keeps_its_cases_on_a_phone(bro
 def test_the_first_column_stays_while_a_table_is_scrolled(browser, report, width, dark):
     browser.open(report, width=width, dark=dark)
     browser.js("document.querySelector('button.more').click()")
-    place = "document.querySelector('td.name').getBoundingClientRect()"
-    before = browser.js(place)
+    rectangle = "document.querySelector('td.name').getBoundingClientRect()"
+    before = browser.js(rectangle)
     browser.js("document.querySelector('.scroll').scrollTo(400, 0)")
-    after = browser.js(place)
+    after = browser.js(rectangle)
     assert browser.js("document.querySelector('.scroll').scrollLeft") > 100
     assert after["left"] == before["left"] and after["width"] < width / 2
     over = "document.elementFromPoint(arguments[0], arguments[1]).closest('td').className"
     browser.js("document.querySelector('td.name').scrollIntoView({block: 'center'})")
-    middle = browser.js(place)
+    middle = browser.js(rectangle)
     assert browser.js(over, middle["left"] + middle["width"] / 2, middle["top"] + middle["height"] / 2) == "name"
     assert "rgba" not in browser.js("getComputedStyle(document.querySelector('td.name')).backgroundColor")
 
@@ -330,10 +330,10 @@ PLACED = """(() => {
 })()"""
 
 
-def apart(one, other):
+def apart(first, other):
     """Pixels between two boxes, 0 where they meet."""
-    across = max(one[0] - other[2], other[0] - one[2], 0)
-    return (across**2 + max(one[1] - other[3], other[1] - one[3], 0) ** 2) ** 0.5
+    across = max(first[0] - other[2], other[0] - first[2], 0)
+    return (across**2 + max(first[1] - other[3], other[1] - first[3], 0) ** 2) ** 0.5
 
 
 @pytest.mark.parametrize("width, paper", [(1440, False), (768, False), (390, False), (1440, True)])
@@ -341,15 +341,15 @@ def test_names_stand_beside_their_own_marker_at_every_width(browser, crowded, wi
     browser.open(crowded, width=width)
     if paper:
         browser.js("dispatchEvent(new Event('beforeprint'))")
-    found = browser.js(PLACED)
-    names, markers, plot = found["names"], found["markers"], found["plot"]
+    answer = browser.js(PLACED)
+    names, markers, plot = answer["names"], answer["markers"], answer["plot"]
     assert len(names) == len(markers) == 6
     for at, name in enumerate(names):
         assert apart(name["box"], plot) == 0 and name["box"][0] >= plot[0] - 1 and name["box"][2] <= plot[2] + 1
         assert all(apart(name["box"], other["box"]) > 0 for other in names[at + 1 :]), name
-        own, others = markers[at], [*markers[:at], *markers[at + 1 :]]
+        marker, others = markers[at], [*markers[:at], *markers[at + 1 :]]
         assert all(apart(name["box"], other) > 0 for other in others), name
-        assert name["line"] or all(apart(name["box"], own) < apart(name["box"], other) for other in others), name
+        assert name["line"] or all(apart(name["box"], marker) < apart(name["box"], other) for other in others), name
 
 
 # Contents, width, columns.
@@ -408,9 +408,9 @@ def test_names_wrap_at_underscores_on_a_phone(browser, report):
         while (walk.nextNode()) { const range = document.createRange(); range.selectNodeContents(walk.currentNode);
           found.push([walk.currentNode.data, new Set([...range.getClientRects()].map((box) => box.top)).size]); }
         return found; })[0])()"""
-    found = browser.js(lines)
-    assert "".join(words for words, _ in found) == "optimized_transducer_with_a_long_name"
-    assert len(found) == 6 and all(count == 1 for _, count in found)
+    answer = browser.js(lines)
+    assert "".join(words for words, _ in answer) == "optimized_transducer_with_a_long_name"
+    assert len(answer) == 6 and all(count == 1 for _, count in answer)
     height = "document.querySelector('td.name').getBoundingClientRect().height"
     assert browser.js(height) > 0
 

@@ -19,15 +19,15 @@ LIBRARY = "/* plotly */"
 
 @pytest.fixture(autouse=True)
 def no_log(tmp_path, monkeypatch):
-    """What this checkout's log/ may hold is not looked at."""
+    """This checkout's log/ is not looked at."""
     monkeypatch.setattr(conformance, "LOG", tmp_path / "log of the suite" / "conformance.json")
 
 
-def write(folder, day, message, **more):
+def write(folder, day, message, **fields):
     """A matrix made on that day of 2099 that quotes `message`."""
     folder.mkdir(parents=True, exist_ok=True)
     document = {**made(ragged=Outcome(DIFFERS, message, 0.5, 0.25)), "made": f"2099-01-{day:02d}T00:00:00+00:00"}
-    (folder / "conformance.json").write_text(json.dumps({**document, **more}))
+    (folder / "conformance.json").write_text(json.dumps({**document, **fields}))
 
 
 def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_path):

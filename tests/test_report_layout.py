@@ -42,11 +42,11 @@ def placed(points, names, lines=()):
     """(place, box) of each name, of 7 pixels a letter."""
     sizes = [(7.0 * len(name), 17.0) for name in names]
     places = labels.places(points, sizes, PLOT, lines)
-    return [(place, labels.box(*each, place)) for *each, place in zip(points, sizes, places)]
+    return [(position, labels.box(*each, position)) for *each, position in zip(points, sizes, places)]
 
 
 def near(point, box):
-    """How far a point is from a box."""
+    """Return how far a point is from a box."""
     return labels.from_box(point, box)
 
 
@@ -61,19 +61,19 @@ def near(point, box):
 )
 def test_names_stand_beside_their_own_point_and_hide_nothing(points):
     names = ["one", "another", "at the edge", "corner"]
-    found = placed(points, names)
-    for at, (place, box) in enumerate(found):
+    boxes = placed(points, names)
+    for at, (position, box) in enumerate(boxes):
         assert 0 <= box[0] and box[2] <= PLOT[0] and 0 <= box[1] and box[3] <= PLOT[1]
-        assert all(labels.shared(box, other) == 0 for _, other in found[at + 1 :])
+        assert all(labels.shared(box, other) == 0 for _, other in boxes[at + 1 :])
         others = [point for point in points if point != points[at]]
         assert all(near(point, box) > 0 for point in others)
-        assert place.far or all(near(points[at], box) < near(point, box) for point in others)
+        assert position.far or all(near(points[at], box) < near(point, box) for point in others)
 
 
 def test_a_name_in_a_crowd_has_a_line_and_one_alone_has_none():
     crowd = [(200 + 9 * across, 150 + 9 * up) for across in range(3) for up in range(3)]
-    found = placed([*crowd, (500, 150)], ["some name"] * 10)
-    assert any(place.far for place, _ in found[:-1]) and not found[-1][0].far
+    boxes = placed([*crowd, (500, 150)], ["some name"] * 10)
+    assert any(position.far for position, _ in boxes[:-1]) and not boxes[-1][0].far
 
 
 def test_names_keep_off_lines():
@@ -89,7 +89,7 @@ def test_the_places_of_a_narrower_plot_hide_nothing_in_a_wider_one(width):
     places = names.of_a_page(380)
     nearest = places[max(each for each in places if each <= width)]
     at = [(x * width / 100, y * 3.8) for x, y in points]
-    boxes = [labels.box(point, (77, 17), place) for point, place in zip(at, nearest)]
+    boxes = [labels.box(point, (77, 17), position) for point, position in zip(at, nearest)]
     for index, box in enumerate(boxes):
         assert box[0] >= 0 and box[2] <= width
         assert all(labels.shared(box, other) == 0 for other in boxes[index + 1 :])
@@ -97,9 +97,9 @@ def test_the_places_of_a_narrower_plot_hide_nothing_in_a_wider_one(width):
 
 
 def test_exact_losses_and_others_have_plots_of_their_own(tmp_path):
-    for name, ms, more in (("a", 10, {}), ("b", 900, {}), ("c", 1, {"exact": False})):
+    for name, ms, fields in (("a", 10, {}), ("b", 900, {}), ("c", 1, {"exact": False})):
         samples = [environment("timing-1"), sample("timing-1", "step", 4, ms), status("timing-1")]
-        write_run(tmp_path / name, name, [[*correctness()], samples], **more)
+        write_run(tmp_path / name, name, [[*correctness()], samples], **fields)
     (group,) = logs.read([tmp_path]).groups
     exact, others = bars.step_times(group.rows)
     assert [exact.key, others.key] == ["step-time", "step-time-others"]
@@ -114,8 +114,8 @@ def test_samples_far_from_the_median_are_arrows_at_the_edge(tmp_path):
     (row,) = logs.read([tmp_path]).rows
     figure = over_time.drift([row])
     (trace,) = figure.data
-    own = style.symbol(row.look)
-    assert trace["marker"]["symbol"] == [own, own, own, "triangle-up", "triangle-down"]
+    symbol = style.symbol(row.look)
+    assert trace["marker"]["symbol"] == [symbol, symbol, symbol, "triangle-up", "triangle-down"]
     assert trace["y"] == pytest.approx([0, 0, 0, over_time.FARTHEST, -over_time.FARTHEST])  # of +300% and -40%
     assert trace["customdata"][3][1] == "+300.0%"
     assert figure.layout["yaxis"]["ticktext"] == ("\u221230%", "0", "+30%") and "30%" in figure.caption

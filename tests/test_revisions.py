@@ -48,10 +48,10 @@ def repository(tmp_path):
 def slow_down(folder):
     script = folder / "benchmark_torchaudio.py"
     lines = script.read_text().splitlines(keepends=True)
-    place = next(number for number, line in enumerate(lines) if line.startswith("    def function("))
-    while not lines[place].rstrip().endswith(":"):
-        place += 1
-    script.write_text("".join([*lines[: place + 1], SLEEP, *lines[place + 1 :]]))
+    index = next(number for number, line in enumerate(lines) if line.startswith("    def function("))
+    while not lines[index].rstrip().endswith(":"):
+        index += 1
+    script.write_text("".join([*lines[: index + 1], SLEEP, *lines[index + 1 :]]))
 
 
 def slow_copy(folder):
@@ -183,15 +183,15 @@ exec {python} compare.py --rev fast --rev slow --log-dir {keep} -- {flags} >{sai
 
 def test_a_hook_commits_what_the_user_has_staged(repository, tiny_shapes, tmp_path):
     """`git commit --all` gives its hook an index of its own, which no other git may write."""
-    keep, said, hook = tmp_path / "keep", tmp_path / "said.txt", repository / ".git" / "hooks" / "pre-commit"
+    keep, written, hook = tmp_path / "keep", tmp_path / "said.txt", repository / ".git" / "hooks" / "pre-commit"
     flags = " ".join([*FLAGS, "--passes", "correctness", "--shape-file", str(tiny_shapes)])
-    hook.write_text(HOOK.format(python=sys.executable, keep=keep, said=said, flags=flags))
+    hook.write_text(HOOK.format(python=sys.executable, keep=keep, said=written, flags=flags))
     hook.chmod(0o755)
     readme = repository / "README.md"
     readme.write_text(readme.read_text() + "precious\n")
     (repository / "later.txt").write_text("not staged\n")
     git(repository, "commit", "--quiet", "--all", "-m", "one line")
-    assert "results are in" in said.read_text()
+    assert "results are in" in written.read_text()
     assert git(repository, "show", "--format=", "--numstat", "HEAD").split() == ["1", "0", "README.md"]
     assert git(repository, "status", "--porcelain").split() == ["??", "later.txt"]
     hashes = [git(repository, "rev-parse", name).strip() for name in ("fast", "slow")]
@@ -219,7 +219,7 @@ def test_a_file_name_that_is_no_utf8(repository, tiny_shapes):
 
 
 def test_what_is_no_repository_says_so(repository, tmp_path):
-    """In git's own words; a download without .git may lie in a repository that is another's."""
+    """The reason is git's own; a download without .git may lie in a repository that is another's."""
     revisions = ["--rev", "fast", "--rev", "slow"]
     config = repository / ".git" / "config"
     config.write_text(config.read_text() + "[broken\n")

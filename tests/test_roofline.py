@@ -46,7 +46,7 @@ PACKED, PADDED = Sizes(17, 16, 13, 13 + 1 + 2, 8.5, 2), Sizes(36, 36, 18, 18 + 4
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
-def limits(seconds_per_1000_bytes=1, seconds_per_product=2, **more):
+def limits(seconds_per_1000_bytes=1, seconds_per_product=2, **fields):
     """1000 bytes read and written per second; 2 x 10^3 operations in two seconds."""
     moved = {"kernel": "update", "buffer_bytes": 666, "moved_bytes": 1000, "ns": [9e9, seconds_per_1000_bytes * 1e9]}
     return {
@@ -55,7 +55,7 @@ def limits(seconds_per_1000_bytes=1, seconds_per_product=2, **more):
         "products": [{"n": 10, "ns": [seconds_per_product * 1e9, 9e9]}],
         "flags": [],
         "reason": "",
-        **more,
+        **fields,
     }
 
 
@@ -146,19 +146,19 @@ def test_a_batch_with_more_samples_counts_no_more():
 
 def write_limited(folder, *lines, exact=True, batch=BATCH, node=None, **checked):
     """One batch; a step takes 10, 20 and 30 s, a loss 5 s."""
-    about = environment("timing-1", batches=[batch], node=node)
+    record = environment("timing-1", batches=[batch], node=node)
     samples = [sample("timing-1", "step", batch["index"], seconds * 1e3) for seconds in (10, 20, 30)]
     samples += [sample("timing-1", "loss", batch["index"], 5e3), sample("timing-1", "loss", 7, 1, warmup=True)]
     write_run(
         folder,
         exact=exact,
-        jobs=[correctness(**checked), [about, *samples, status("timing-1")]],
+        jobs=[correctness(**checked), [record, *samples, status("timing-1")]],
         passes=["correctness", "timing"],
         rounds=1,
         **SETTINGS,
     )
-    found = records_of(folder)
-    write_records(folder, [found[0], *lines, *found[1:]])
+    records = records_of(folder)
+    write_records(folder, [records[0], *lines, *records[1:]])
     return folder
 
 
@@ -186,8 +186,8 @@ AT_SIZE = {"batch": 7, "N": 2, "T_max": 9, "U_max": 1, "loss_error": 0, "grad_er
 
 
 def test_cells_without_a_gradient_are_not_counted_twice(tmp_path):
-    about = {**AT_SIZE, "useful_cells": 40, "needed_cells": 20}
-    row = one_row(write_limited(tmp_path / "a", limits(), at_size=about))
+    result = {**AT_SIZE, "useful_cells": 40, "needed_cells": 20}
+    row = one_row(write_limited(tmp_path / "a", limits(), at_size=result))
     assert row["needed_share"] == 0.5
     assert row["limit_percent"]["step"]["packed"] == pytest.approx(2.04 / 20 * 100)
     assert row["limit_percent"]["loss"]["packed"] == pytest.approx(1.7 / 5 * 100)
@@ -213,7 +213,7 @@ def test_no_exact_row_of_the_recorded_results_is_over_its_limit():
         for scope, share in row.limit_percent.items()
         if share["packed"] is not None
     ]
-    assert len(shares) >= 10 and [one for one in shares if not 0 < one[2] <= 100] == []
+    assert len(shares) >= 10 and [entry for entry in shares if not 0 < entry[2] <= 100] == []
 
 
 def test_pruned_rows_have_a_bound_of_their_own(tmp_path):

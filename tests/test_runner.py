@@ -90,8 +90,8 @@ def test_a_folder_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_pa
         (tmp_path / name / "results.jsonl").write_bytes(text.encode(errors="surrogateescape"))
     with run.open_runs(["torchaudio"], wanted, tmp_path, resume=True) as run_of:
         assert run_of["torchaudio"].folder == folder
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and said[0].startswith("warning: ") and "binary, cut, other in" in said[0]
+    warnings = capsys.readouterr().err.splitlines()
+    assert len(warnings) == 1 and warnings[0].startswith("warning: ") and "binary, cut, other in" in warnings[0]
 
 
 def test_a_job_that_cannot_be_started_is_a_row(tmp_path):
@@ -133,9 +133,9 @@ def test_a_job_that_the_disk_has_no_room_for_is_one_that_failed(limit, kept, tmp
         text=True,
     )
     assert done.stdout.startswith("error True cannot write ") and done.stdout.endswith("not written\n")
-    found = records_of(tmp_path)
-    assert [record["record"] for record in found] == kept
-    assert found[-1].get("status") in (None, "error")
+    records = records_of(tmp_path)
+    assert [record["record"] for record in records] == kept
+    assert records[-1].get("status") in (None, "error")
 
 
 def test_records_that_cannot_be_resumed_are_one_line(tmp_path):
@@ -175,8 +175,8 @@ def test_a_run_without_room_for_its_first_line_leaves_no_folder(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
     flags = ["--in-place", "--quiet", "--log-dir", tmp_path / "log"]
-    for more in ([], ["--sweep", "vocab-size=8,9"]):
-        done = run_command("benchmark_reference.py", *flags, *more, preexec_fn=limited)
+    for swept in ([], ["--sweep", "vocab-size=8,9"]):
+        done = run_command("benchmark_reference.py", *flags, *swept, preexec_fn=limited)
         assert_user_error(done, "cannot write", tmp_path / "log")
         assert not list((tmp_path / "log").iterdir())
 

@@ -35,9 +35,9 @@ GRAIN = setting(
 @pytest.fixture
 def with_grain(monkeypatch):
     """The settings with one more, declared as any other."""
-    more = make_dataclass("More", [("grain", Optional[int], GRAIN)], bases=(settings.Settings,), frozen=True)
-    known = declared(fields(more))
-    monkeypatch.setattr(settings, "Settings", more)
+    extended = make_dataclass("More", [("grain", Optional[int], GRAIN)], bases=(settings.Settings,), frozen=True)
+    known = declared(fields(extended))
+    monkeypatch.setattr(settings, "Settings", extended)
     monkeypatch.setitem(settings.SETTINGS, "grain", known["grain"])
     monkeypatch.setitem(settings.SWEEPABLE, "grain", known["grain"])
 

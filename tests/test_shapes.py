@@ -125,8 +125,8 @@ def test_a_flipped_byte_is_refused_wherever_a_value_is(tmp_path):
     values = torch.tensor([[335, 12]] * 300, dtype=torch.int32)
     whole = stored(tmp_path / "whole.pt", values).read_bytes()
     begin = whole.index(values.numpy().tobytes())
-    for place in range(begin, begin + 300 * 2 * 4, 97):
-        (tmp_path / "flipped.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for offset in range(begin, begin + 300 * 2 * 4, 97):
+        (tmp_path / "flipped.pt").write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
         fails(tmp_path / "flipped.pt", "not a shape file", "damaged")
 
 

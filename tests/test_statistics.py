@@ -103,26 +103,26 @@ def test_interval_is_over_rounds_not_over_samples():
 def test_paired_ratio_by_hand():
     baseline = {1: {0: [10, 10, 90], 1: [100]}, 2: {0: [20], 1: [100]}}
     new = {1: {0: [20], 1: [200]}, 2: {0: [40, 40], 1: [200]}}
-    found = paired_ratio(baseline, new)
-    assert found.ratio == pytest.approx(2) and (found.low, found.high) == pytest.approx((2, 2))
-    assert found.batches == 2 and found.error == pytest.approx(0, abs=1e-9)
-    assert found.baseline == pytest.approx((math.sqrt(1000), math.sqrt(2000)))
-    assert found.new == pytest.approx((math.sqrt(4000), math.sqrt(8000)))
+    estimate = paired_ratio(baseline, new)
+    assert estimate.ratio == pytest.approx(2) and (estimate.low, estimate.high) == pytest.approx((2, 2))
+    assert estimate.batches == 2 and estimate.error == pytest.approx(0, abs=1e-9)
+    assert estimate.baseline == pytest.approx((math.sqrt(1000), math.sqrt(2000)))
+    assert estimate.new == pytest.approx((math.sqrt(4000), math.sqrt(8000)))
 
 
 def test_paired_ratio_has_the_interval_of_the_rounds_ratios():
     baseline = {round: {0: [time]} for round, time in enumerate([1, 10, 100])}  # a drift that both sides share
     new = {round: {0: [time]} for round, time in enumerate([math.exp(-1), 10, 100 * math.e])}
-    found = paired_ratio(baseline, new)
-    assert (found.low, found.high) == pytest.approx(interval([math.exp(-1), 1, math.e]))
-    assert found.error == pytest.approx(1 / math.sqrt(3))
+    estimate = paired_ratio(baseline, new)
+    assert (estimate.low, estimate.high) == pytest.approx(interval([math.exp(-1), 1, math.e]))
+    assert estimate.error == pytest.approx(1 / math.sqrt(3))
 
 
 def test_paired_ratio_uses_only_what_both_have():
     baseline = {1: {0: [10], 1: [1]}, 2: {0: [10], 1: [1]}, 3: {0: [1]}}
     new = {1: {0: [10]}, 2: {0: [10], 1: [1000]}}  # died on batch 1 in round 1
-    found = paired_ratio(baseline, new)
-    assert (found.ratio, len(found.baseline), found.batches) == (pytest.approx(1), 2, 1)
+    estimate = paired_ratio(baseline, new)
+    assert (estimate.ratio, len(estimate.baseline), estimate.batches) == (pytest.approx(1), 2, 1)
     assert paired_ratio({1: {0: [1]}}, {2: {0: [1]}}) is None
     assert paired_ratio({1: {0: [1]}}, {1: {1: [1]}}) is None
     assert paired_ratio({1: {0: [1]}}, {1: {0: [3]}}).low is None
@@ -133,18 +133,18 @@ def test_independent_ratio_by_hand():
     # Welch: (13/12)^2 / ((1/9 + 9/16) / 2) = 3.485 degrees of freedom.
     baseline = {round: {0: [math.exp(log)]} for round, log in enumerate([-1, 0, 1])}
     new = {round: {0: [math.exp(log)]} for round, log in enumerate([2, 3.5, 5])}
-    found = independent_ratio(baseline, new)
-    assert math.log(found.ratio) == pytest.approx(3.5) and found.error == pytest.approx(math.sqrt(13 / 12))
+    estimate = independent_ratio(baseline, new)
+    assert math.log(estimate.ratio) == pytest.approx(3.5) and estimate.error == pytest.approx(math.sqrt(13 / 12))
     freedom = (13 / 12) ** 2 / ((1 / 9 + 9 / 16) / 2)
     assert freedom == pytest.approx(3.485, abs=1e-3)
-    half = student_t(0.95, freedom) * found.error
-    assert (math.log(found.low), math.log(found.high)) == pytest.approx((3.5 - half, 3.5 + half))
+    half = student_t(0.95, freedom) * estimate.error
+    assert (math.log(estimate.low), math.log(estimate.high)) == pytest.approx((3.5 - half, 3.5 + half))
 
 
 def test_independent_ratio_of_different_rounds_and_of_too_few():
-    found = independent_ratio({1: {0: [2.0]}, 2: {0: [2.0], 1: [9]}}, {7: {0: [4.0]}, 8: {0: [4.0]}, 9: {0: [4.0]}})
-    assert (found.ratio, found.low, found.high) == pytest.approx((2, 2, 2))
-    assert (len(found.baseline), len(found.new), found.batches) == (2, 3, 1)
+    estimate = independent_ratio({1: {0: [2.0]}, 2: {0: [2.0], 1: [9]}}, {7: {0: [4.0]}, 8: {0: [4.0]}, 9: {0: [4.0]}})
+    assert (estimate.ratio, estimate.low, estimate.high) == pytest.approx((2, 2, 2))
+    assert (len(estimate.baseline), len(estimate.new), estimate.batches) == (2, 3, 1)
     assert independent_ratio({1: {0: [1]}}, {1: {0: [3]}, 2: {0: [3]}}).low is None
     assert independent_ratio({}, {1: {0: [3]}}) is None
 

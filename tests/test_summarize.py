@@ -33,8 +33,8 @@ def test_newest_of_a_configuration_and_how_many_earlier(tmp_path):
         write_run(tmp_path / f"t.{day}", started=f"2026-01-0{day}T00:00:00+00:00")
     write_run(tmp_path / "other-size", batch_size=8, started="2025-01-01T00:00:00+00:00")
     write_run(tmp_path / "k2", name="k2", started="2025-01-01T00:00:00+00:00")
-    found = {Path(row["log_dir"]).name: row["earlier_runs"] for row in read_rows(tmp_path)}
-    assert found == {"t.3": 2, "other-size": 0, "k2": 0}
+    runs = {Path(row["log_dir"]).name: row["earlier_runs"] for row in read_rows(tmp_path)}
+    assert runs == {"t.3": 2, "other-size": 0, "k2": 0}
     assert "2 earlier runs of the same configuration not shown" in summarize(tmp_path)
     assert len(read_rows(tmp_path, "--all-runs")) == 5
     assert "earlier" not in summarize(tmp_path, "--all-runs")
@@ -55,7 +55,7 @@ def test_default_is_log_here_and_nothing_there_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, words",
     [
         (["nowhere"], "nowhere: no such file or folder"),
         (["--format", "xml"], "invalid choice"),
@@ -63,11 +63,11 @@ def test_default_is_log_here_and_nothing_there_is_one_line(tmp_path):
         (["log", "--output", "nowhere/x"], "cannot write nowhere/x"),
     ],
 )
-def test_bad_usage_is_one_clear_line(tmp_path, arguments, said):
+def test_bad_usage_is_one_clear_line(tmp_path, arguments, words):
     write_run(tmp_path / "log" / "a")
     (tmp_path / "empty").mkdir()
     cwd = tmp_path / "empty" if arguments == ["."] else tmp_path
-    assert said in summarize(*arguments, code=2, cwd=cwd)
+    assert words in summarize(*arguments, code=2, cwd=cwd)
 
 
 @pytest.mark.parametrize(

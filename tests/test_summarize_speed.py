@@ -22,16 +22,16 @@ def test_a_made_trace_is_as_kineto_writes_it(tmp_path, version):
     size = made_trace.write(path, 3, source)
     assert 2 * made_trace.MB < size < 5 * made_trace.MB
     events = json.loads(path.read_text())["traceEvents"]
-    found, original = read(path), read(source)
-    assert found == read(path, fast=False) and found.flags == []
-    assert [number for number, _ in found.steps] == list(range(1, 21))
-    assert found.peak_bytes == original.peak_bytes and set(found.label_us) == set(original.label_us)
+    copy, original = read(path), read(source)
+    assert copy == read(path, fast=False) and copy.flags == []
+    assert [number for number, _ in copy.steps] == list(range(1, 21))
+    assert copy.peak_bytes == original.peak_bytes and set(copy.label_us) == set(original.label_us)
     steps = [event for event in events if event.get("name", "").startswith("ProfilerStep#")]
     ends = [event["ts"] + event["dur"] for event in steps]
     assert all(end <= step["ts"] for end, step in zip(ends, steps[1:]))
     inside = [event for event in events if event.get("cat") == "cpu_op"]
     assert all(steps[0]["ts"] <= event["ts"] < ends[-1] for event in inside)
-    assert found.peak_bytes.keys() == {(CPU, -1)} and found.memory_events > original.memory_events
+    assert copy.peak_bytes.keys() == {(CPU, -1)} and copy.memory_events > original.memory_events
 
 
 def test_the_table_side_by_side():

@@ -170,8 +170,8 @@ def test_pruned_is_marked_approximate_with_its_gap(tmp_path):
 
 def test_an_imprecise_row_is_called_so_and_is_no_error(tmp_path):
     sizes = {"batch": 0, "N": 2, "T_max": 9, "U_max": 4}
-    found = {"loss_error": 5e-4, "grad_error": 1e-6, "grad_tolerance": 1e-4, "imprecise": 5e-4, "ok": True}
-    folder = write_run(tmp_path / "a", jobs=[correctness(at_size={**sizes, **found})], passes=["correctness"])
+    judged = {"loss_error": 5e-4, "grad_error": 1e-6, "grad_tolerance": 1e-4, "imprecise": 5e-4, "ok": True}
+    folder = write_run(tmp_path / "a", jobs=[correctness(at_size={**sizes, **judged})], passes=["correctness"])
     row = one_row(folder)
     assert row["imprecise"] == 5e-4 and row["status"] == "ok"
     text = summarize(folder)
@@ -202,10 +202,10 @@ def test_windows_average_first_peak_and_inflation(tmp_path):
 @pytest.mark.parametrize("flags", [[], ["busy"]])
 def test_load_beside_the_profiled_steps_is_said(tmp_path, flags):
     folder = traced_run(tmp_path / "a", kineto(steps([100, 200])))
-    found = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records_of(folder)]
-    write_records(folder, found)
+    records = [{**line, "flags": flags} if line["record"] == "trace" else line for line in records_of(folder)]
+    write_records(folder, records)
     assert any("profiled steps ran beside other load" in note for note in one_row(folder)["notes"]) == bool(flags)
-    without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in found]
+    without = [{key: line[key] for key in line if line["record"] != "trace" or key != "flags"} for line in records]
     write_records(folder, without)  # as older runs are
     assert "profiled steps ran" not in str(one_row(folder)["notes"])
 
@@ -271,16 +271,16 @@ def test_a_stub_is_flagged_in_the_table():
 
 
 def test_a_stub_alone_in_the_last_window_is_left_out(tmp_path):
-    for place, durations in enumerate(([100, 200], [4])):
-        write(tmp_path / "a" / f"w.{place}.pt.trace.json", kineto(steps(durations, operators=0)))
+    for number, durations in enumerate(([100, 200], [4])):
+        write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, operators=0)))
     row = one_row(tmp_path / "a")
     assert row["average_step_time_us"] == 150 and row["windows"][1]["steps"] == 0
     assert "alone in its window" in row["notes"][0]
 
 
 def test_a_short_step_alone_in_the_last_window_with_its_operators_is_whole(tmp_path):
-    for place, durations in enumerate(([100], [4])):
-        write(tmp_path / "a" / f"w.{place}.pt.trace.json", kineto(steps(durations, operators=40)))
+    for number, durations in enumerate(([100], [4])):
+        write(tmp_path / "a" / f"w.{number}.pt.trace.json", kineto(steps(durations, operators=40)))
     row = one_row(tmp_path / "a")
     assert row["average_step_time_us"] == 52 and not any("stub" in note for note in row["notes"])
 
@@ -291,8 +291,8 @@ def like_a_stub(first, step=100):
 
 
 def test_a_window_after_which_the_loop_went_on_has_no_stub(tmp_path):
-    for place, first in enumerate([1, 4, 1]):  # the last is of another loop, which was started anew
-        write(tmp_path / "a" / f"w.{place}.pt.trace.json", like_a_stub(first))
+    for number, first in enumerate([1, 4, 1]):  # the last is of another loop, which was started anew
+        write(tmp_path / "a" / f"w.{number}.pt.trace.json", like_a_stub(first))
     row = one_row(tmp_path / "a")
     assert [window["steps"] for window in row["windows"]] == [2, 1, 1]
     assert "cut off" not in str(row["windows"][0]) and "cut off" in str(row["windows"][1])
@@ -312,5 +312,5 @@ def test_workers_and_ranks_are_rows_of_their_own(tmp_path):
     write(tmp_path / "a" / "host_2.6.pt.trace.json", kineto(steps([500]), distributedInfo={"rank": 1}))
     write(tmp_path / "a" / "w.6.pt.trace.json", kineto(steps([1]), distributedInfo={"rank": 0}))
     write(tmp_path / "a" / "w.7.pt.trace.json", kineto(steps([2]), distributedInfo={"rank": 1}))
-    found = {row["name"]: row["average_step_time_us"] for row in read_rows(tmp_path)}
-    assert found == {"a host_1 rank 0": 100, "a host_2 rank 1": 400, "a w rank 0": 1, "a w rank 1": 2}
+    times = {row["name"]: row["average_step_time_us"] for row in read_rows(tmp_path)}
+    assert times == {"a host_1 rank 0": 100, "a host_2 rank 1": 400, "a w rank 0": 1, "a w rank 1": 2}

@@ -146,8 +146,8 @@ def test_a_sweep_that_cannot_be_read_does_not_stop_the_resume_of_another(tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "sweep.jsonl").write_text(text)
     assert resume(axes, shared, tmp_path).path == sweep.path
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("warning: ") and "cut, other in" in said
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ") and "cut, other in" in warning
 
 
 @pytest.mark.parametrize("cut", [1, 20, 400])
@@ -204,7 +204,7 @@ def benchmark(folder, *arguments, executor=None):
 
 
 def only(executor, job):
-    return [place[:3] for place in executor.seen if place[3] == job]
+    return [step[:3] for step in executor.seen if step[3] == job]
 
 
 def test_limits_of_each_device_are_those_of_the_first_cell_that_has_them(tmp_path):
@@ -216,8 +216,8 @@ def test_limits_of_each_device_are_those_of_the_first_cell_that_has_them(tmp_pat
         for cell, node in enumerate("ab"):
             runs[cell]["k2"].add({"record": "limits", "node": node})
             assert reuse(file, runs[cell + 1]) == set("ab"[: cell + 1])  # the others are still to be measured
-    found = [record for record in records_of(file.path) if record["record"] == "limits" and record["cell"] == 2]
-    assert {record["node"]: record["reused_from"] for record in found} == {"a": 0, "b": 1}
+    limits = [record for record in records_of(file.path) if record["record"] == "limits" and record["cell"] == 2]
+    assert {record["node"]: record["reused_from"] for record in limits} == {"a": 0, "b": 1}
 
 
 def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, executor, capsys):
@@ -232,26 +232,26 @@ def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, exec
         ("k2", 64, "float32"),
         ("torchaudio", 64, "bfloat16"),
     ]
-    assert [place[1:] for place in only(executor, "limits-1")] == [(16, "float32"), (16, "bfloat16")]
+    assert [job[1:] for job in only(executor, "limits-1")] == [(16, "float32"), (16, "bfloat16")]
     assert sorted(only(executor, "timing-1")) == [
         ("k2", 16, "float32"),
         ("k2", 64, "float32"),
         *(("torchaudio", V, dtype) for V in (16, 64) for dtype in ("bfloat16", "float32")),
     ]
     (sweep,) = find([tmp_path])
-    found = {(run.row.name, *run.values.values()): run.row for run in sweep.runs}
-    assert len(found) == 8 and sweep.absent == 0
-    assert {key: row.status for key, row in found.items() if row.status != "ok"} == {
+    rows = {(run.row.name, *run.values.values()): run.row for run in sweep.runs}
+    assert len(rows) == 8 and sweep.absent == 0
+    assert {key: row.status for key, row in rows.items() if row.status != "ok"} == {
         ("k2", 16, "bfloat16"): "unsupported",
         ("k2", 64, "bfloat16"): "unsupported",
         ("k2", 64, "float32"): "oom",
     }
-    assert found["torchaudio", 64, "float32"].step_ms.median == 64
+    assert rows["torchaudio", 64, "float32"].step_ms.median == 64
     table = capsys.readouterr().out
     assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
     assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table
-    found = [line for line in records_of(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
-    refused = [(line["cell"], line.get("reused_from")) for line in found if line["status"] == "unsupported"]
+    rows = [line for line in records_of(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
+    refused = [(line["cell"], line.get("reused_from")) for line in rows if line["status"] == "unsupported"]
     assert refused == [(1, None), (3, 1)]
 
 
@@ -271,7 +271,7 @@ def test_resume_goes_on_where_it_stopped(tmp_path, capsys):
     assert "2 of 6 rows are not measured yet; the same command with --resume goes on" in capsys.readouterr().out
     second = MadeUp()
     assert benchmark(tmp_path, *flags, "--resume", executor=second) == EXIT_OK
-    assert sorted(place[1] for place in second.seen) == [32] * 2 + [48] * 6  # memory of both, then the last cell
+    assert sorted(step[1] for step in second.seen) == [32] * 2 + [48] * 6  # memory of both, then the last cell
     (sweep,) = find([tmp_path])
     assert [run.row.status for run in sweep.runs] == ["ok"] * 6
     before, third = sweep.path.read_bytes(), MadeUp()

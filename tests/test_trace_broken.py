@@ -51,7 +51,7 @@ def test_damaged_archives_are_errors(tmp_path, damage, fast):
 
 @BOTH_WAYS
 @pytest.mark.parametrize(
-    "text, said",
+    "text, words",
     [
         ("", "empty"),
         ("not json", "expected"),
@@ -67,9 +67,9 @@ def test_damaged_archives_are_errors(tmp_path, damage, fast):
         ("\x00" * 500, "expected"),
     ],
 )
-def test_what_is_no_trace_is_one_clear_error(tmp_path, text, said, fast):
+def test_what_is_no_trace_is_one_clear_error(tmp_path, text, words, fast):
     path = write(tmp_path / "t.json", text)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=words) as error:
         read(path, fast)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
@@ -99,9 +99,9 @@ def test_fields_of_odd_types_are_passed_over(tmp_path):
         json.dumps({"traceEvents": odd + steps([100])}),
         json.dumps({"traceEvents": odd + steps([100])}, indent=1),
     ):
-        found = read(write(tmp_path / "t.json", text))
-        assert found == read(tmp_path / "t.json", fast=False)
-        assert found.steps == ((1, 100.0),) and found.memory_events == 0
+        summary = read(write(tmp_path / "t.json", text))
+        assert summary == read(tmp_path / "t.json", fast=False)
+        assert summary.steps == ((1, 100.0),) and summary.memory_events == 0
 
 
 def test_garbled_traces_never_crash_and_both_ways_agree(tmp_path):
@@ -111,8 +111,8 @@ def test_garbled_traces_never_crash_and_both_ways_agree(tmp_path):
         chance = random.Random(seed)
         data = bytearray(whole)
         for _ in range(chance.choice([1, 3, 20])):
-            place, length = chance.randrange(len(data)), chance.randrange(1, 60)
-            data[place : place + length] = chance.choice(
+            start, length = chance.randrange(len(data)), chance.randrange(1, 60)
+            data[start : start + length] = chance.choice(
                 [b"", b'"', b"\\", b"\x00", b"}", b"]", b"\n  },\n  {", b"\xff\xfe", b"<script>"]
             )
         path.write_bytes(bytes(data))
@@ -166,12 +166,12 @@ def test_hostile_names_and_files_are_rows_of_harmless_text(tmp_path):
         text = kineto(events, deviceProperties=[{"id": 0, "name": names[0]}], distributedInfo={"rank": names[1]})
         cut = chance.choice([len(text), chance.randrange(len(text))])
         write(tmp_path / f"{seed} <b>=1\x1b" / f"{names[2].replace('/', '')}.{seed}.pt.trace.json", text[:cut])
-    found = rows([tmp_path])
-    assert len(found) == 12 and {row.status for row in found} == {"ok", "error"}
-    for row in found:  # a cut trace is an error of its own row
+    listed = rows([tmp_path])
+    assert len(listed) == 12 and {row.status for row in listed} == {"ok", "error"}
+    for row in listed:  # a cut trace is an error of its own row
         assert row.status == "error" or row.average_step_time_us == 150
     for format in FORMATS:
-        shown = render(found, format)
+        shown = render(listed, format)
         assert not [character for character in shown if unicodedata.category(character)[0] == "C" and character != "\n"]
         assert format in ("table", "json", "csv") or ("<script" not in shown and "<b>" not in shown)
         if format == "csv":

@@ -29,7 +29,7 @@ def test_which_traces_are_packed(tmp_path, monkeypatch, when, packed):
     monkeypatch.setattr(profiler, "LARGE", 500)
     profiler.pack(two_traces(tmp_path), when)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {f"{name}.1.pt.trace.json" + ".gz" * (name in packed) for name in ("small", "large")}
+    assert names == {f"{name}.1.pt.trace.json" + (".gz" if name in packed else "") for name in ("small", "large")}
     for name in packed:
         assert gzip.decompress((tmp_path / f"{name}.1.pt.trace.json.gz").read_bytes()).decode()[0] == name[0]
 
@@ -98,26 +98,26 @@ def test_no_snapshot_of_a_cpu(tiny_shapes, tmp_path):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_snapshot_records_one_step_and_always_stops(tmp_path, monkeypatch, fails):
-    said = []
+    printed = []
 
     def step():
-        said.append("step")
+        printed.append("step")
         if fails:
             raise RuntimeError("out of memory")
 
     stand_ins = {
-        "_record_memory_history": lambda enabled="all", **more: said.append(enabled),
-        "_dump_snapshot": lambda path: said.append(path),
+        "_record_memory_history": lambda enabled="all", **more: printed.append(enabled),
+        "_dump_snapshot": lambda path: printed.append(path),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda.memory, name, stand_in, raising=False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: said.append("synchronised"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: printed.append("synchronised"))
     path = tmp_path / "memory_snapshot.pickle"
     try:
         memory.snapshot(SimpleNamespace(run=step), torch.device("cpu"), path)
     except RuntimeError:
         assert fails
-    assert said == (["all", "step", None] if fails else ["all", "step", "synchronised", str(path), None])
+    assert printed == (["all", "step", None] if fails else ["all", "step", "synchronised", str(path), None])
 
 
 def test_a_torch_that_cannot_write_one_says_so(tmp_path, monkeypatch):

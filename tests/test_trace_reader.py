@@ -37,10 +37,10 @@ class Kept(trace_events.Collector):
 
 @BOTH_WAYS
 def test_average_step_is_the_mean_of_the_step_spans(tmp_path, fast):
-    found = read(write(tmp_path / "t.json", kineto(steps([100, 200, 300], first=7))), fast)
-    assert found.steps == ((7, 100.0), (8, 200.0), (9, 300.0))
-    assert found.average_step_us == 200.0
-    assert found.flags == []
+    summary = read(write(tmp_path / "t.json", kineto(steps([100, 200, 300], first=7))), fast)
+    assert summary.steps == ((7, 100.0), (8, 200.0), (9, 300.0))
+    assert summary.average_step_us == 200.0
+    assert summary.flags == []
 
 
 @BOTH_WAYS
@@ -52,9 +52,9 @@ def test_peak_is_the_highest_total_allocated_of_each_device(tmp_path, fast):
         memory(4, 7 * MIB, device_type=CUDA, device_id=0),
         memory(5, 9 * MIB, device_type=CUDA, device_id=1),
     ]
-    found = read(write(tmp_path / "t.json.gz", kineto(events)), fast)
-    assert found.peak_bytes == {(CPU, -1): 16 * MIB, (CUDA, 0): 7 * MIB, (CUDA, 1): 9 * MIB}
-    assert found.memory_events == 5 and found.on_cuda
+    summary = read(write(tmp_path / "t.json.gz", kineto(events)), fast)
+    assert summary.peak_bytes == {(CPU, -1): 16 * MIB, (CUDA, 0): 7 * MIB, (CUDA, 1): 9 * MIB}
+    assert summary.memory_events == 5 and summary.on_cuda
 
 
 def test_a_counter_below_zero_is_a_peak_too(tmp_path):
@@ -72,17 +72,17 @@ def test_gpu_copies_of_steps_and_labels_are_not_counted(tmp_path, fast):
         span("loss", 1001, 900, "gpu_user_annotation"),
         {**span("ProfilerStep#9", 1, 1), "ph": "i"},
     ]
-    found = read(write(tmp_path / "t.json", kineto(events)), fast)
-    assert found.average_step_us == 4500
-    assert found.label_us == {"loss": 90.0}
+    summary = read(write(tmp_path / "t.json", kineto(events)), fast)
+    assert summary.average_step_us == 4500
+    assert summary.label_us == {"loss": 90.0}
 
 
 @BOTH_WAYS
 def test_missing_and_repeated_steps_are_flagged(tmp_path, fast):
     events = steps([100, 100], first=3) + steps([100], first=7) + steps([100], first=3)
-    found = read(write(tmp_path / "t.json", kineto(events)), fast)
-    assert found.missing == (5, 6) and found.repeated
-    assert any("missing steps: 5, 6" in flag for flag in found.flags)
+    summary = read(write(tmp_path / "t.json", kineto(events)), fast)
+    assert summary.missing == (5, 6) and summary.repeated
+    assert any("missing steps: 5, 6" in flag for flag in summary.flags)
 
 
 def test_rank_and_device_name_come_from_the_header_wherever_it_is(tmp_path):
@@ -93,8 +93,8 @@ def test_rank_and_device_name_come_from_the_header_wherever_it_is(tmp_path):
     before = kineto(steps([100]), **info)
     after = json.dumps({"traceEvents": steps([100]), **info})
     for text in (before, after):
-        found = read(write(tmp_path / "t.json", text))
-        assert (found.rank, found.device_name) == (3, "NVIDIA X")
+        summary = read(write(tmp_path / "t.json", text))
+        assert (summary.rank, summary.device_name) == (3, "NVIDIA X")
 
 
 # The stub a loop leaves that ends early.
@@ -119,8 +119,8 @@ def test_a_short_last_step_with_operators_is_no_stub(tmp_path):
 def test_a_short_last_step_with_as_many_operators_as_the_others_is_no_stub(tmp_path, operators, fast):
     """A batch of short utterances after one of long ones: 5 times shorter, with the same operators."""
     path = write(tmp_path / "t.json", kineto(steps([500_000, 500_000, 100_000], operators=operators)))
-    found = read(path, fast)
-    assert found.stub is None and found.flags == []
+    summary = read(path, fast)
+    assert summary.stub is None and summary.flags == []
     assert reader.count_operators(path, fast=fast) == (3 * operators, 3 * operators)
 
 
@@ -135,8 +135,8 @@ def test_a_stub_is_found_wherever_its_operators_stand(tmp_path, order, fast):
 
     whole, stub = steps([500_000, 500_000], operators=1000), steps([20_000], first=3, operators=240)
     late = [{**event, "ts": event["ts"] + 1_000_020} for event in stub]
-    found = read(write(tmp_path / "t.json", kineto(shuffled(whole + late))), fast)
-    assert found.stub == 3 and found.average_step_us == 500_000
+    summary = read(write(tmp_path / "t.json", kineto(shuffled(whole + late))), fast)
+    assert summary.stub == 3 and summary.average_step_us == 500_000
     late += [span("aten::add", late[0]["ts"], 1, "cpu_op")] * 10  # a quarter of the others' 1,000
     assert read(write(tmp_path / "t.json", kineto(shuffled(whole + late))), fast).stub is None
 
@@ -155,8 +155,8 @@ def test_steps_without_any_operators_are_whole(tmp_path):
 
 @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: f"{path.parent.name}/{path.name[:8]}{path.name[-30:-18]}")
 def test_real_traces_give_what_json_says(path):
-    found = read(path)
-    assert found == read(path, fast=False)
+    summary = read(path)
+    assert summary == read(path, fast=False)
     try:
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     except ValueError:
@@ -165,10 +165,10 @@ def test_real_traces_give_what_json_says(path):
     spans = [
         event for event in events if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
     ]
-    assert found.steps == tuple((int(event["name"][13:]), float(event["dur"])) for event in spans)
+    assert summary.steps == tuple((int(event["name"][13:]), float(event["dur"])) for event in spans)
     totals = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
-    assert found.peak_bytes == {(CPU, -1): max(totals)} and found.memory_events == len(totals)
-    assert set(found.label_us) == {"joiner", "loss", "backward"}
+    assert summary.peak_bytes == {(CPU, -1): max(totals)} and summary.memory_events == len(totals)
+    assert set(summary.label_us) == {"joiner", "loss", "backward"}
 
 
 @BOTH_WAYS
@@ -176,9 +176,9 @@ def test_real_trace_of_torch_1_13_with_invalid_json_is_read_field_by_field(fast)
     (path,) = (REAL / "torch-1.13.1-names").iterdir()
     with pytest.raises(ValueError):
         json.loads(gzip.decompress(path.read_bytes()))
-    found = read(path, fast)
-    assert found.salvaged == 2 and len(found.steps) == 2 and found.memory_events == 60
-    assert '<script>alert("1")</script> C:\\dir\\\x1b[31m\n=1+1' in found.label_us
+    summary = read(path, fast)
+    assert summary.salvaged == 2 and len(summary.steps) == 2 and summary.memory_events == 60
+    assert '<script>alert("1")</script> C:\\dir\\\x1b[31m\n=1+1' in summary.label_us
 
 
 LAYOUTS = {
@@ -212,8 +212,8 @@ def test_any_layout_gives_the_same_answer(tmp_path, monkeypatch, layout, chunk, 
     expected = read(original)
     data = json.loads(gzip.decompress(original.read_bytes()))
     monkeypatch.setattr(trace_events, "CHUNK", chunk)
-    found = read(write(tmp_path / "t.json", LAYOUTS[layout](data)), fast)
-    assert (found.steps, found.peak_bytes, found.label_us, found.memory_events) == (
+    summary = read(write(tmp_path / "t.json", LAYOUTS[layout](data)), fast)
+    assert (summary.steps, summary.peak_bytes, summary.label_us, summary.memory_events) == (
         expected.steps,
         expected.peak_bytes,
         expected.label_us,
@@ -276,15 +276,15 @@ def test_both_ways_deliver_the_same_events_of_known_and_unknown_categories(monke
 @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.parent.name)
 def test_categories_of_real_traces_are_known(path):
     """An event of another one is decoded twice."""
-    found = set(re.findall(r'"cat": "([^"]*)"', gzip.decompress(path.read_bytes()).decode(errors="replace")))
-    assert found <= {trace_kineto.STACKS, trace_kineto.OPERATORS, *trace_kineto.OTHERS}
+    categories = set(re.findall(r'"cat": "([^"]*)"', gzip.decompress(path.read_bytes()).decode(errors="replace")))
+    assert categories <= {trace_kineto.STACKS, trace_kineto.OPERATORS, *trace_kineto.OTHERS}
 
 
 @BOTH_WAYS
 def test_a_long_label_is_cut(tmp_path, fast):
     events = [*steps([100]), span("x" * 3_000_000, 1001, 40), span("x" * 2_000_000, 1050, 2)]
-    found = read(write(tmp_path / "t.json", kineto(events)), fast)
-    assert found.label_us == {"x" * reader.LONGEST_LABEL: 42.0}
+    summary = read(write(tmp_path / "t.json", kineto(events)), fast)
+    assert summary.label_us == {"x" * reader.LONGEST_LABEL: 42.0}
 
 
 def test_memory_stays_bounded(tmp_path):
@@ -324,8 +324,8 @@ def test_an_event_longer_than_many_pieces(tmp_path, monkeypatch):
     path = write(tmp_path / "t.json", kineto([*steps([100]), long, memory(1, MIB), *steps([300], first=2)]))
     expected = read(path, fast=False)
     monkeypatch.setattr(trace_events, "CHUNK", 1 << 12)
-    found = read(path)
-    assert found == expected and found.average_step_us == 200 and found.label_us == {"loss": 40.0}
+    summary = read(path)
+    assert summary == expected and summary.average_step_us == 200 and summary.label_us == {"loss": 40.0}
 
 
 def test_memory_rise_needs_no_steps_and_starts_at_the_lowest_count(tmp_path):

@@ -79,9 +79,9 @@ def test_batches_are_made_of_the_lengths_asked_for(tiny_shapes):
 
 def test_fewer_batches_than_asked_for_are_said(tiny_shapes):
     chosen = settings.resolve({"shape_file": str(tiny_shapes), "preset": "quick", "batch_size": 6}, "cpu")
-    for asked, said in ((2, []), (80, ["--num-batches 80: there are no more than 2, and all are measured"])):
+    for asked, warnings in ((2, []), (80, ["--num-batches 80: there are no more than 2, and all are measured"])):
         wanted = replace(chosen, num_batches=asked)
-        assert measured_batches.warnings(*measured_batches.load(wanted), wanted) == said
+        assert measured_batches.warnings(*measured_batches.load(wanted), wanted) == warnings
 
 
 def test_a_pool_is_the_same_utterances_in_batches_of_any_size(tiny_shapes):
@@ -189,10 +189,10 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     write_run(tmp_path / "a", "torchaudio")
     write_run(tmp_path / "b", "k2", **DEFAULTS)
     write_run(tmp_path / "c", "k2", **{**DEFAULTS, key: value})
-    found = groups(logs.rows([tmp_path]))
-    assert sorted(sorted(row.log_dir[-1] for row in group) for group in found) == [["a", "b"], ["c"]]
+    of_run = groups(logs.rows([tmp_path]))
+    assert sorted(sorted(row.log_dir[-1] for row in group) for group in of_run) == [["a", "b"], ["c"]]
     words = settings.described({key: value})[0]
-    assert [words in heading(group) for group in found] == [len(group) == 1 for group in found]
+    assert [words in heading(group) for group in of_run] == [len(group) == 1 for group in of_run]
 
     old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")
     assert pairs.differences(old, same) == []

@@ -25,11 +25,11 @@ def test_losses_and_gradients_are_the_references(scale):
     mine, *rest = given(scale=scale)
     theirs = mine.detach().clone().requires_grad_()
     upstream = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
-    found = transducer_loss(mine, *rest, reduction="none")
+    losses = transducer_loss(mine, *rest, reduction="none")
     wanted = oracle.losses(theirs, rest[0], SHAPES)
-    (found * upstream).sum().backward()
+    (losses * upstream).sum().backward()
     (wanted * upstream).sum().backward()
-    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-9, atol=1e-12)
 
 
@@ -112,8 +112,8 @@ def test_first_and_second_derivatives():
 def test_any_symbol_can_be_blank(blank):
     logits, targets, T_lengths, U_lengths = given()
     targets = (targets + blank) % 7
-    found = transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction="none")
-    torch.testing.assert_close(found, oracle.losses(logits, targets, SHAPES, blank))
+    losses = transducer_loss(logits, targets, T_lengths, U_lengths, blank=blank, reduction="none")
+    torch.testing.assert_close(losses, oracle.losses(logits, targets, SHAPES, blank))
 
 
 def test_lengths_over_the_tensor_and_unknown_reductions_are_refused():

@@ -69,16 +69,16 @@ class Server:
 
     def wait_for(self, ask, seconds=START_SECONDS):
         """The first answer of `ask` that is true."""
-        deadline, found = time.monotonic() + seconds, None
+        deadline, match = time.monotonic() + seconds, None
         while time.monotonic() < deadline:
             try:
-                found = ask(self)
+                match = ask(self)
             except OSError as error:  # urllib.error.URLError is one
-                found = error
-            if found and not isinstance(found, OSError):
-                return found
+                match = error
+            if match and not isinstance(match, OSError):
+                return match
             time.sleep(0.2)
-        raise AssertionError(f"{found!r} and nothing else within {seconds} s: {self.output.read_text()}")
+        raise AssertionError(f"{match!r} and nothing else within {seconds} s: {self.output.read_text()}")
 
 
 @contextmanager
@@ -104,14 +104,14 @@ def started(target, output, **variables):
 
 def listening_addresses(port):
     """The local addresses, as /proc writes them, that listen on a TCP port."""
-    found = set()
+    names = set()
     for table in ("tcp", "tcp6"):
         path = Path("/proc/net") / table
         for line in path.read_text().splitlines()[1:] if path.exists() else []:
             address, state = line.split()[1], line.split()[3]
             if state == "0A" and int(address.rpartition(":")[2], 16) == port:
-                found.add(address.rpartition(":")[0])
-    return found
+                names.add(address.rpartition(":")[0])
+    return names
 
 
 LOOPBACK = "0100007F"

@@ -50,7 +50,7 @@ def one(kind: str, seed: int) -> Optional[str]:
 
 
 def scratch_in(folder: str) -> None:
-    """Of a process of the pool."""
+    """Set up a process of the pool."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
@@ -60,8 +60,8 @@ def cluster(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    with local_cluster.started(Path(str(PYTHON_OF_RAY)), 2) as there:
-        os.environ[running.RAY] = there.address
+    with local_cluster.started(Path(str(PYTHON_OF_RAY)), 2) as cluster:
+        os.environ[running.RAY] = cluster.address
         yield
 
 
@@ -76,8 +76,8 @@ def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str,
                 (kind, seed), words = waiting[done], done.result()
                 if words is not None:
                     broken[kind, seed] = words
-                    said = words.strip().replace("\n", "\n    ")
-                    print(f'make faults ARGS="--only {kind} --from {seed} --count 1"\n    {said}', flush=True)
+                    text = words.strip().replace("\n", "\n    ")
+                    print(f'make faults ARGS="--only {kind} --from {seed} --count 1"\n    {text}', flush=True)
     return broken
 
 
@@ -85,8 +85,8 @@ def main(arguments: Optional[List[str]] = None) -> int:
     parser = argparse.ArgumentParser(
         prog="make faults", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    there = [kind for kind in KINDS if kind != "ray" or PYTHON_OF_RAY]
-    parser.add_argument("--only", default=",".join(there), metavar="A,B", help=f"of {', '.join(there)}. Default: all")
+    kinds = [kind for kind in KINDS if kind != "ray" or PYTHON_OF_RAY]
+    parser.add_argument("--only", default=",".join(kinds), metavar="A,B", help=f"of {', '.join(kinds)}. Default: all")
     parser.add_argument("--from", dest="first", type=int, default=0, metavar="SEED", help="the first seed. Default: 0")
     parser.add_argument("--count", type=int, metavar="N", help="of each kind. Default: as many as the kind has")
     parser.add_argument("--part", default="100%", metavar="P%", help="of these. Default: 100%%")

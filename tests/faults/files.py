@@ -118,7 +118,7 @@ def _rows(log: Path) -> List[Dict[str, Any]]:
 
 
 def _told(row: Dict[str, Any], log: Path) -> Any:
-    """What a row says of its own run alone."""
+    """Return what a row says of its own run alone."""
     keys = ("name", "status", "step_ms", "loss_ms", "loss_error", "peak_memory_mb", "sweep", "cell")
     return json.dumps([str(row["log_dir"]).replace(str(log), ""), *(row.get(key) for key in keys)])
 
@@ -167,12 +167,12 @@ def sweeps(seed: int, folder: Path) -> None:
 
 
 def _complete_records_are_read(file: Path, kept: List[bytes]) -> None:
-    """Where the first line, which says what the file is, is whole."""
+    """Check a file whose first line, which says what it is, is whole."""
     first = file.read_bytes().split(b"\n", 1)[0]
     if first in kept and json.loads(first)["record"] in ("run", "sweep"):
         with contextlib.redirect_stderr(io.StringIO()):
-            found = store.read(file)
-        lost = [line[:80] for line in kept if schema.decoded(line) not in found]
+            records = store.read(file)
+        lost = [line[:80] for line in kept if schema.decoded(line) not in records]
         require(not lost, f"whole records were not read: {lost}")
 
 
@@ -196,18 +196,18 @@ def matrices(seed: int, folder: Path) -> None:
     read_by((("report.py", "{log}", "--output", "{out}/report.html"),), log, folder)
     new = json.loads((whole().log / "conformance.json").read_text())
     try:
-        found = conformance.updated(new, conformance.read(file, new["device"], new["machine"]["cpu"]))
+        merged = conformance.updated(new, conformance.read(file, new["device"], new["machine"]["cpu"]))
     except UserError as error:
         require("\n" not in str(error) and str(file) in str(error), f"unclear: {error}")
     else:
-        require(bool(tables.markdown(found) and json.dumps(found, indent=1)), "no matrix")
+        require(bool(tables.markdown(merged) and json.dumps(merged, indent=1)), "no matrix")
 
 
 JOBS = [correctness(), timing("timing-1", [10, 20], [1, 2]), timing("timing-2", [30, 40], [3, 4]), memory(8, 32, 16)]
 
 
 def _measure(log: Path, resume: bool) -> None:
-    """What a command does with the jobs of a run that are not done."""
+    """Resume the jobs of a run that are not done."""
     wanted = settings.resolve({"preset": "quick", "rounds": 2, "passes": ("correctness", "timing", "memory")}, "cpu")
     with run.open_runs(["torchaudio"], wanted, log, resume) as run_of:
         for job in JOBS:
@@ -237,10 +237,10 @@ def killed(seed: int, folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         before = store.read(file)
         _measure(log, resume=True)
-    (found,) = _rows(log)
-    require(_told(found, log) == row, f"another table than undisturbed: {_told(found, log)}, not {row}")
-    ended = {one.job for one in before if isinstance(one, schema.Status)}
-    now = [one.job for one in store.read(file) if isinstance(one, schema.Status)]
+    (standing,) = _rows(log)
+    require(_told(standing, log) == row, f"another table than undisturbed: {_told(standing, log)}, not {row}")
+    ended = {record.job for record in before if isinstance(record, schema.Status)}
+    now = [record.job for record in store.read(file) if isinstance(record, schema.Status)]
     require(sorted(now) == sorted(job[-1]["job"] for job in JOBS), f"jobs {now}, of which {ended} were there")
 
 
@@ -281,11 +281,11 @@ def manifests(seed: int, folder: Path) -> None:
     recordings = [
         {"id": f"r{n}", "sources": [], "sampling_rate": 16000, "num_samples": 16000, "duration": 1.0} for n in "ab"
     ]
-    said = [
+    warnings = [
         {"id": f"s{n}", "recording_id": f"r{n}", "start": 0.0, "duration": 1.0, "channel": 0, "text": "a b"}
         for n in "ab"
     ]
-    for name, entries in {"recordings": recordings, "supervisions": said}.items():
+    for name, entries in {"recordings": recordings, "supervisions": warnings}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     damaged = folder / chance.choice(["recordings.jsonl", "supervisions.jsonl"])
     damaged.write_bytes(mutated(damaged.read_bytes(), chance)[0])

@@ -27,9 +27,9 @@ def require(holds: bool, words: str) -> None:
 
 def check(done: Ended, codes: Collection[int]) -> None:
     """A known exit code, no traceback, a mistake in one line, nothing that a terminal would obey."""
-    said = f"{done.err[-1500:]}{done.out[-300:]}"
-    require(done.code in codes, f"exit code {done.code}: {said}")
-    require("Traceback (most recent call last)" not in done.err + done.out, said)
-    require("\x1b" not in done.out + done.err, f"an escape: {said!r}")
+    shown = f"{done.err[-1500:]}{done.out[-300:]}"
+    require(done.code in codes, f"exit code {done.code}: {shown}")
+    require("Traceback (most recent call last)" not in done.err + done.out, shown)
+    require("\x1b" not in done.out + done.err, f"an escape: {shown!r}")
     mistakes = [line for line in done.err.splitlines() if ": error: " in line]
-    require(done.code != 2 or len(mistakes) == 1, f"exit code 2 and {len(mistakes)} lines of errors: {said}")
+    require(done.code != 2 or len(mistakes) == 1, f"exit code 2 and {len(mistakes)} lines of errors: {shown}")

@@ -34,15 +34,15 @@ def mutated(content: bytes, chance: random.Random) -> Tuple[bytes, List[bytes]]:
     plain = gzip.decompress(content) if packed else content
     change = chance.choice([_of_lines, _of_values, _of_values, _of_values, None])
     if change is None:
-        found = _of_bytes(plain, chance)
+        mutated = _of_bytes(plain, chance)
     else:
         lines = plain.split(b"\n")
         for _ in range(chance.choice([1, 1, 1, 4])):
             lines = change(lines, chance)
-        found = b"\n".join(lines)
-    left = set(found.split(b"\n")[:-1])
+        mutated = b"\n".join(lines)
+    left = set(mutated.split(b"\n")[:-1])
     kept = [line for line in plain.split(b"\n")[:-1] if line in left]
-    return (gzip.compress(found, 1) if packed else found), kept
+    return (gzip.compress(mutated, 1) if packed else mutated), kept
 
 
 def _of_bytes(content: bytes, chance: random.Random) -> bytes:
@@ -84,13 +84,13 @@ def _of_values(lines: List[bytes], chance: random.Random) -> List[bytes]:
     at = chance.randrange(len(lines))
     for low, high in ((at, at + 1), (0, len(lines))):
         try:
-            found = json.loads(b"\n".join(lines[low:high]))
+            value = json.loads(b"\n".join(lines[low:high]))
         except (ValueError, RecursionError):
             continue
-        place = _place(found, chance)
-        if place is None:
+        position = _place(value, chance)
+        if position is None:
             continue
-        holder, key = place
+        holder, key = position
         action = chance.random()
         if action < 0.8:
             holder[key] = chance.choice(VALUES)
@@ -100,16 +100,16 @@ def _of_values(lines: List[bytes], chance: random.Random) -> List[bytes]:
             holder[chance.choice(["record", "job", "status", "name", "x", ""])] = holder.pop(key)
         else:
             holder.append(holder[key])
-        return [*lines[:low], json.dumps(found).encode(), *lines[high:]]
+        return [*lines[:low], json.dumps(value).encode(), *lines[high:]]
     return _of_lines(lines, chance)
 
 
 def _place(value: Any, chance: random.Random) -> Optional[Tuple[Any, Any]]:
-    """Where in a JSON value: (its list or mapping, its index or key), at a random depth."""
-    found = None
+    """Return a random position in a JSON value: (its list or mapping, its index or key)."""
+    position = None
     while isinstance(value, (dict, list)) and value:
         key = chance.choice(list(value)) if isinstance(value, dict) else chance.randrange(len(value))
-        found, value = (value, key), value[key]
+        position, value = (value, key), value[key]
         if chance.random() < 0.3:
             break
-    return found
+    return position

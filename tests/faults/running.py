@@ -56,23 +56,23 @@ class Place:
         environment = {**os.environ, "TMPDIR": str(self.scratch), key: value, **options.pop("env", {})}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, str(ROOT / words[0]), *words[1:]]
-        more = {**streams, "cwd": ROOT, "env": environment, "errors": "replace", **options}
-        return subprocess.Popen(command, text=True, **more)
+        settings = {**streams, "cwd": ROOT, "env": environment, "errors": "replace", **options}
+        return subprocess.Popen(command, text=True, **settings)
 
     def run(self, words: List[str], **options: Any) -> Ended:
         return ended(self.start(words, **options))
 
-    def benchmark(self, *more: str) -> List[str]:
+    def benchmark(self, *flags: str) -> List[str]:
         where = ["--shape-file", str(self.shapes), "--log-dir", str(self.log)]
-        return [*BENCHMARK, *CHOICES[self.choice], *where, *more]
+        return [*BENCHMARK, *CHOICES[self.choice], *where, *flags]
 
     def left(self) -> List[str]:
-        found = []
+        processes = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self.mark.encode() in (entry / "environ").read_bytes():
-                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
-        return found
+                    processes.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        return processes
 
     def nothing_is_left(self, scratch: bool = True, seconds: float = 5) -> None:
         deadline = time.monotonic() + seconds
@@ -84,16 +84,16 @@ class Place:
         require(not files and not hidden, f"files are left: {files + hidden}")
 
     def rows(self) -> Dict[str, Tuple[Any, ...]]:
-        """What tables say, without what another measurement changes."""
+        """Return what tables say, without what another measurement changes."""
         done = self.run(["summarize.py", str(self.log), "--format", "json"])
         check(done, CODES)
         keys = ("status", "loss_error", "grad_error", "batches", "device", "dtype")
-        found: Dict[str, Tuple[Any, ...]] = {}
+        files: Dict[str, Tuple[Any, ...]] = {}
         for row in json.loads(done.out or "[]"):
             size = [row["largest"].get(key) for key in ("size", "limited_by")]
             name = f"{row['name']} {row['sweep'].get('vocab_size', '')}".strip()
-            found[name] = tuple(map(repr, [*map(row.get, keys), *size]))
-        return found
+            files[name] = tuple(map(repr, [*map(row.get, keys), *size]))
+        return files
 
     def resumed(self) -> None:
         """--resume ends in the table of a run that was not disturbed; what was there is there still."""
@@ -124,19 +124,19 @@ def ended(process: subprocess.Popen[str]) -> Ended:
 @functools.lru_cache(maxsize=len(CHOICES))
 def undisturbed(choice: str = "run") -> Tuple[Dict[str, Tuple[Any, ...]], float]:
     """(the rows of a run that no fault met, its seconds)"""
-    place, since = Place(Path(tempfile.mkdtemp(prefix="undisturbed-")), choice), time.monotonic()
-    check(place.run(place.benchmark()), (0,))
+    site, since = Place(Path(tempfile.mkdtemp(prefix="undisturbed-")), choice), time.monotonic()
+    check(site.run(site.benchmark()), (0,))
     seconds = time.monotonic() - since
-    place.nothing_is_left()
-    return place.rows(), seconds
+    site.nothing_is_left()
+    return site.rows(), seconds
 
 
 def signals(seed: int, folder: Path) -> None:
     """A signal at a random moment, sometimes two."""
     chance = random.Random(f"signals {seed}")
-    place, number = Place(folder, chance.choice(list(CHOICES))), chance.choice(list(STOPPED))
-    wait, twice = chance.uniform(0.0, undisturbed(place.choice)[1]), chance.random() < 0.3
-    process = place.start(place.benchmark())
+    site, number = Place(folder, chance.choice(list(CHOICES))), chance.choice(list(STOPPED))
+    wait, twice = chance.uniform(0.0, undisturbed(site.choice)[1]), chance.random() < 0.3
+    process = site.start(site.benchmark())
     time.sleep(wait)
     for _ in range(2 if twice else 1):
         if process.poll() is None:
@@ -145,8 +145,8 @@ def signals(seed: int, folder: Path) -> None:
     done = ended(process)
     # Before Python is up a signal kills it, and one that comes last meets a command that is done.
     check(done, (STOPPED[number], -number, 0))
-    place.nothing_is_left(scratch=done.code != -signal.SIGKILL)
-    place.resumed()
+    site.nothing_is_left(scratch=done.code != -signal.SIGKILL)
+    site.resumed()
 
 
 @contextlib.contextmanager
@@ -166,19 +166,19 @@ def small_disk(folder: Path, size: int) -> Iterator[bool]:
 def disks(seed: int, folder: Path) -> None:
     """No room for the n-th byte of the log folder; then there is room again."""
     chance = random.Random(f"disks {seed}")
-    place, size = Place(folder, chance.choice(list(CHOICES))), 4096 * chance.randrange(1, 14)
-    with small_disk(place.log, size) as mounted:
+    site, size = Place(folder, chance.choice(list(CHOICES))), 4096 * chance.randrange(1, 14)
+    with small_disk(site.log, size) as mounted:
 
         def limit() -> None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-        check(place.run(place.benchmark(), **({} if mounted else {"preexec_fn": limit})), CODES)
-        place.nothing_is_left()
-        check(place.run(["summarize.py", str(place.log)]), CODES)
+        check(site.run(site.benchmark(), **({} if mounted else {"preexec_fn": limit})), CODES)
+        site.nothing_is_left()
+        check(site.run(["summarize.py", str(site.log)]), CODES)
         if mounted:
-            subprocess.run(["mount", "-o", "remount,size=8m", str(place.log)], check=True)
-        place.resumed()
+            subprocess.run(["mount", "-o", "remount,size=8m", str(site.log)], check=True)
+        site.resumed()
 
 
 #: What the loss of a stranger does, at import and at one of its calls: (there, here, the statuses that its row may
@@ -218,25 +218,25 @@ def adapters(seed: int, folder: Path) -> None:
     amount, call = str(10 ** chance.randrange(3, 8)), chance.randrange(2)
     at_import, in_loss = (words.replace("SIZE", amount) for words in ADAPTERS[seed % len(ADAPTERS)][:2])
     statuses = ADAPTERS[seed % len(ADAPTERS)][2]
-    place, text = Place(folder), (ROOT / "benchmark_mine.py").read_text()
+    site, text = Place(folder), (ROOT / "benchmark_mine.py").read_text()
     script = folder / "benchmark_stranger.py"
     text = text.replace("from types", f"{at_import}\nimport itertools\nCALLS = itertools.count()\nfrom types", 1)
     imports = "    import torch\n"
     now = f"    import time\n    if next(CALLS) == {call}:\n        {in_loss or 'pass'}\n"
     script.write_text(text.replace(imports, imports + now, 1))
     beside = [] if "timeout" in statuses else ["reference"]
-    words = place.benchmark("--timeout", "60" if beside else "3")
+    words = site.benchmark("--timeout", "60" if beside else "3")
     words[words.index("--only") + 1] = ",".join([str(script), *beside])
     words[words.index("--passes") + 1] = "correctness"
-    check(place.run(words), CODES)
-    rows = place.rows()
+    check(site.run(words), CODES)
+    rows = site.rows()
     require(set(rows) == {"stranger", *beside}, f"rows {rows}")
     status = rows.pop("stranger")[0]
     require(status in map(repr, statuses), f"{in_loss or at_import}: {status}, not {statuses}")
     require(all(row == undisturbed()[0][name] for name, row in rows.items()), f"beside it: {rows}")
     scratch = "mkdtemp" not in in_loss
-    place.nothing_is_left(scratch)
-    size = sum(path.stat().st_size for path in place.log.glob("*/results.jsonl"))
+    site.nothing_is_left(scratch)
+    size = sum(path.stat().st_size for path in site.log.glob("*/results.jsonl"))
     require(size < 10**6, f"records of {size} bytes")
 
 
@@ -256,7 +256,7 @@ def streams(seed: int, folder: Path) -> None:
     """stdout or stderr is full, closed, or a pipe that nobody reads."""
     from faults.files import whole
 
-    chance, place = random.Random(f"streams {seed}"), Place(folder)
+    chance, site = random.Random(f"streams {seed}"), Place(folder)
     words = [word.format(log=whole().log) for word in PRINTERS[seed % len(PRINTERS)]]
     fault, stream = chance.choice(["full", "closed", "pipe"]), chance.choice([(1,), (2,), (1, 2)])
     options: Dict[str, Any] = {}
@@ -271,10 +271,10 @@ def streams(seed: int, folder: Path) -> None:
                 options[name] = writer
         if fault == "closed":
             options["preexec_fn"] = lambda: [os.close(number) for number in stream]
-        done = place.run(words, **options)
+        done = site.run(words, **options)
     mistake = done.code == 2 and 2 in stream  # whose line nobody can read
     check(done if not mistake else done._replace(code=1), CODES)
-    place.nothing_is_left()
+    site.nothing_is_left()
 
 
 #: Limits of a command that measures, of (a resource, or a variable of its environment, the least, the most).
@@ -296,7 +296,7 @@ def limits(seed: int, folder: Path) -> None:
     """Too little of something; then enough of it."""
     chance, (kind, least, most) = random.Random(f"limits {seed}"), LIMITS[seed % len(LIMITS)]
     size = chance.randint(least, most)
-    place = Place(folder, chance.choice(["run", "sweep"]))  # what a search has no memory for is an answer, and stays
+    site = Place(folder, chance.choice(["run", "sweep"]))  # what a search has no memory for is an answer, and stays
     with contextlib.ExitStack() as stack:
         options: Dict[str, Any] = {}
         if kind == "TMPDIR":
@@ -305,10 +305,10 @@ def limits(seed: int, folder: Path) -> None:
             options["env"] = {"TMPDIR": str(small if mounted else folder / "nowhere")}
         else:
             options["preexec_fn"] = lambda: resource.setrlimit(kind, (size, size))
-        done = place.run(place.benchmark(), **options)
+        done = site.run(site.benchmark(), **options)
     check(done, (*CODES, -signal.SIGKILL, -signal.SIGXCPU) if kind == resource.RLIMIT_CPU else CODES)
-    place.nothing_is_left(scratch=done.code >= 0)
-    place.resumed()
+    site.nothing_is_left(scratch=done.code >= 0)
+    site.resumed()
 
 
 SMALL = ["layers=1", "encoder_dim=16", "heads=2", "feed_forward=16", "decoder_dim=16", "joiner_dim=16", "vocab_size=9"]
@@ -329,7 +329,7 @@ MEASURERS: Tuple[Measurer, ...] = (
     ),
     (
         ["profile_model.py", "--shape-file", "{shapes}", "--steps", "1", "--trace-steps", "1", "--limits", "false"]
-        + [word for one in SMALL for word in ("--size", one)]
+        + [word for size in SMALL for word in ("--size", size)]
         + ["--log-dir", "{log}"],
         "*/*.json",
         [],
@@ -356,16 +356,16 @@ _seconds: Dict[str, float] = {}
 
 
 def _seconds_of(measurer: Measurer) -> float:
-    """How long it takes where no fault meets it."""
+    """Return how long it takes where no fault meets it."""
     if str(measurer) not in _seconds:
-        place, since = Place(Path(tempfile.mkdtemp(prefix="measured-"))), time.monotonic()
-        check(place.run(_words(place, measurer)), (0,))
+        site, since = Place(Path(tempfile.mkdtemp(prefix="measured-"))), time.monotonic()
+        check(site.run(_words(site, measurer)), (0,))
         _seconds[str(measurer)] = time.monotonic() - since
     return _seconds[str(measurer)]
 
 
-def _words(place: Place, measurer: Measurer) -> List[str]:
-    known = {"{log}": str(place.log), "{shapes}": str(place.shapes), "{ray}": os.environ.get(RAY, "")}
+def _words(site: Place, measurer: Measurer) -> List[str]:
+    known = {"{log}": str(site.log), "{shapes}": str(site.shapes), "{ray}": os.environ.get(RAY, "")}
     return [known.get(word, word) for word in measurer[0]]
 
 
@@ -375,14 +375,14 @@ def measurers(seed: int, folder: Path) -> None:
 
 
 def ray(seed: int, folder: Path) -> None:
-    """Likewise a benchmark on the nodes of Ray."""
+    """Disturb a benchmark on the nodes of Ray."""
     _goes_on(THROUGH_RAY, seed, random.Random(f"ray {seed}"), folder)
 
 
 def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path) -> None:
     """which: of the faults."""
-    fault, place = ("signal", "room", "streams")[which % 3], Place(folder)
-    words, (_, result, again) = _words(place, measurer), measurer
+    fault, site = ("signal", "room", "streams")[which % 3], Place(folder)
+    words, (_, result, again) = _words(site, measurer), measurer
     number, size = chance.choice(list(STOPPED)), 4096 * chance.randrange(1, 8)
     wait = chance.uniform(0.0, _seconds_of(measurer)) if fault == "signal" else 0.0
     options: Dict[str, Any] = {}
@@ -395,7 +395,7 @@ def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path
         options["preexec_fn"] = limit
     elif fault == "streams":
         options["preexec_fn"] = lambda: [os.close(number) for number in (1, 2)]
-    process = place.start(words, **options)
+    process = site.start(words, **options)
     if fault == "signal":
         time.sleep(wait)
         if process.poll() is None:
@@ -403,18 +403,18 @@ def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path
     done = ended(process)
     check(done, (STOPPED[number], -number, 0) if fault == "signal" else CODES)
     killed = done.code == -signal.SIGKILL
-    place.nothing_is_left(scratch=not killed)
-    for path in place.log.rglob("*.jsonl") if place.log.exists() else ():
+    site.nothing_is_left(scratch=not killed)
+    for path in site.log.rglob("*.jsonl") if site.log.exists() else ():
         lines = path.read_bytes().split(b"\n")
         require(all(map(json.loads, lines[:-1])), f"{path.name}: a broken line")
         require(killed or not lines[-1], f"{path.name}: half a line is left")
-    started = any(place.log.glob(result)) if place.log.exists() else False
-    last = place.run([*words, *(again if started else [])])
+    started = any(site.log.glob(result)) if site.log.exists() else False
+    last = site.run([*words, *(again if started else [])])
     if started and last.code == 2 and "--resume" in last.err:  # its first line was not written yet
-        last = place.run(words)
+        last = site.run(words)
     check(last, (0,))
-    require(any(place.log.glob(result)), f"no {result}")
-    place.nothing_is_left(scratch=not killed)
+    require(any(site.log.glob(result)), f"no {result}")
+    site.nothing_is_left(scratch=not killed)
 
 
 #: By name: the faults, and how many of a thousand and some.
