@@ -29,11 +29,11 @@ ROUNDS = [0.98, 1.0, 1.02, 1.01, 0.99]
 
 def measured(folder, factor=1.0, rounds=ROUNDS, flags=(), jobs=(), name="torchaudio", run_id=None, **settings):
     """A run of steps of 100 ms and losses of 10 ms times `factor`, with the spread of ROUNDS."""
-    found = [correctness(), memory(8, 32)]
+    results = [correctness(), memory(8, 32)]
     for number, luck in enumerate(rounds, start=1):
         step, loss = 100 * factor * luck, 10 * factor * luck
-        found.append(timing(f"timing-{number}", [step, step], [loss, loss], flags=flags))
-    write_run(folder, name, [*found, *jobs], rounds=len(rounds), **settings)
+        results.append(timing(f"timing-{number}", [step, step], [loss, loss], flags=flags))
+    write_run(folder, name, [*results, *jobs], rounds=len(rounds), **settings)
     head, *lines = records_of(folder)
     write_records(folder, [{**head, "run_id": run_id or str(folder)}, *lines])
     return folder
@@ -120,7 +120,7 @@ def test_what_neither_side_could_measure_is_one_line(tmp_path, format):
             write_run(tmp_path / side / f"{name}-30", name, [failed])
     text = compare(tmp_path / "a", tmp_path / "b", "--format", format).stdout
     assert [line for line in text.splitlines() if "apex" in line or "awni" in line or "pip" in line] == [
-        "- " * (format == "markdown") + "measured on neither side: apex, awni"
+        ("- " if format == "markdown" else "") + "measured on neither side: apex, awni"
     ]
     assert len(rows(tmp_path / "a", tmp_path / "b")) == 3
     # alone, it says why
@@ -133,8 +133,8 @@ def test_log_folders_are_paired_by_implementation_and_settings(tmp_path):
         measured(tmp_path / side / "torchaudio-max-frames-10000", 1 / factor, sort_utterance=True)
         measured(tmp_path / side / "k2-30", name="k2")
     measured(tmp_path / "b" / "ot-30", name="optimized_transducer")
-    found = rows(tmp_path / "a", tmp_path / "b")
-    verdicts = sorted((row["name"], row["time"]["step"]["verdict"]) for row in found)
+    compared = rows(tmp_path / "a", tmp_path / "b")
+    verdicts = sorted((row["name"], row["time"]["step"]["verdict"]) for row in compared)
     assert verdicts == [("k2", "unclear"), ("torchaudio", "faster"), ("torchaudio", "slower")]
     assert "optimized_transducer: on the new side only" in compare(tmp_path / "a", tmp_path / "b").stdout
 
@@ -349,9 +349,11 @@ def test_a_screen_tells_the_verdict(tmp_path):
     text = run("compare.py", tmp_path / "a", tmp_path / "b").stdout
     lines = text.splitlines()
     assert len(lines) <= 44 and max(map(len, lines)) <= 100 and "\x1b" not in text
-    said = " ".join(text.partition("VERDICT")[2].split())
-    assert re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", said) and "detectable at 80% power" in said
-    assert "slower: " in said and "loss3 step, loss3 loss" in said
+    verdict = " ".join(text.partition("VERDICT")[2].split())
+    assert (
+        re.search(r"times: +0 faster, 2 slower, \d+ (same|unclear)", verdict) and "detectable at 80% power" in verdict
+    )
+    assert "slower: " in verdict and "loss3 step, loss3 loss" in verdict
 
 
 def test_two_losses_of_two_torches_have_a_verdict_of_their_own_and_no_part_in_the_power(tmp_path):
@@ -374,9 +376,9 @@ def test_two_losses_of_two_torches_have_a_verdict_of_their_own_and_no_part_in_th
 def test_the_verdict_of_two_noisy_runs_begins_with_what_they_cannot_tell(tmp_path):
     for side, rounds in (("a", [1.0, 1.3, 0.8, 1.2]), ("b", [1.1, 0.8, 1.2, 1.0])):
         measured(tmp_path / side, 1.0, rounds, run_id=side)
-    said = " ".join(run("compare.py", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
+    text = " ".join(run("compare.py", tmp_path / "a", tmp_path / "b").stdout.partition("VERDICT")[2].split())
     assert (
-        re.match(r"times: too noisy; detectable at 80% power: \d+%", said) and "0 faster, 0 slower, 2 unclear" in said
+        re.match(r"times: too noisy; detectable at 80% power: \d+%", text) and "0 faster, 0 slower, 2 unclear" in text
     )
 
 

@@ -89,7 +89,7 @@ def write_wave(path, samples, rate=16000, channels=1):
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setparams((channels, 2, rate, 0, "NONE", ""))
-        file.writeframes(b"".join(int(one).to_bytes(2, "little", signed=True) for one in samples))
+        file.writeframes(b"".join(int(value).to_bytes(2, "little", signed=True) for value in samples))
     return path
 
 
@@ -108,8 +108,8 @@ def test_audio_is_looped_in_time_to_exactly_the_asked_duration(tmp_path):
 
 def test_audio_is_resampled_and_of_one_channel(tmp_path):
     path = write_wave(tmp_path / "a.wav", [1000, 3000] * 8000, rate=8000, channels=2)
-    found = audio.read(path, 16000)
-    assert len(found) == 16000 and abs(float(found[4000:12000].mean()) * 32768 - 2000) < 10
+    wave = audio.read(path, 16000)
+    assert len(wave) == 16000 and abs(float(wave[4000:12000].mean()) * 32768 - 2000) < 10
 
 
 def test_noise_is_of_the_seed():
@@ -178,12 +178,12 @@ def test_a_gpu_has_peaks_and_self_time_of_its_own(tmp_path):
     peaks = {"device_allocated_bytes": 3 * MIB, "device_reserved_bytes": 4 * MIB, "device_used_bytes": 500 * MIB}
     times = {"cpu_us": 20_000.0, "cuda_us": 160_000.0, "cpu_peak_bytes": 0, "cuda_peak_bytes": round(1.47 * 2**30)}
     write_inference(tmp_path, peaks=peaks, profiled=times)
-    (found,) = analysis.find([tmp_path])
-    row = tables.cells(found).values()[1]  # two batches of 4 x 1 s
+    (measured_run,) = analysis.find([tmp_path])
+    row = tables.cells(measured_run).values()[1]  # two batches of 4 x 1 s
     assert (row["device MB"], row["device used MB"]) == (3, 500) and "process MB" not in row
-    _, profiled, memory = ([one.shown for one in table.rows[0]] for table in tables.grids(found))
+    _, profiled, memory = ([cell.shown for cell in table.rows[0]] for table in tables.grids(measured_run))
     assert profiled[2] == "2.50E-03 + 2.00E-02" and memory[2] == "0.00 + 1.47 Gb"
-    kept = json.loads(tables.render(found, "json"))[1]
+    kept = json.loads(tables.render(measured_run, "json"))[1]
     assert (kept["profiled_cpu_rtf"], kept["profiled_cuda_rtf"]) == (0.0025, 0.02)
     assert kept["device_reserved_bytes"] == 4 * MIB and kept["process_bytes"] is None
 
@@ -192,11 +192,11 @@ def test_a_running_sum_of_allocations_peaks_at_five(tmp_path):
     """+2, +3, -3, +1, within labels that lie in each other."""
     changes, total = [2, 3, -3, 1], 100  # the counter does not begin at zero
     events = [span("ProfilerStep#1", 1000, 100), span("outer", 1010, 80), span("inner", 1012, 70), memory(990, total)]
-    for place, change in enumerate(changes):
+    for number, change in enumerate(changes):
         total += change
-        events.append(memory(1015 + 5 * place, total, change))
+        events.append(memory(1015 + 5 * number, total, change))
     path = write(tmp_path / "x.pt.trace.json", kineto(events))
-    assert [one.highest for one in spans.read(path) if not one.name] == [5]
+    assert [spread.highest for spread in spans.read(path) if not spread.name] == [5]
     assert spans.read(path, device_type=1) == []
 
 
@@ -210,8 +210,8 @@ class Labelled:
 
 
 def test_a_tensor_inside_two_labels_counts_once(tmp_path):
-    about = {"schedule": inference.SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
-    resolved = settings.Settings.from_json({**settings.resolve({}, "cpu").to_json(), **about})
+    options = {"schedule": inference.SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
+    resolved = settings.Settings.from_json({**settings.resolve({}, "cpu").to_json(), **options})
     steps = [Labelled() for _ in range(resolved.trace_steps)]
     times = []
     profiler.profile(
@@ -224,7 +224,7 @@ def test_a_tensor_inside_two_labels_counts_once(tmp_path):
     )
     assert len(steps) == 6
     (path,) = tmp_path.glob("*.pt.trace.json")
-    steps = [one.highest for one in spans.read(path) if not one.name]
+    steps = [spread.highest for spread in spans.read(path) if not spread.name]
     assert len(steps) == 2 and max(steps) == MIB
     ((cpu, cuda),) = times
     assert cpu > 0 and cuda == 0
@@ -267,7 +267,7 @@ def test_very_long_sequences_are_compared_place_by_place():
     first = torch.zeros(2, 10 * outputs_of.MOST_EDITED, dtype=torch.uint8)
     second = first.clone()
     second[1, :5] = 1
-    assert outputs_of.edits(*(one.flatten().tolist() for one in (first, second))) == 5
+    assert outputs_of.edits(*(tensor.flatten().tolist() for tensor in (first, second))) == 5
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_a_module_gets_lengths_where_it_takes_some(signature, gets):
     module = type("Takes", (torch.nn.Module,), {"forward": scope["forward"]})()
     arguments = recognisers.Plain(module)(torch.zeros(2, 30), torch.tensor([30, 30]))
     lengths = [value for name, value in arguments.items() if name != "waves" and isinstance(value, torch.Tensor)]
-    assert [one.tolist() for one in lengths] == ([[30, 30]] if gets else [])
+    assert [tensor.tolist() for tensor in lengths] == ([[30, 30]] if gets else [])
 
 
 def loaded(source, **arguments):
@@ -422,9 +422,9 @@ def test_a_file_beside_the_configuration_is_found(tmp_path):
     path = config_file(
         tmp_path, profiling_dimensions={"example_audio": "a.wav"}, pretrained_model={"source": "models.py:Tiny"}
     )
-    found = configured(path)
-    assert found.profiling_dimensions.example_audio == str(tmp_path / "a.wav")
-    assert found.pretrained_model.source == f"{tmp_path / 'models.py'}:Tiny"
+    config = configured(path)
+    assert config.profiling_dimensions.example_audio == str(tmp_path / "a.wav")
+    assert config.pretrained_model.source == f"{tmp_path / 'models.py'}:Tiny"
 
 
 @pytest.mark.parametrize(
@@ -485,9 +485,9 @@ def test_yaml_that_repeats_a_key_deep_inside_is_refused():
     "path", [ROOT / "profile.yaml", *sorted((ROOT / "examples").glob("*.yaml"))], ids=lambda path: path.name
 )
 def test_the_shipped_configurations_are_right(path):
-    found = configured(path)
-    source = found.pretrained_model.source
-    assert found.pretrained_model.type == "factory" and hasattr(recognisers, source.rpartition(":")[2])
+    config = configured(path)
+    source = config.pretrained_model.source
+    assert config.pretrained_model.type == "factory" and hasattr(recognisers, source.rpartition(":")[2])
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -503,16 +503,16 @@ def measured(path, log, *words, code=0, executor=None):
     ]
     flags, overrides = cli.parsed([str(path), *given])
     assert guarded("x", lambda: cli.main(flags, overrides, executor or InProcess())) == code
-    (found,) = analysis.find([log]) if code != 2 else (None,)
-    return found
+    (latest,) = analysis.find([log]) if code != 2 else (None,)
+    return latest
 
 
 def test_the_command_measures_every_cell(tmp_path, capsys):
     path = config_file(tmp_path / "config")
-    found = measured(path, tmp_path / "log", "--png", "--threads", "1")
+    grid_run = measured(path, tmp_path / "log", "--png", "--threads", "1")
     printed = capsys.readouterr().out
-    assert [(cell.seconds, cell.size) for cell in found.cells] == [(0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2)]
-    for cell in found.cells:
+    assert [(cell.seconds, cell.size) for cell in grid_run.cells] == [(0.1, 1), (0.1, 2), (0.2, 1), (0.2, 2)]
+    for cell in grid_run.cells:
         assert cell.status == "ok" and cell.n >= 1
         assert cell.p50_s <= cell.p90_s <= cell.p99_s
         assert cell.rtf == pytest.approx(cell.p50_s / (cell.size * cell.seconds))
@@ -522,15 +522,17 @@ def test_the_command_measures_every_cell(tmp_path, capsys):
         assert cell.first_token_s is None and cell.output_error is None
         assert cell.process_peak_bytes > cell.process_bytes >= 0
     # (N, 8, frames) of the convolution and its ReLU, at least, are there at once
-    assert found.cells[3].cpu_peak_bytes >= 2 * 2 * 8 * 39 * 4 > 0
-    assert found.cells[3].cpu_peak_bytes > found.cells[0].cpu_peak_bytes
+    assert grid_run.cells[3].cpu_peak_bytes >= 2 * 2 * 8 * 39 * 4 > 0
+    assert grid_run.cells[3].cpu_peak_bytes > grid_run.cells[0].cpu_peak_bytes
     assert "Real-time factor" in printed and "0.0000 Gb" in printed and "noise" in printed
     folder = tmp_path / "log" / "inference-tiny"
-    names = {one.name for one in folder.iterdir()}
+    names = {file.name for file in folder.iterdir()}
     assert names >= {"inference.jsonl", "real_time_factors.md", "memory_peaks.md", "cells.csv", "cells.json", "rtf.png"}
     assert "traces" not in names
     rows = list(csv.DictReader((folder / "cells.csv").open()))
-    assert [row["batch_sizes"] for row in rows] == ["1", "2", "1", "2"] and float(rows[0]["rtf"]) == found.cells[0].rtf
+    assert [row["batch_sizes"] for row in rows] == ["1", "2", "1", "2"] and float(rows[0]["rtf"]) == grid_run.cells[
+        0
+    ].rtf
     assert json.loads((folder / "cells.json").read_text())[2]["audio_mockup_secs"] == 0.2
     assert (tmp_path / "log" / "report.html").exists() and "inference.html" in names
     assert "| audio | 1 | 2 |" in (folder / "real_time_factors.md").read_text()
@@ -542,8 +544,8 @@ def test_the_first_token_is_the_first_piece_that_says_something(pieces, tmp_path
     source = f"{tmp_path / 'config' / 'models.py'}:Streaming"
     parts = {"pretrained_model": {"source": source, "arguments": {"pieces": pieces}}}
     path = config_file(tmp_path / "config", profiling_dimensions={grid.SECONDS: [0.1], grid.BATCH: [2]}, **parts)
-    found = measured(path, tmp_path / "log")
-    (cell,), (shown,) = found.cells, tables.cells(found).values()
+    measured_run = measured(path, tmp_path / "log")
+    (cell,), (shown,) = measured_run.cells, tables.cells(measured_run).values()
     assert cell.status == "ok" and cell.p50_s >= 0.08
     if any(pieces):
         assert 0.06 <= cell.first_token_s < cell.p50_s
@@ -556,12 +558,12 @@ def test_a_cell_that_fails_is_a_cell(tmp_path, capsys):
     """Out of memory, and the cell after it is measured; then with --resume: what is there is not measured again."""
     parts = {"pretrained_model": {"arguments": {"limit": 2000}}, "profiling_dimensions": {grid.BATCH: [2, 1]}}
     path = config_file(tmp_path / "config", **parts)
-    found = measured(path, tmp_path / "log", code=1)
-    assert [cell.status for cell in found.cells] == ["ok", "ok", "oom", "ok"]
-    assert "allocate memory" in found.cells[2].reason and "oom" in capsys.readouterr().out
+    measured_run = measured(path, tmp_path / "log", code=1)
+    assert [cell.status for cell in measured_run.cells] == ["ok", "ok", "oom", "ok"]
+    assert "allocate memory" in measured_run.cells[2].reason and "oom" in capsys.readouterr().out
     counting = InProcess()
     again = measured(path, tmp_path / "log", "--resume", code=1, executor=counting)
-    assert counting.names == ["0.2s-x2-threads-1"] and again.path == found.path
+    assert counting.names == ["0.2s-x2-threads-1"] and again.path == measured_run.path
     with pytest.raises(UserError, match="--resume"):
         flags, _ = cli.parser().parse_known_args(
             [str(path), "--log-dir", str(tmp_path / "log"), "--resume", "--seed", "3"]
@@ -571,25 +573,29 @@ def test_a_cell_that_fails_is_a_cell(tmp_path, capsys):
 
 def test_skipped_cells_read_so(tmp_path, capsys):
     given = {grid.SECONDS: [0.1, 0.2, 0.3], grid.BATCH: [1, 2, 3], "triangle_only": True}
-    found = measured(config_file(tmp_path / "config", profiling_dimensions=given), tmp_path / "log")
-    assert [cell.status for cell in found.cells].count("skipped") == 3
-    table = tables.grids(found)[0]
+    measured_run = measured(config_file(tmp_path / "config", profiling_dimensions=given), tmp_path / "log")
+    assert [cell.status for cell in measured_run.cells].count("skipped") == 3
+    table = tables.grids(measured_run)[0]
     assert [cell.shown for cell in table.rows[2][2:]] == ["skipped", "skipped"]
-    figure = figures(found)[0]
+    figure = figures(measured_run)[0]
     assert "not measured" in [trace["name"] for trace in figure.data]
 
 
 def test_variants_are_checked_first(tmp_path, capsys):
     path = config_file(tmp_path / "config", profiling_dimensions={grid.SECONDS: [0.1], grid.BATCH: [1]})
-    found = measured(
+    measured_run = measured(
         path, tmp_path / "log", "--dtype", "float32,bfloat16", "--quantize", "none,dynamic", "--threads", "1,2"
     )
-    assert len(found.variants()) == 8
-    errors = {grid.job(cell.values): cell.output_error for cell in found.cells}
+    assert len(measured_run.variants()) == 8
+    errors = {grid.job(cell.values): cell.output_error for cell in measured_run.cells}
     assert errors["0.1s-x1-threads-1"] is None
     assert 0 < errors["0.1s-x1-threads-2-bfloat16"] < 0.05
     assert 0 < errors["0.1s-x1-threads-1-quantize-dynamic"] < 0.25
-    both = [cell for cell in found.cells if cell.values["quantize"] == "dynamic" and cell.values["dtype"] == "bfloat16"]
+    both = [
+        cell
+        for cell in measured_run.cells
+        if cell.values["quantize"] == "dynamic" and cell.values["dtype"] == "bfloat16"
+    ]
     assert [cell.status for cell in both] == ["unsupported", "unsupported"]
     assert "threads 2, bfloat16" in capsys.readouterr().out
 
@@ -603,7 +609,7 @@ def test_a_variant_that_is_wrong_is_not_timed(tmp_path, monkeypatch, capsys):
 
 def twice(graph, inputs):
     """A backend whose code gives twice what it should."""
-    return lambda *given: [2 * one for one in graph(*given)]
+    return lambda *given: [2 * value for value in graph(*given)]
 
 
 def broken(graph, inputs):

@@ -45,16 +45,16 @@ def search(fits, low=1, cap=10**6, start=2):
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 7, 16, 17, 19, 31, 100, 255, 1000, 99_999])
 @pytest.mark.parametrize("start", [1, 2, 30])
 def test_the_largest_is_found_to_within_a_twentieth_or_one(limit, start):
-    found, tried = search(lambda size: size <= limit, start=start)
-    assert found <= limit
-    assert limit - found <= max(0, TOLERANCE * limit)
-    assert found == limit or limit > 20  # to the utterance where it is small
+    largest, tried = search(lambda size: size <= limit, start=start)
+    assert largest <= limit
+    assert limit - largest <= max(0, TOLERANCE * limit)
+    assert largest == limit or limit > 20  # to the utterance where it is small
     assert len(tried) <= 2 * (limit.bit_length() + 5)
 
 
 def test_nothing_fits():
-    found, tried = search(lambda size: False, start=30)
-    assert found is None and set(tried.values()) == {False} and min(tried) == 1
+    largest, tried = search(lambda size: False, start=30)
+    assert largest is None and set(tried.values()) == {False} and min(tried) == 1
 
 
 def test_all_of_them_fit():
@@ -65,21 +65,21 @@ def test_all_of_them_fit():
 def test_below_the_lowest_size_nothing_is_tried():
     """Sorted batches hold the longest utterance, however few frames are allowed."""
     assert search(lambda size: False, low=400, start=1000)[1].keys() >= {1000, 400}
-    found, tried = search(lambda size: size <= 500, low=400, start=1000)
-    assert 475 <= found <= 500 and min(tried) >= 400
+    largest, tried = search(lambda size: size <= 500, low=400, start=1000)
+    assert 475 <= largest <= 500 and min(tried) >= 400
 
 
 def test_a_size_that_fits_above_one_that_does_not_is_not_believed():
     assert bounds({4: True, 8: False, 16: True}) == (4, 8)
-    found, tried = search(lambda size: size <= 40 and size != 33, start=32)
-    assert tried[found] and found <= 40
+    largest, tried = search(lambda size: size <= 40 and size != 33, start=32)
+    assert tried[largest] and largest <= 40
     for seed in range(50):
         chance = random.Random(seed)
-        found, tried = search(lambda size, chance=chance: chance.random() < 0.7, cap=1000, start=4)
+        largest, tried = search(lambda size, chance=chance: chance.random() < 0.7, cap=1000, start=4)
         fails = [size for size, fits in tried.items() if not fits]
-        assert found is None or (tried[found] and all(size > found for size in fails))
-        if found and fails:
-            assert min(fails) - found <= max(1, TOLERANCE * found)
+        assert largest is None or (tried[largest] and all(size > largest for size in fails))
+        if largest and fails:
+            assert min(fails) - largest <= max(1, TOLERANCE * largest)
 
 
 def test_what_is_known_is_not_asked_again():
@@ -121,8 +121,8 @@ def test_what_is_no_memory_size(text):
 @pytest.mark.parametrize(
     "flags, words",
     [
-        ({"memory_limit": "1GiB"}, "--memory-limit: belongs to --find-largest"),
-        ({"largest_cap": 3}, "--largest-cap: belongs to --find-largest"),
+        ({"memory_limit": "1GiB"}, "--memory-limit.* --find-largest"),
+        ({"largest_cap": 3}, "--largest-cap.* --find-largest"),
         ({"find_largest": "batch-size", "passes": ("timing",)}, "--passes"),
         ({"find_largest": "batch-size", "sort_utterance": True}, "--sort-utterance false"),
         ({"find_largest": "max-frames", "sort_utterance": False}, "--sort-utterance true"),
@@ -326,9 +326,9 @@ def test_errors_for_lack_of_memory():
 
 def probe(size, value="ok", reason=""):
     job, cells = f"probe-{size}", 100 * size
-    about = {"index": 0, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9, "useful_cells": cells}
+    batch = {"index": 0, "N": size, "frames": 10 * size, "T_max": 10, "U_max": 9, "useful_cells": cells}
     lines = [environment(job, shape_file_totals={"utterances": 100, "frames": 1000, "T_max": 10})]
-    lines.append({"record": "probe", "job": job, "scope": "step", **about, "padded_cells": cells})
+    lines.append({"record": "probe", "job": job, "scope": "step", **batch, "padded_cells": cells})
     lines[-1].update(limit_bytes=2**30, limit_kind="address space")
     if value == "ok":
         lines.append({"record": "fit", "job": job, "scope": "step", "batch": 0, "loss": 1.0, "peak_bytes": size * MIB})
@@ -350,9 +350,9 @@ def throughput(size, number, ms, value="ok", pool=100, utterances=None):
 def write_search(folder, name, *jobs, **head):
     head = {"find_largest": "batch-size", "scopes": ["step"], "passes": ["correctness"], **head}
     write_run(folder, name, [correctness(), *jobs], **head)
-    found = records_of(folder)
-    found[0].update(memory_limit={"bytes": 2**30, "source": "--memory-limit 1GiB"}, run_id="one run")
-    write_records(folder, found)
+    records = records_of(folder)
+    records[0].update(memory_limit={"bytes": 2**30, "source": "--memory-limit 1GiB"}, run_id="one run")
+    write_records(folder, records)
 
 
 def row_of(folder, *jobs, **head):
@@ -365,14 +365,14 @@ def row_of(folder, *jobs, **head):
 def test_a_finished_search(tmp_path):
     jobs = [probe(4), probe(8), probe(16, "oom", "no memory"), probe(12), probe(14, "oom", "no memory"), probe(13)]
     row = row_of(tmp_path, *jobs, throughput(13, 1, 10), throughput(13, 2, 20))
-    found = row.largest
-    assert (row.status, found.size, found.too_large, found.limited_by) == ("ok", 13, 14, "memory")
-    assert not found.at_least and found.probes == 6 and found.peak_mb == 13 and found.padded_cells == 1300
-    assert found.limit_bytes == 2**30 and found.limit_kind == "address space"
-    assert found.utterances_per_second_rounds == pytest.approx({"1": 1300, "2": 650})
-    assert found.utterances_per_second == pytest.approx(975) and found.frames_per_second == pytest.approx(9750)
-    low, high = found.frames_per_second_interval  # over two rounds
-    assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == found.frames_per_second
+    answer = row.largest
+    assert (row.status, answer.size, answer.too_large, answer.limited_by) == ("ok", 13, 14, "memory")
+    assert not answer.at_least and answer.probes == 6 and answer.peak_mb == 13 and answer.padded_cells == 1300
+    assert answer.limit_bytes == 2**30 and answer.limit_kind == "address space"
+    assert answer.utterances_per_second_rounds == pytest.approx({"1": 1300, "2": 650})
+    assert answer.utterances_per_second == pytest.approx(975) and answer.frames_per_second == pytest.approx(9750)
+    low, high = answer.frames_per_second_interval  # over two rounds
+    assert low * high == pytest.approx(13000 * 6500) and row.frames_per_second == answer.frames_per_second
     assert row.step_ms.median == 15 and row.rounds == 2
     text = render([row], "table")
     assert "13" in text and "memory" in text and "1.000 GiB" in text and "975.0" in text and "13 x 10 x 10" in text
@@ -418,8 +418,8 @@ def test_limits_that_are_no_lack_of_memory(tmp_path):
 
 def test_a_missing_package_stays_a_row(tmp_path):
     write_search(tmp_path, "k2")
-    found = records_of(tmp_path)
-    write_records(tmp_path, [found[0], status("correctness", "missing", "pip install k2")])
+    records = records_of(tmp_path)
+    write_records(tmp_path, [records[0], status("correctness", "missing", "pip install k2")])
     (row,) = logs.read([tmp_path]).searches
     assert row.status == "missing" and row.reason == "pip install k2"
     assert "missing" in render([row], "markdown")
@@ -447,8 +447,8 @@ def test_a_search_is_nothing_to_compare(tmp_path):
 
 def cards_and_page(folder):
     (group,) = logs.read([folder]).groups
-    found = {verdict.question: (verdict.answer, table.words(verdict.reason)) for verdict in of_search(group.rows)}
-    return found, page([group], folder, "/* plotly */")
+    verdicts = {verdict.question: (verdict.answer, table.words(verdict.reason)) for verdict in of_search(group.rows)}
+    return verdicts, page([group], folder, "/* plotly */")
 
 
 def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
@@ -459,11 +459,11 @@ def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     search_of("slim", 20, [50, 55, 60])
     search_of("quick", 10, [10, 11, 12])
     search_of("k2-pruned", 90, [1, 1, 1], exact=False)
-    found, text = cards_and_page(tmp_path)
+    cards, text = cards_and_page(tmp_path)
     assert "<dt>Threads</dt>" in text and "<dt>Batches</dt>" not in text  # each has its own, in the table
-    assert found["Largest batch, exact losses"][0] == "slim"
-    assert "20 utterances" in found["Largest batch, exact losses"][1]
-    answer, reason = found["Trains fastest with its largest batch, exact losses"]
+    assert cards["Largest batch, exact losses"][0] == "slim"
+    assert "20 utterances" in cards["Largest batch, exact losses"][1]
+    answer, reason = cards["Trains fastest with its largest batch, exact losses"]
     assert answer == "quick" and "slim at 5.00x the time" in reason
     assert "Largest batch that fits" in text and "k2-pruned (approx.)" in text and "90" in text
     assert "throughput over the same 40 utterances (400 frames)" in text
@@ -485,8 +485,8 @@ def test_speeds_over_other_utterances_are_not_compared(tmp_path):
     for name, utterances in (("a", 40), ("b", 42)):
         rounds = [throughput(20, number, 1, utterances=utterances) for number in (1, 2)]
         write_search(tmp_path / name, name, probe(20), probe(21, "oom"), *rounds)
-    found, text = cards_and_page(tmp_path)
-    answer, reason = found["Trains fastest with its largest batch, exact losses"]
+    cards, text = cards_and_page(tmp_path)
+    answer, reason = cards["Trains fastest with its largest batch, exact losses"]
     assert answer == "unclear" and "not timed over the same utterances" in reason
     assert "NOT over the same utterances" in text
 
@@ -495,8 +495,8 @@ def test_sizes_and_speeds_that_are_close_are_unclear(tmp_path):
     for name, size, ms in (("a", 40, (10, 12, 11)), ("b", 41, (11, 10, 13))):
         rounds = [throughput(size, number, ms[number - 1], utterances=82) for number in (1, 2, 3)]
         write_search(tmp_path / name, name, probe(size), probe(size + 1, "oom"), *rounds, rounds=3)
-    found, _ = cards_and_page(tmp_path)
-    assert [answer for answer, _ in found.values()] == ["unclear", "unclear"]
+    cards, _ = cards_and_page(tmp_path)
+    assert [answer for answer, _ in cards.values()] == ["unclear", "unclear"]
 
 
 # The command.
@@ -520,10 +520,14 @@ def test_a_search_from_start_to_end_with_a_killed_probe(tmp_path, tiny_shapes):
     again = [record["job"] for record in after[len(before) :] if record["record"] == "status"]
     assert after[: len(before)] == before and "probe-8" not in again and again[0] == "probe-12"
     row = rows_of(tmp_path / "log")["optimized_transducer"]
-    found = row["largest"]
-    assert row["status"] == "ok" and 8 <= found["size"] < found["too_large"] <= 12 and found["limited_by"] == "memory"
-    assert 0 < found["peak_mb"] * MIB <= 85e6 == found["limit_bytes"]
-    assert found["utterances_per_second"] > 0 and found["frames_per_second"] > found["utterances_per_second"]
+    largest = row["largest"]
+    assert (
+        row["status"] == "ok"
+        and 8 <= largest["size"] < largest["too_large"] <= 12
+        and largest["limited_by"] == "memory"
+    )
+    assert 0 < largest["peak_mb"] * MIB <= 85e6 == largest["limit_bytes"]
+    assert largest["utterances_per_second"] > 0 and largest["frames_per_second"] > largest["utterances_per_second"]
     outcomes = [record["status"] for record in after if record["record"] == "status" and record["pass"] == "probe"]
     assert "oom" in outcomes
 

@@ -131,11 +131,11 @@ def test_a_cascade_adds_times_and_operations_and_takes_the_largest_memory():
 def test_the_numbers_of_examples(tmp_path):
     """Sleeps of 0.2 and 0.4 s; peaks of 100 and 140; medians, so that one slow call is none."""
     of = {"one": {"s": ([0.2, 0.2, 5.0], 100, 400)}, "two": {"s": ([0.4, 0.4, 0.4], 140, 600)}}
-    (found,) = analysis.find([write_pipeline(tmp_path, "made", ["s"], of)])
-    assert found.whole.run_time_s == pytest.approx(0.3)
-    assert (found.whole.memory_bytes, found.whole.most_memory_bytes) == (120, 140)
-    assert (found.whole.process_bytes, found.whole.most_process_bytes) == (1200, 1400)
-    assert (found.whole.flops, found.whole.macs) == (500, 250)
+    (measured_run,) = analysis.find([write_pipeline(tmp_path, "made", ["s"], of)])
+    assert measured_run.whole.run_time_s == pytest.approx(0.3)
+    assert (measured_run.whole.memory_bytes, measured_run.whole.most_memory_bytes) == (120, 140)
+    assert (measured_run.whole.process_bytes, measured_run.whole.most_process_bytes) == (1200, 1400)
+    assert (measured_run.whole.flops, measured_run.whole.macs) == (500, 250)
 
 
 def test_sleeps_are_measured(config, tmp_path):
@@ -144,39 +144,39 @@ def test_sleeps_are_measured(config, tmp_path):
         "general: {made_seconds: [0.2, 0.4], target_sr: 1000}\n"
         "stage1: {name: sleep, factory: 'stages.py:Sleeper', arguments: {seconds: 1.0}}\n"
     )
-    found = measured(path, tmp_path / "log", "--repeats", 2, "--warmup", 0)
-    assert 0.3 <= found.whole.run_time_s < 0.45 and found.whole.flops == 0
+    measured_run = measured(path, tmp_path / "log", "--repeats", 2, "--warmup", 0)
+    assert 0.3 <= measured_run.whole.run_time_s < 0.45 and measured_run.whole.flops == 0
 
 
 def test_every_call_is_counted_and_memory_is_above_the_level_before(config, tmp_path, capsys):
     path = config(
         TWO.replace("factory: stages.py:Double", "factory: stages.py:Double\n  arguments: {wanted: 50000000}")
     )
-    found = measured(path, tmp_path / "log", "--repeats", 3, "--warmup", 1, "--png")
-    assert [stage.name for stage in found.stages] == ["double", "sum"] and found.statuses == ["ok", "ok"]
-    double, total = found.stages
+    measured_run = measured(path, tmp_path / "log", "--repeats", 3, "--warmup", 1, "--png")
+    assert [stage.name for stage in measured_run.stages] == ["double", "sum"] and measured_run.statuses == ["ok", "ok"]
+    double, total = measured_run.stages
     assert double.macs == 2 * 4 * 4 and double.flops == 2 * double.macs
     assert total.flops == 4 + 4 and total.macs == 0  # a sum of two rows, and the scale
     assert 45e6 < double.memory_bytes < 60e6 and total.memory_bytes < 5e6
-    assert found.whole.memory_bytes == double.memory_bytes < double.process_bytes
-    assert found.whole.flops == double.flops + total.flops
+    assert measured_run.whole.memory_bytes == double.memory_bytes < double.process_bytes
+    assert measured_run.whole.flops == double.flops + total.flops
     printed = capsys.readouterr().out
     assert "double" in printed and "all" in printed and "largest of a stage" in printed
     folder = tmp_path / "log" / "pipeline-mine"
     rows = list(csv.DictReader((folder / "stages.csv").open()))
     assert [row["stage"] for row in rows] == ["double", "sum", "all"] and float(rows[0]["macs"]) == 32
-    names = {one.name for one in folder.iterdir()}
+    names = {file.name for file in folder.iterdir()}
     assert names >= {"pipeline.jsonl", "stages.md", "stages.json", "pipeline.html", "pipeline-time.png"}
 
 
 def test_a_stage_that_fails_is_named_and_the_others_are_kept(config, tmp_path, capsys):
     path = config(TWO.replace("stages.py:Sum", "stages.py:make_wrong").replace("  converter: stages.py:scaled\n", ""))
-    found = measured(path, tmp_path / "log", code=1)
-    assert found.statuses == ["error", "error"] and "sum: no such shape" in found.examples[0].reason
+    measured_run = measured(path, tmp_path / "log", code=1)
+    assert measured_run.statuses == ["error", "error"] and "sum: no such shape" in measured_run.examples[0].reason
 
 
 def test_a_stage_whose_examples_failed_is_marked(tmp_path):
-    """Of three examples one ended in the second stage, and one ran beside other load."""
+    """One of three examples ended in the second stage, and one ran beside other load."""
     numbers = {"a": ([0.1], 100, 400), "b": ([0.2], 100, 400)}
     file = write_pipeline(tmp_path, "made", ["a", "b"], {name: numbers for name in ("one", "two", "three")})
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -187,18 +187,20 @@ def test_a_stage_whose_examples_failed_is_marked(tmp_path):
         if (line.get("job"), line["record"]) == ("three", "call"):
             line.update(flags=["busy"])
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (found,) = analysis.find([tmp_path])
-    rows = tables.stages([found]).values()
+    (measured_run,) = analysis.find([tmp_path])
+    rows = tables.stages([measured_run]).values()
     assert [row["status"] for row in rows] == ["", "1 failed", "1 failed"]
-    text = tables.render(found, "table")
+    text = tables.render(measured_run, "table")
     assert "2 of 3" in text and "1 of 3 examples failed" in text and "1 example ran beside other load" in text
-    kept = json.loads(tables.render(found, "json"))
+    kept = json.loads(tables.render(measured_run, "json"))
     assert [(row["failed"], row["of"], row["busy"]) for row in kept] == [(0, 3, 1), (1, 3, 1), (1, 3, 1)]
 
 
 def test_nothing_is_marked_where_all_is_well(tmp_path):
-    (found,) = analysis.find([write_pipeline(tmp_path, "made", ["s"], {"one": {"s": ([0.2], 100, 400)}})])
-    assert "status" not in tables.stages([found]).values()[0] and "load" not in tables.render(found, "table")
+    (measured_run,) = analysis.find([write_pipeline(tmp_path, "made", ["s"], {"one": {"s": ([0.2], 100, 400)}})])
+    assert "status" not in tables.stages([measured_run]).values()[0] and "load" not in tables.render(
+        measured_run, "table"
+    )
 
 
 # -- environments ----------------------------------------------------------------------------------------------------
@@ -216,8 +218,8 @@ def test_stages_of_other_environments_are_processes_of_theirs(config, tmp_path):
         both.append(json.loads(done.stdout))
     apart, together = both
     assert [row["flops"] for row in apart] == [row["flops"] for row in together] and apart[-1]["flops"] > 0
-    (found,) = (one for one in analysis.find([tmp_path / "log"]) if one.name == "apart")
-    assert found.statuses == ["ok", "ok"] and found.environment.torch in found.torches
+    (measured_run,) = (each for each in analysis.find([tmp_path / "log"]) if each.name == "apart")
+    assert measured_run.statuses == ["ok", "ok"] and measured_run.environment.torch in measured_run.torches
 
 
 def test_what_cannot_go_to_another_environment_is_named(config, tmp_path):
@@ -293,11 +295,11 @@ def test_resuming_measures_what_is_missing(config, tmp_path):
     measured(path, tmp_path / "log")
     file = tmp_path / "log" / "pipeline-mine" / "pipeline.jsonl"
     lines = file.read_text().splitlines()
-    cut = next(place for place, line in enumerate(lines) if '"status"' in line) + 3
+    cut = next(number for number, line in enumerate(lines) if '"status"' in line) + 3
     file.write_text("\n".join(lines[:cut]) + "\n")
     counting = InProcess()
-    found = measured(path, tmp_path / "log", "--resume", executor=counting)
-    assert counting.names == ["made-1-0.2s"] and found.statuses == ["ok", "ok"] and found.path == file
+    measured_run = measured(path, tmp_path / "log", "--resume", executor=counting)
+    assert counting.names == ["made-1-0.2s"] and measured_run.statuses == ["ok", "ok"] and measured_run.path == file
 
 
 def test_pipelines_stand_beside_each_other_in_the_report(tmp_path):
@@ -331,17 +333,17 @@ def test_waveforms_are_written(config, tmp_path):
 
 def test_instructions_have_a_column_where_they_were_counted(tmp_path):
     of = {"one": {"a": ([0.1], 1, 400), "b": ([0.1], 1, 500)}, "two": {"a": ([0.1], 1, 600), "b": ([0.1], 1, 500)}}
-    (found,) = analysis.find([write_pipeline(tmp_path, "made", ["a", "b"], of)])
-    rows = tables.stages([found]).values()
+    (measured_run,) = analysis.find([write_pipeline(tmp_path, "made", ["a", "b"], of)])
+    rows = tables.stages([measured_run]).values()
     assert [row["instructions (perf)"] for row in rows] == [10_000, 10_000, 20_000]
-    for stage in found.stages:
+    for stage in measured_run.stages:
         stage.instructions = None
-    assert "instructions (perf)" not in tables.stages([found]).values()[0]
+    assert "instructions (perf)" not in tables.stages([measured_run]).values()[0]
 
 
 def test_instructions_where_perf_is_allowed():
-    found = perf.instructions(lambda: sum(range(100_000)))
-    assert found is None or found > 100_000
+    count = perf.instructions(lambda: sum(range(100_000)))
+    assert count is None or count > 100_000
 
 
 # -- the configuration -----------------------------------------------------------------------------------------------
@@ -351,9 +353,9 @@ def test_a_stage_is_over_general_and_that_over_the_command_line(config):
     path = config(
         "general: {repeats: 4, dataset_size: 2}\nstage1: {factory: 'a:b'}\nstage2: {factory: 'a:b', repeats: 9}\n"
     )
-    found = cli.configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5})
-    assert [stage.repeats for stage in found.stages] == [4, 9]
-    assert [stage.warmup for stage in found.stages] == [3, 3] and found.general.dataset_size == 2
+    configuration = cli.configured(path, {"repeats": 7, "warmup": 3, "dataset_size": 5})
+    assert [stage.repeats for stage in configuration.stages] == [4, 9]
+    assert [stage.warmup for stage in configuration.stages] == [3, 3] and configuration.general.dataset_size == 2
 
 
 @pytest.mark.parametrize(
@@ -390,9 +392,9 @@ SHIPPED = [ROOT / "pipeline.yaml", *sorted((ROOT / "examples" / "pipelines").glo
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_the_shipped_configurations_run(path, tmp_path):
-    found = measured(path, tmp_path, "--made-seconds", "0.1", "--repeats", 1, "--warmup", 0)
-    assert found.statuses == ["ok"] and found.whole.flops > 0 and found.whole.run_time_s > 0
-    assert not found.whole.not_counted
+    measured_run = measured(path, tmp_path, "--made-seconds", "0.1", "--repeats", 1, "--warmup", 0)
+    assert measured_run.statuses == ["ok"] and measured_run.whole.flops > 0 and measured_run.whole.run_time_s > 0
+    assert not measured_run.whole.not_counted
 
 
 def test_every_classic_type_is_shipped():
@@ -401,8 +403,8 @@ def test_every_classic_type_is_shipped():
 
 
 def test_a_vocoder_gives_1280_samples_for_a_unit():
-    found = small.Vocoder()(torch.zeros(1, 10, dtype=torch.long))
-    assert found["waveform"].shape[0] == 1 and abs(found["waveform"].shape[1] - 12800) < 64
+    wave = small.Vocoder()(torch.zeros(1, 10, dtype=torch.long))
+    assert wave["waveform"].shape[0] == 1 and abs(wave["waveform"].shape[1] - 12800) < 64
 
 
 # -- data sets -------------------------------------------------------------------------------------------------------
@@ -412,7 +414,7 @@ def write_wave(path, samples, rate=16000, channels=1):
     path.parent.mkdir(parents=True, exist_ok=True)
     with wave.open(str(path), "wb") as file:
         file.setparams((channels, 2, rate, 0, "NONE", ""))
-        file.writeframes(b"".join(int(one).to_bytes(2, "little", signed=True) for one in samples))
+        file.writeframes(b"".join(int(value).to_bytes(2, "little", signed=True) for value in samples))
 
 
 def dataset(**given):
@@ -431,10 +433,10 @@ def manifest(tmp_path):
 
 
 def test_a_manifest_is_read_in_one_channel_at_the_asked_rate(manifest):
-    found = examples.entries(dataset(dataset_type="raw", dataset_path=str(manifest)))
-    read = [entry.read() for entry in found]
-    assert [entry.id for entry in found] == ["a.wav", "b/b.wav", "c.wav"]
-    assert [one["src_tokens"].shape for one in read] == [(1, 16000), (1, 8000), (1, 24000)]
+    entries = examples.entries(dataset(dataset_type="raw", dataset_path=str(manifest)))
+    read = [entry.read() for entry in entries]
+    assert [entry.id for entry in entries] == ["a.wav", "b/b.wav", "c.wav"]
+    assert [sample["src_tokens"].shape for sample in read] == [(1, 16000), (1, 8000), (1, 24000)]
     assert abs(float(read[1]["src_tokens"][0, 2000:6000].mean()) * 32768 - 2000) < 10
     assert len(examples.entries(dataset(dataset_type="raw", dataset_path=str(manifest), dataset_size=2))) == 2
 
@@ -472,8 +474,8 @@ def test_arrays_are_read_without_pickle(tmp_path):
     path = tmp_path / "x.npz"
     tokens = numpy.arange(12, dtype=numpy.float32).reshape(2, 6)
     numpy.savez(path, id=numpy.array(["one", "two"]), src_tokens=tokens, src_lengths=numpy.array([6, 4]))
-    one, two = (entry.read() for entry in examples.entries(dataset(dataset_type="npy", dataset_path=str(path))))
-    assert (one["id"], two["id"]) == ("one", "two") and two["src_tokens"].tolist() == [[6, 7, 8, 9]]
+    first, two = (entry.read() for entry in examples.entries(dataset(dataset_type="npy", dataset_path=str(path))))
+    assert (first["id"], two["id"]) == ("one", "two") and two["src_tokens"].tolist() == [[6, 7, 8, 9]]
     assert two["src_lengths"].tolist() == [4]
     numpy.savez(path, id=numpy.array([], dtype=str), src_tokens=tokens[:0], src_lengths=numpy.array([], dtype=int))
     with pytest.raises(UserError, match="x.npz: has no examples"):
@@ -544,7 +546,8 @@ def test_subsets_of_arrays(tmp_path):
     numpy.savez(path, id=numpy.array(["a", "b", "c"]), src_tokens=tokens, src_lengths=numpy.array([6, 2, 4]))
     written = examples.write_subsets(dataset(dataset_type="npy", dataset_path=str(path)), tmp_path / "sub", 1)
     names = [
-        [entry.id for entry in examples.entries(dataset(dataset_type="npy", dataset_path=str(one)))] for one in written
+        [entry.id for entry in examples.entries(dataset(dataset_type="npy", dataset_path=str(file)))]
+        for file in written
     ]
     assert names[1:] == [["b"], ["a"]] and len(names[0]) == 1
 
@@ -554,7 +557,7 @@ def test_subsets_of_arrays(tmp_path):
 
 @pytest.mark.skipif(not LIBRISPEECH.is_dir(), reason="no ../shared/data/librispeech")
 def test_real_audio_through_a_cascade(config, tmp_path):
-    """As a user runs it, an example in a process of its own."""
+    """Runs an example in a process of its own."""
     sizes = "dim: 16, heads: 2, layers: 1"
     path = config(
         f"general: {{dataset_size: 1, repeats: 1, warmup: 0}}\n"
@@ -582,12 +585,12 @@ def test_the_script_ends_in_one_line(tmp_path):
 
 def test_an_example_and_its_operations():
     call = pipeline.StageCall(torch.nn.Linear(4, 3, bias=False), (torch.ones(2, 4),), "layer")
-    found = pipeline.operations(call)
-    assert (found["macs"], found["flops"], found["stage"]) == (24, 48, "layer")
+    operations = pipeline.operations(call)
+    assert (operations["macs"], operations["flops"], operations["stage"]) == (24, 48, "layer")
 
 
 def test_a_model_of_fairseq_is_called_as_its_benchmark_does(tmp_path, monkeypatch):
-    """With a stand-in for the package: what is missing, what needs trust, and what is handed on."""
+    """A stand-in for the package shows what is missing, what needs trust, and what is handed on."""
     with pytest.raises(NotRunnable, match="fairseq is not installed") as raised:
         monkeypatch.setitem(sys.modules, "fairseq.checkpoint_utils", None)
         fairseq_stage.Generation("x.pt")

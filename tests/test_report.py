@@ -72,10 +72,10 @@ def test_overlap_is_unclear_and_one_round_too(tmp_path):
     timed(tmp_path, "b", [11, 10, 13])
     answer, reason = answers(tmp_path)["Fastest exact loss, whole step"]
     assert answer == "unclear" and "more --rounds would narrow it" in reason
-    one = tmp_path / "one"
-    timed(one, "a", [10])
-    timed(one, "b", [20])
-    answer, reason = answers(one)["Fastest exact loss, whole step"]
+    run = tmp_path / "one"
+    timed(run, "a", [10])
+    timed(run, "b", [20])
+    answer, reason = answers(run)["Fastest exact loss, whole step"]
     assert answer == "unclear" and "one round gives no interval" in reason
 
 
@@ -84,12 +84,12 @@ def test_approximate_losses_win_overall_only_and_failed_ones_nothing(tmp_path):
     timed(tmp_path, "pruned", [1, 1, 1], exact=False, peak=4)
     jobs = [correctness(), [status("timing-1", "oom", "no memory")]]
     write_run(tmp_path / "died", name="died", jobs=jobs)
-    found = answers(tmp_path)
-    assert found["Fastest exact loss, whole step"][0] == "exact"
-    assert found["Fastest overall, approximate too"][0] == "pruned (approx.)"
-    assert found["Least memory, exact losses"][0] == "exact"
-    assert found["Least memory overall, approximate too"][0] == "pruned (approx.)"
-    assert "Left out: died (oom)." in found["Fastest exact loss, whole step"][1]
+    verdicts = answers(tmp_path)
+    assert verdicts["Fastest exact loss, whole step"][0] == "exact"
+    assert verdicts["Fastest overall, approximate too"][0] == "pruned (approx.)"
+    assert verdicts["Least memory, exact losses"][0] == "exact"
+    assert verdicts["Least memory overall, approximate too"][0] == "pruned (approx.)"
+    assert "Left out: died (oom)." in verdicts["Fastest exact loss, whole step"][1]
 
 
 def test_memory_within_two_percent_is_unclear(tmp_path):
@@ -125,16 +125,16 @@ def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp
     timed(tmp_path, "a", [10, 11, 12], peak=30)
     timed(tmp_path, "b", [20, 22, 24], peak=10)
     (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(DIFFERS, "")), allow_nan=False))
-    answer, sure, said = cards(tmp_path)["Use"]
+    answer, sure, reason = cards(tmp_path)["Use"]
     assert (answer, sure) == ("a", True)
-    assert re.findall(r"\d+\.\d+", said["Speed"]) == ["11.00", "2.00", "2.00", "2.00"] and " b " in said["Speed"]
-    assert re.findall(r"\d+\.\d+", said["Memory"]) == ["30.00", "3.00", "10.00"] and " b " in said["Memory"]
+    assert re.findall(r"\d+\.\d+", reason["Speed"]) == ["11.00", "2.00", "2.00", "2.00"] and " b " in reason["Speed"]
+    assert re.findall(r"\d+\.\d+", reason["Memory"]) == ["30.00", "3.00", "10.00"] and " b " in reason["Memory"]
     wrong = json.loads((tmp_path / "conformance.json").read_text())["cases"][0]["wrong"]
-    assert wrong and said["Beware"] == f"a: {wrong}."
+    assert wrong and reason["Beware"] == f"a: {wrong}."
     assert len(cards(tmp_path)) == 1
     (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome("pass")), allow_nan=False))
-    said = cards(tmp_path)["Use"][2]
-    assert "Beware" not in said and "nothing wrong" in said["Corners"]
+    reason = cards(tmp_path)["Use"][2]
+    assert "Beware" not in reason and "nothing wrong" in reason["Corners"]
 
 
 def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp_path):
@@ -145,10 +145,12 @@ def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp
         tmp_path / "pruned",
         [{**line, **({"approximation_gap": -0.007} if "grad_error" in line else {})} for line in lines],
     )
-    answer, sure, said = cards(tmp_path)["If approximate will do"]
+    answer, sure, reason = cards(tmp_path)["If approximate will do"]
     assert (answer, sure) == ("pruned (approx.)", True)
-    assert said["Speed"].startswith("0.10x the time of exact") and said["Memory"].startswith("0.50x the peak of exact")
-    assert "4.000 MB" in said["Memory"] and "off by 0.7%" in said["Accuracy"]
+    assert reason["Speed"].startswith("0.10x the time of exact") and reason["Memory"].startswith(
+        "0.50x the peak of exact"
+    )
+    assert "4.000 MB" in reason["Memory"] and "off by 0.7%" in reason["Accuracy"]
     timed(tmp_path, "pruned", [20, 20, 20], kind="pruned", exact=False, peak=16)
     assert list(cards(tmp_path)) == ["Use"]  # it saves nothing
 
@@ -156,8 +158,8 @@ def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp
 def test_the_headline_names_all_that_cannot_be_told_apart(tmp_path):
     timed(tmp_path, "a", [10, 12, 11])
     timed(tmp_path, "b", [11, 10, 13])
-    answer, sure, said = cards(tmp_path)["Use"]
-    assert answer in ("a or b", "b or a") and not sure and "too close to tell" in said["Speed"]
+    answer, sure, reason = cards(tmp_path)["Use"]
+    assert answer in ("a or b", "b or a") and not sure and "too close to tell" in reason["Speed"]
 
 
 def test_the_page_says_of_how_many_utterances_it_is(tmp_path):
@@ -228,11 +230,11 @@ class Seen(HTMLParser):
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
-        found = dict(attributes)
-        self.ids.append(found.get("id"))
+        values = dict(attributes)
+        self.ids.append(values.get("id"))
         if tag == "a":
-            self.links.append(found["href"])
-        assert not any(name.startswith("on") for name in found), found
+            self.links.append(values["href"])
+        assert not any(name.startswith("on") for name in values), values
 
     def handle_data(self, data):
         self.words.append(data)
@@ -286,7 +288,7 @@ def test_ids_are_unique_with_several_configurations(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b", batch_size=8)
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))
-    ids = [found for found in Seen(page_of(tmp_path)).ids if found]
+    ids = [name for name in Seen(page_of(tmp_path)).ids if name]
     assert len(ids) == len(set(ids)) and {"group-0", "group-1", "group-2"} <= set(ids)
 
 
@@ -344,8 +346,8 @@ def test_facts_of_a_row_that_did_not_run_say_no_more_than_those_of_one_that_did(
     jobs = [[status("correctness", "missing", "no b: pip install b")]]
     write_run(tmp_path / "b", name="b", jobs=jobs, rounds=1)
     (group,) = groups_of(tmp_path)
-    found = dict(facts.machine(group.rows))
-    assert found["Device"] == "cpu Some CPU" and found["Rounds"] == "1 fresh process"
+    rows = dict(facts.machine(group.rows))
+    assert rows["Device"] == "cpu Some CPU" and rows["Rounds"] == "1 fresh process"
     assert dict(facts.machine(group.rows[1:]))["Device"] == "cpu"
 
 
@@ -406,14 +408,14 @@ def test_an_implementation_has_one_colour_in_every_plot_and_stages_have_none(tmp
         traced_run(tmp_path / name, kineto(steps([ms])), name=name)
         timed(tmp_path / "other", name, [ms, ms], batch_size=8)
     log = logs.read([tmp_path])
-    looks = {row.name: row.look for group in log.groups for row in group.rows}
-    assert looks == {"torchaudio": 0, "k2": 1, "of my own": 2}
+    styles = {row.name: row.look for group in log.groups for row in group.rows}
+    assert styles == {"torchaudio": 0, "k2": 1, "of my own": 2}
     for group in log.groups:
         for figure in (part for whole in runs.figures(group.rows) for part in whole.drawn):
             for trace in figure.data:
                 colors = trace["marker"].get("color", style.INK)
-                if trace["name"] in looks and figure.key != "step-time":
-                    assert colors == style.color(looks[trace["name"]]), figure.key
+                if trace["name"] in styles and figure.key != "step-time":
+                    assert colors == style.color(styles[trace["name"]]), figure.key
                 elif isinstance(colors, list):  # of a stage: a bar of each implementation
                     assert colors == [style.color(row.look) for row in group.rows], figure.key
                 else:
@@ -451,7 +453,7 @@ def test_default_paths(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments, said",
+    "arguments, words",
     [
         (["nowhere"], "nowhere: no such file or folder"),
         (["--outputs", "x"], "unrecognized arguments"),
@@ -460,11 +462,11 @@ def test_default_paths(tmp_path):
         (["log", "--output", "/dev/full"], "No space left"),
     ],
 )
-def test_bad_usage_is_one_clear_line(tmp_path, arguments, said):
+def test_bad_usage_is_one_clear_line(tmp_path, arguments, words):
     pytest.importorskip("jinja2")
     write_run(tmp_path / "log" / "a")
     (tmp_path / "empty").mkdir()
-    assert_user_error(run("report.py", *arguments, cwd=tmp_path), said)
+    assert_user_error(run("report.py", *arguments, cwd=tmp_path), words)
 
 
 def test_nothing_readable_is_exit_code_1(tmp_path):
