@@ -2,8 +2,8 @@
 
 `python tests/compiled_launches.py ARCHITECTURE V DTYPE` prints one line of JSON: the launches of a step of 30
 utterances and what each kernel takes of the GPU.  `... specialisations` prints how many kernels fifty drawn batches
-compile.  `table` alone prints the table of docs/gpu.md, in some minutes.  Each of them is a process of its own, since
-it takes the place of Triton's driver.
+compile.  `table` alone prints a table for every GPU, V and dtype, in some minutes.  Each is a process of its own,
+since it takes the place of Triton's driver.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, 
 
 
 def table() -> str:
-    """Return the table of docs/gpu.md: a line for each GPU, V and dtype; registers, kB of shared memory and bytes of
+    """Return the table of the launches: a line for each GPU, V and dtype; registers, kB of shared memory and bytes of
     stack of the four kernels that multiply."""
     products = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
     lines = [
