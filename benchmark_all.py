@@ -27,7 +27,7 @@ def main() -> int:
     if arguments.list:
         return run(parser.prog, lambda: listing.show(arguments.device))
     names = chosen(parser, arguments)
-    return run(parser.prog, lambda: benchmark.benchmark(names, arguments, own=arguments.loss))
+    return run(parser.prog, lambda: benchmark.benchmark(names, arguments, arguments.loss))
 
 
 if __name__ == "__main__":
