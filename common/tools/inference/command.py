@@ -273,16 +273,16 @@ def _announce(tasks: Sequence[Task], axes: grid.Grid, config: Profile, resolved:
 
 def show(run: Run, arguments: argparse.Namespace) -> Shown:
     """Print the tables, and write them beside the records."""
-    found = read(run.path)
+    profile = read(run.path)
     files: Dict[str, Any] = {
-        f"{name}.md": "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in _of(found, name)) + "\n"
+        f"{name}.md": "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in _of(profile, name)) + "\n"
         for name in tables.GRIDS
     }
-    files.update({"cells.csv": tables.render(found, "csv"), "cells.json": tables.render(found, "json")})
-    model_run.write(run.path, files, report.TITLE, [report.section(found, 0)], figures(found), arguments)
-    text = tables.render(found, arguments.format)
-    return ending.printed(text, text, found.statuses, arguments)
+    files.update({"cells.csv": tables.render(profile, "csv"), "cells.json": tables.render(profile, "json")})
+    model_run.write(run.path, files, report.TITLE, [report.section(profile, 0)], figures(profile), arguments)
+    text = tables.render(profile, arguments.format)
+    return ending.printed(text, text, profile.statuses, arguments)
 
 
-def _of(found: Inference, name: str) -> List[Any]:
-    return [table for table in tables.grids(found) if table.name == name]
+def _of(profile: Inference, name: str) -> List[Any]:
+    return [table for table in tables.grids(profile) if table.name == name]

@@ -1,4 +1,4 @@
-"""The processor's own counter of instructions, where the system lets a process read it (perf_event_open(2))."""
+"""Reads the processor's own counter of instructions, where the system lets a process (perf_event_open(2))."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INHERIT, NO_KERNEL, NO_HYPERVISOR = 1 << 1, 1 << 5, 1 << 6
 
 
 def instructions(run: Callable[[], Any]) -> Optional[int]:
-    """Instructions of all threads while `run` runs, and of those that they start; None where the system does not allow
-    it (``/proc/sys/kernel/perf_event_paranoid``, a virtual machine without the counter)."""
+    """Return the instructions of all threads while `run` runs, and of those that they start.  None where the system
+    does not allow it (``/proc/sys/kernel/perf_event_paranoid``, a virtual machine without the counter)."""
     descriptors = _counters()
     if not descriptors:
         return None
@@ -26,28 +26,28 @@ def instructions(run: Callable[[], Any]) -> Optional[int]:
         run()
         return sum(map(_read, descriptors)) - before
     finally:
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _counters() -> List[int]:
-    """Descriptors of a counter for each thread; none where one of them cannot be had."""
+    """Return descriptors of a counter for each thread; none where one of them cannot be had."""
     number = CALLS.get(platform.machine())
     flags = INHERIT | NO_KERNEL | NO_HYPERVISOR
     attributes = struct.pack("IIQQQQQ", HARDWARE, SIZE, INSTRUCTIONS, 0, 0, 0, flags).ljust(SIZE, b"\0")
-    found: List[int] = []
+    descriptors: List[int] = []
     try:
         library = ctypes.CDLL(None, use_errno=True)
         for thread in map(int, os.listdir("/proc/self/task") if number else ()):
             descriptor = library.syscall(number, attributes, thread, -1, -1, 0)
             if descriptor < 0:
                 raise OSError("not allowed")
-            found.append(descriptor)
+            descriptors.append(descriptor)
     except (OSError, AttributeError):
-        for one in found:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
         return []
-    return found
+    return descriptors
 
 
 def _read(descriptor: int) -> int:

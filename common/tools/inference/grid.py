@@ -1,4 +1,4 @@
-"""The grid of an inference profile: its axes, the cells in their order, and those that are skipped."""
+"""Makes the grid of an inference profile: its axes, its cells in order, and those that are skipped."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Values = Dict[str, Any]
 Grid = Mapping[str, Sequence[Any]]
 
 SECONDS, BATCH = "audio_mockup_secs", "batch_sizes"
-#: How the model runs, beside what it is given; the first value of each is what the others are checked against.
+#: The ways to run a model, each with the value of the plain model, which the others are checked against.
 VARIANTS: Dict[str, Any] = {"threads": None, "compile": False, "dtype": "float32", "quantize": "none"}
 AXES = (*VARIANTS, SECONDS, BATCH)
 
 
 def cells(grid: Grid) -> List[Values]:
-    """All of the grid, the batch sizes varying fastest."""
+    """Return all cells of the grid, the batch sizes varying fastest."""
     return [dict(zip(AXES, values)) for values in itertools.product(*(grid[axis] for axis in AXES))]
 
 
 def is_skipped(cell: Values, grid: Grid) -> bool:
-    """Is it in the corner of long audio and large batches, which a triangle leaves out?"""
+    """Tell whether a cell is in the corner of long audio and large batches, which a triangle leaves out."""
     d, b = grid[SECONDS].index(cell[SECONDS]), grid[BATCH].index(cell[BATCH])
     return d > 0 and b > 0 and b + d >= (len(grid[SECONDS]) + len(grid[BATCH])) / 2
 
@@ -30,12 +30,12 @@ def variant(cell: Values) -> Values:
 
 
 def is_plain(cell: Values) -> bool:
-    """Does the model run as it was made, whatever the threads?"""
+    """Tell whether the model runs as it was made, whatever the threads."""
     return all(cell[axis] == value for axis, value in VARIANTS.items() if axis != "threads")
 
 
-def said(cell: Values) -> str:
-    """Of a variant: "threads 2, compiled, bfloat16, quantize dynamic"; "" for the plain one."""
+def described(cell: Values) -> str:
+    """Return how a variant runs: "threads 2, compiled, bfloat16, quantize dynamic"; "" for the plain one."""
     words = [f"threads {cell['threads']}"] if cell["threads"] else []
     words += ["compiled"] if cell["compile"] else []
     words += [cell["dtype"]] if cell["dtype"] != VARIANTS["dtype"] else []
@@ -44,6 +44,6 @@ def said(cell: Values) -> str:
 
 
 def job(cell: Values) -> str:
-    """The name of the job that measures it: "32s-x8", "0.5s-x1-threads-2-bfloat16"."""
-    words = said(cell).replace(",", "").replace(" ", "-")
+    """Return the name of the job that measures a cell: "32s-x8", "0.5s-x1-threads-2-bfloat16"."""
+    words = described(cell).replace(",", "").replace(" ", "-")
     return "-".join(filter(None, (f"{cell[SECONDS]:g}s-x{cell[BATCH]}", words)))

@@ -1,4 +1,4 @@
-"""One cell of an inference profile: a model, a length of audio, a batch size, and how the model runs.
+"""Measures one cell of an inference profile: a model, a length of audio, a batch size, a way to run the model.
 
 Time comes first, then the peaks of the process or the device, then six batches under torch.profiler, of which the last
 two are recorded.  A model that is compiled, quantized or in another dtype is first checked against the plain one.
@@ -33,17 +33,17 @@ from common.tools.outputs import difference
 from common.traces import files, spans
 from common.traces.reader import CPU, CUDA
 
-#: Of the profiler: the last two of six batches are recorded.
+#: The profiler records the last two of six batches.
 SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
-#: What the outputs of a variant may be off by, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
+#: How far the outputs of a variant may be off, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
 Record = Dict[str, Any]
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Record]:
-    """The records of a cell: ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable, WrongResult,
-    and whatever the model raises."""
+    """Yield the records of a cell; the job's ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable,
+    WrongResult, and whatever the model raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     config, cell = given["config"], given["cell"]
     device = set_up_torch(settings)
@@ -67,18 +67,18 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def environment(settings: Settings, device: torch.device) -> Record:
-    """The ``environment`` record of a job that is about no loss."""
-    place, about = machine.placement(), facts(device)
-    spoiled = machine.spoiled_by(place, about["threads"]) if device.type == "cpu" else []
+    """Return the ``environment`` record of a job that is about no loss."""
+    placement, device_facts = machine.placement(), facts(device)
+    spoiled = machine.spoiled_by(placement, device_facts["threads"]) if device.type == "cpu" else []
     return {
         "record": "environment",
         "python": platform.python_version(),
-        **about,
+        **device_facts,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "denormals": settings.denormals,
         "allocator": "system",
         **machine.tuning(),
-        **place,
+        **placement,
         "warnings": spoiled,
     }
 
@@ -110,27 +110,27 @@ class Calls:
 
 @dataclass
 class Call:
-    """streamed: did the model give a first token before its end?"""
+    """One call of a model.  streamed: whether it gave a first token before its end."""
 
     calls: Calls
     streamed: bool = False
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> None:
-        """`after_forward` is called when the first token is there; of a model that does not stream, at the end."""
-        of = self.calls
-        if of.model.stream is None:
-            of.outputs()
+        """Run the call, and `after_forward` at the first token; at the end where the model does not stream."""
+        calls = self.calls
+        if calls.model.stream is None:
+            calls.outputs()
         else:
-            with of.cast():
-                for piece in of.model.stream(of.waves, of.lengths):
-                    if not self.streamed and _says_something(piece):
+            with calls.cast():
+                for piece in calls.model.stream(calls.waves, calls.lengths):
+                    if not self.streamed and _has_symbols(piece):
                         self.streamed = True
                         after_forward()
         if not self.streamed:
             after_forward()
 
 
-def _says_something(piece: Any) -> bool:
+def _has_symbols(piece: Any) -> bool:
     return piece.numel() > 0 if isinstance(piece, torch.Tensor) else bool(piece)
 
 
@@ -138,7 +138,7 @@ def _says_something(piece: Any) -> bool:
 
 
 def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
-    """Change the model as the cell says, and the record of how much its outputs changed.  Raises NotRunnable, and
+    """Change the model as the cell says, and yield the record of how much its outputs changed.  Raises NotRunnable, and
     WrongResult after the record of outputs that are too far off."""
     calls.dtype = "float32"
     plain = calls.outputs()
@@ -146,7 +146,7 @@ def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
     calls.dtype = cell["dtype"]
     if cell["quantize"] == "dynamic":
         if cell["dtype"] != "float32":
-            raise NotRunnable("unsupported", f"--quantize dynamic: takes float32, not {cell['dtype']}")
+            raise NotRunnable("unsupported", f"--quantize dynamic takes float32, not {cell['dtype']}")
         calls.model = quantized(calls.model, calls.device)
     if cell["compile"]:
         check()
@@ -160,24 +160,24 @@ def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def quantized(model: Recogniser, device: torch.device) -> Recogniser:
-    """Weights of Linear and LSTM in int8, inputs quantized as they come.  Raises NotRunnable."""
+    """Return the model with weights of Linear and LSTM in int8, inputs quantized as they come.  Raises NotRunnable."""
     if device.type != "cpu":
-        raise NotRunnable("unsupported", "--quantize dynamic: is of CPUs; give --device cpu")
+        raise NotRunnable("unsupported", "--quantize dynamic runs on a CPU alone: give --device cpu")
     from torch.ao.quantization import quantize_dynamic
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch announces that torchao will have it
-        found = quantize_dynamic(model, {nn.Linear, nn.LSTM}, dtype=torch.qint8, inplace=True)
-    if not any("quantized" in type(one).__module__ for one in found.modules()):
+        changed = quantize_dynamic(model, {nn.Linear, nn.LSTM}, dtype=torch.qint8, inplace=True)
+    if not any("quantized" in type(module).__module__ for module in changed.modules()):
         raise NotRunnable("unsupported", "--quantize dynamic: the model has no Linear and no LSTM that it changes")
-    return found
+    return changed
 
 
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
 def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> Record:
-    """The ``call`` record of one call.  step: makes a Step; its `streamed`, if it has one, as of Call."""
+    """Return the ``call`` record of one call.  step: makes a Step, whose `streamed`, if it has one, is as of Call."""
     call = step()
     taken = time_step(call, clock)
     streamed = getattr(call, "streamed", False)
@@ -209,16 +209,16 @@ def _peaks(calls: Calls) -> Record:
 
 
 def peaks(step: Callable[[], Any], device: torch.device) -> Record:
-    """The ``call_memory`` record of one call."""
-    found = memory.peaks(step, device, profiler=False)
-    del found["torch_allocated_bytes"]
-    return {"record": "call_memory", **found, "process_peak_bytes": process_peak_bytes()}
+    """Return the ``call_memory`` record of one call."""
+    counters = memory.peaks(step, device, profiler=False)
+    del counters["torch_allocated_bytes"]
+    return {"record": "call_memory", **counters, "process_peak_bytes": process_peak_bytes()}
 
 
 def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Record:
-    """The ``profiled_calls`` record of six batches; their traces go to `folder`."""
-    about: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
-    profiling = replace(settings, **about)
+    """Return the ``profiled_calls`` record of six batches; their traces go to `folder`."""
+    changes: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
+    profiling = replace(settings, **changes)
     times: List[Tuple[float, float]] = []
     profiler.profile(
         (calls.step() for _ in range(profiling.trace_steps)),
@@ -231,7 +231,7 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Reco
     cpu, cuda = map(sum, zip(*times))
     highest: Dict[int, Optional[int]] = {}
     for kind in (CPU, CUDA):
-        steps = [one.highest for path in files.trace_files(folder) for one in spans.read(path, kind) if not one.name]
+        steps = [span.highest for path in files.trace_files(folder) for span in spans.read(path, kind) if not span.name]
         highest[kind] = max(steps, default=None)
     peaks = {"cpu_peak_bytes": highest[CPU], "cuda_peak_bytes": highest[CUDA]}
     return {"record": "profiled_calls", "batches": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **peaks}

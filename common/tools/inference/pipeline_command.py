@@ -335,12 +335,12 @@ def _stage_names(values: Mapping[str, Any], path: Path) -> List[str]:
     return [f"stage{number}" for number in numbers]
 
 
-def _stage(own: Any, shared: Mapping[str, Any], path: Path, key: str) -> Stage:
+def _stage(values: Any, shared: Mapping[str, Any], path: Path, key: str) -> Stage:
     """Return a stage: its own values over the shared ones.  Raises UserError."""
     where = f"{path}: {key}"
-    if not isinstance(own, dict):
-        raise UserError(f"{where}: give keys and values, not {shown(own)}")
-    stage = configuration.converted({"name": key, **shared, **own}, Stage, where)
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: give keys and values, not {shown(values)}")
+    stage = configuration.converted({"name": key, **shared, **values}, Stage, where)
     configuration.check_environment(stage.environment, f"{where}.environment")
     stage.arguments = stage.arguments or {}
     stage.factory = configuration.python_name(stage.factory, path)
@@ -351,11 +351,11 @@ def _stage(own: Any, shared: Mapping[str, Any], path: Path, key: str) -> Stage:
 
 def show(run: Run, arguments: argparse.Namespace) -> Shown:
     """Print the table, and write it beside the records."""
-    found = read(run.path)
-    files = {f"stages.{end}": tables.render(found, how) for end, how in FILES}
-    model_run.write(run.path, files, report.TITLE, [report.section([found])], figures([found]), arguments)
-    text = tables.render(found, arguments.format)
-    return ending.printed(text, text, found.statuses, arguments)
+    pipeline = read(run.path)
+    files = {f"stages.{end}": tables.render(pipeline, how) for end, how in FILES}
+    model_run.write(run.path, files, report.TITLE, [report.section([pipeline])], figures([pipeline]), arguments)
+    text = tables.render(pipeline, arguments.format)
+    return ending.printed(text, text, pipeline.statuses, arguments)
 
 
 FILES: Tuple[Tuple[str, str], ...] = (("md", "markdown"), ("csv", "csv"), ("json", "json"))

@@ -147,7 +147,7 @@ def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[
 
 
 def operations(call: StageCall) -> Record:
-    """The ``operations`` record of one call."""
+    """Return the ``operations`` record of one call."""
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is in the record
@@ -160,13 +160,14 @@ def operations(call: StageCall) -> Record:
         "torch": torch.__version__,
         "macs": total.macs,
         "flops": total.flops,
-        "not_counted": sorted({one["operator"] for one in document["not_counted"]}),
+        "not_counted": sorted({entry["operator"] for entry in document["not_counted"]}),
         "instructions": perf.instructions(call.outputs),
     }
 
 
 def _dump(outputs: Any, path: Path, sample_rate: int) -> None:
-    """The waveform of the last stage, {"waveform": (..., samples), "sample_rate"} or a tensor.  Raises UserError."""
+    """Write the waveform of the last stage: {"waveform": (..., samples), "sample_rate"} or a tensor.  Raises
+    UserError."""
     of = outputs if isinstance(outputs, Mapping) else {"waveform": outputs}
     wave = of.get("waveform")
     if not isinstance(wave, torch.Tensor) or not wave.is_floating_point():

@@ -1,4 +1,4 @@
-"""Pipelines below each other, each a bar of its stages."""
+"""Draws pipelines below each other, each a bar of its stages."""
 
 from __future__ import annotations
 
@@ -43,46 +43,65 @@ QUANTITIES = (
 )
 
 
-def figures(found: Sequence[Pipeline]) -> List[Figure]:
+def figures(pipelines: Sequence[Pipeline]) -> List[Figure]:
+    """Return a figure of each quantity that all stages of a pipeline have."""
     result = []
     for quantity in QUANTITIES:
-        some = [one for one in found if one.stages and all(quantity.of(stage) is not None for stage in one.stages)]
-        if some:
-            result.append(_figure(quantity, some))
+        known = [pipeline for pipeline in pipelines if _has(pipeline, quantity)]
+        if known:
+            result.append(_figure(quantity, known))
     return result
 
 
-def _figure(quantity: Quantity, found: Sequence[Pipeline]) -> Figure:
+def _has(pipeline: Pipeline, quantity: Quantity) -> bool:
+    return bool(pipeline.stages) and all(quantity.of(stage) is not None for stage in pipeline.stages)
+
+
+def _figure(quantity: Quantity, pipelines: Sequence[Pipeline]) -> Figure:
     data: List[Trace] = []
-    for place in range(max(len(one.stages) for one in found)):
-        some = [(at, one.stages[place]) for at, one in enumerate(found) if place < len(one.stages)]
+    for number_of_stage in range(max(len(pipeline.stages) for pipeline in pipelines)):
+        some = [
+            (lane, pipeline.stages[number_of_stage])
+            for lane, pipeline in enumerate(pipelines)
+            if number_of_stage < len(pipeline.stages)
+        ]
         values = [quantity.of(stage) or 0.0 for _, stage in some]
         names = [shown(f"{stage.name} {number(value)} {quantity.unit}") for (_, stage), value in zip(some, values)]
         hover = "%{customdata}"
         at = [-lane for lane, _ in some]
         data.append(
-            bars(f"stage {place + 1}", values, at, bar_of(place), hover, orientation="h", width=WIDTH, customdata=names)
+            bars(
+                f"stage {number_of_stage + 1}",
+                values,
+                at,
+                bar_of(number_of_stage),
+                hover,
+                orientation="h",
+                width=WIDTH,
+                customdata=names,
+            )
         )
-    totals = [quantity.of(one.whole) for one in found]
-    both = list(zip(found, totals))
-    words = [f"{shown(one.name)}  <b>{number(total)} {quantity.unit}</b>  {_parts(one)}" for one, total in both]
-    said = "; ".join(f"{one.name} {number(total)} {quantity.unit}" for one, total in both)
+    totals = [f"{number(quantity.of(pipeline.whole))} {quantity.unit}" for pipeline in pipelines]
+    words = [
+        f"{shown(pipeline.name)}  <b>{total}</b>  {_parts(pipeline)}" for pipeline, total in zip(pipelines, totals)
+    ]
+    summary = "; ".join(f"{pipeline.name} {total}" for pipeline, total in zip(pipelines, totals))
     frame = {**lanes(words, LANE, ABOVE), "xaxis": axis(quantity.unit), "barmode": "stack"}
-    rows = [_row(quantity, one, stage) for one in found for stage in one.stages]
+    rows = [_row(quantity, pipeline, stage) for pipeline in pipelines for stage in pipeline.stages]
     return Figure(
         quantity.key,
         quantity.title,
         quantity.caption,
-        f"{quantity.title}: {said}",
+        f"{quantity.title}: {summary}",
         data,
-        layout(LANE * len(found) + 64, LEGEND, **frame),
+        layout(LANE * len(pipelines) + 64, LEGEND, **frame),
         tabulated(quantity.key, quantity.title, rows),
     )
 
 
-def _parts(one: Pipeline) -> str:
-    return shown(" + ".join(stage.name for stage in one.stages))
+def _parts(pipeline: Pipeline) -> str:
+    return shown(" + ".join(stage.name for stage in pipeline.stages))
 
 
-def _row(quantity: Quantity, one: Pipeline, stage: Costs) -> Dict[str, Cell]:
-    return {"pipeline": Cell(one.name), "stage": Cell(stage.name), quantity.unit: measured(quantity.of(stage))}
+def _row(quantity: Quantity, pipeline: Pipeline, stage: Costs) -> Dict[str, Cell]:
+    return {"pipeline": Cell(pipeline.name), "stage": Cell(stage.name), quantity.unit: measured(quantity.of(stage))}

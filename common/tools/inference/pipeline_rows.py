@@ -1,4 +1,4 @@
-"""Pipelines on disk -> what an example costs: run time, memory and operations, of each stage and of all.
+"""Reads pipelines from disk into what an example costs: run time, memory and operations, of each stage and of all.
 
 ``read`` never raises for what is in a file: one that cannot be read says so in its `reason`.
 """
@@ -50,7 +50,7 @@ class Costs:
 
 
 _MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
-#: Of a stage or the whole: its keys in CSV and JSON, and the columns of the table, in this order.
+#: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
 NUMBERS = (
     metric("run_time_s", "run time s", unit="s", better="lower"),
     metric("memory_bytes", "memory MB", **_MB),
@@ -92,7 +92,7 @@ class Pipeline(ModelRun[PipelineHeader]):
 
     @property
     def parts(self) -> List[Costs]:
-        """Each stage, and the whole where there are several."""
+        """Return each stage, and the whole where there are several."""
         return [*self.stages, *([self.whole] if len(self.stages) > 1 else [])]
 
     @property
@@ -101,11 +101,11 @@ class Pipeline(ModelRun[PipelineHeader]):
 
     @property
     def measured(self) -> int:
-        """How many examples ended well."""
+        """Return how many examples ended well."""
         return self.statuses.count("ok")
 
     def rows(self) -> List[Dict[str, Any]]:
-        """Each stage, and the whole where there are several, as CSV and JSON have them."""
+        """Return each stage, and the whole where there are several, as CSV and JSON have them."""
         counts = {"pipeline": self.name, "examples": self.measured, "of": len(self.examples)}
         return [
             {
@@ -121,19 +121,19 @@ class Pipeline(ModelRun[PipelineHeader]):
 
 
 def cascade(stages: Sequence[Costs]) -> Costs:
-    """Stages one after the other."""
+    """Return the costs of stages that run one after the other."""
     whole = Costs("all")
     for names, together in ((ADDED, sum), (HIGHEST, max)):
         for name in names:
-            values = [getattr(one, name) for one in stages]
+            values = [getattr(stage, name) for stage in stages]
             setattr(whole, name, None if None in values or not values else together(values))
     whole.failed = sum(part.failed for part in stages)
-    whole.not_counted = sorted({name for one in stages for name in one.not_counted})
+    whole.not_counted = sorted({name for stage in stages for name in stage.not_counted})
     return whole
 
 
 def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
-    """Of one stage, from the records of each example."""
+    """Return the costs of a stage, from the records of each example."""
     times, peaks, processes, counted, busy = [], [], [], [], 0
     for lines in examples:
         of_stage = [line for line in lines if getattr(line, "stage", None) == name]
@@ -147,7 +147,7 @@ def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
         counted += [line for line in of_stage if isinstance(line, Operations)]
     known = [peak for peak in peaks if peak is not None]
     whole = [peak for peak in processes if peak is not None]
-    ticks = [one.instructions for one in counted if one.instructions is not None]
+    ticks = [record.instructions for record in counted if record.instructions is not None]
     return Costs(
         name,
         run_time_s=mean(times) if times else None,
@@ -155,10 +155,10 @@ def costs(name: str, examples: Sequence[Sequence[JobLine]]) -> Costs:
         most_memory_bytes=max(known, default=None),
         process_bytes=mean(whole) if whole else None,
         most_process_bytes=max(whole, default=None),
-        macs=mean([one.macs for one in counted]) if counted else None,
-        flops=mean([one.flops for one in counted]) if counted else None,
+        macs=mean([record.macs for record in counted]) if counted else None,
+        flops=mean([record.flops for record in counted]) if counted else None,
         instructions=mean(ticks) if ticks else None,
-        not_counted=sorted({name for one in counted for name in one.not_counted}),
+        not_counted=sorted({name for record in counted for name in record.not_counted}),
         busy=busy,
     )
 
@@ -174,11 +174,12 @@ def failed_in(lines: Sequence[JobLine], stages: Sequence[str]) -> str:
 
 
 def find(paths: Sequence[Any]) -> List[Pipeline]:
-    """In, at or under `paths`, by their files; of several runs of the same on one machine the newest."""
+    """Return the pipelines in, at or under `paths`; of several runs of the same on one machine the newest."""
     return newest(map(read, files(paths, schema.PIPELINE_FILE_NAME)))
 
 
 def read(path: Path) -> Pipeline:
+    """Return the pipeline in a file, or one that says in `reason` why it cannot be read."""
     try:
         header, records = model_run.read(path, PipelineHeader)
     except UserError as error:

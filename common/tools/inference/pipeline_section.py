@@ -1,4 +1,4 @@
-"""Pipelines as one section, beside each other: of a page of their own, and of the report of a log."""
+"""Makes one section of all pipelines, for a page of their own and for the report of a log."""
 
 from __future__ import annotations
 
@@ -15,26 +15,31 @@ TITLE = "Pipelines: what an utterance costs"
 
 
 def sections(paths: Sequence[Path]) -> List[Section]:
-    """One of all pipelines in the logs; none where there is none."""
-    found = find(paths)
-    return [section(found)] if found else []
+    """Return the section of all pipelines in the logs, if there are any."""
+    pipelines = find(paths)
+    return [section(pipelines)] if pipelines else []
 
 
-def section(found: Sequence[Pipeline]) -> Section:
-    failures = [Failure("error", one.name, [Link(line, one.path)]) for one in found for line in tables.failures(one)]
-    readable = [one for one in found if not one.reason]
+def section(pipelines: Sequence[Pipeline]) -> Section:
+    """Return the section of these pipelines, beside each other."""
+    failures = [
+        Failure("error", pipeline.name, [Link(line, pipeline.path)])
+        for pipeline in pipelines
+        for line in tables.failures(pipeline)
+    ]
+    readable = [pipeline for pipeline in pipelines if not pipeline.reason]
     notes: List[Line] = [
-        (one.name, [line])
-        for one in readable
-        for line in [*tables.total(one), *tables.lines(one)]
-        if line not in tables.failures(one)
+        (pipeline.name, [line])
+        for pipeline in readable
+        for line in [*tables.total(pipeline), *tables.lines(pipeline)]
+        if line not in tables.failures(pipeline)
     ]
     return Section(
         TABLES,
         "pipelines",
         TITLE,
         suffix="pipelines",
-        heading=", ".join(one.name for one in readable),
+        heading=", ".join(pipeline.name for pipeline in readable),
         failures=failures,
         figures=figures(readable),
         notes=notes,

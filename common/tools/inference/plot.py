@@ -1,4 +1,4 @@
-"""Heat maps of a profile of inference: audio by batch size, coloured by real-time factor and by memory.
+"""Draws heat maps of a profile of inference: audio by batch size, coloured by real-time factor and by memory.
 
 A cell is a bar at its place, since the page's plotly has no heat map; colours are of fixed ranges, so that two maps can
 be compared.
@@ -15,8 +15,8 @@ from common.present.table import Cell, measured, tabulated
 from common.tools.inference import grid
 from common.tools.inference.rows import GridCell, Inference
 
-ROW, LEGEND = 44, 150  # pixels: of a duration, and of a word of the legend
-SIDE = 0.94  # of a cell
+ROW, LEGEND = 44, 150  # pixels: height of a duration, width of the legend
+SIDE = 0.94  # of a cell that is 1 wide
 GREY = "#d5d5d5"  # not measured
 #: The upper end of each range with its colour, light enough for dark words.
 FACTORS = (
@@ -39,7 +39,7 @@ Range = Tuple[float, str, str]
 
 
 class Quantity(NamedTuple):
-    """of: a cell's value in the unit of the ranges; words: the value in the cell."""
+    """A quantity that is drawn.  of: returns its value of a cell, in the unit of the ranges; words: writes a value."""
 
     key: str
     title: str
@@ -78,19 +78,20 @@ def _megabytes(value: Optional[int]) -> Optional[float]:
     return None if value is None else value / MB
 
 
-def figures(found: Inference) -> List[Figure]:
-    """A map of each quantity and each variant that has one."""
-    variants, result = found.variants(), []
+def figures(profile: Inference) -> List[Figure]:
+    """Return a map of each quantity and each variant that has one."""
+    variants, result = profile.variants(), []
     for quantity in QUANTITIES:
-        for place, (values, cells) in enumerate(variants):
+        for index, (values, cells) in enumerate(variants):
             if any(quantity.of(cell) is not None for cell in cells):
-                words = grid.said(values) if len(variants) > 1 else ""
-                result.append(_map(quantity, cells, found.axes, words, f"-{place + 1}" if place else ""))
+                words = grid.described(values) if len(variants) > 1 else ""
+                suffix = f"-{index + 1}" if index else ""
+                result.append(_map(quantity, cells, profile.axes, words, suffix))
     return result
 
 
-def _map(quantity: Quantity, cells: Sequence[GridCell], about: grid.Grid, variant: str, suffix: str) -> Figure:
-    durations, sizes = list(about[grid.SECONDS]), list(about[grid.BATCH])
+def _map(quantity: Quantity, cells: Sequence[GridCell], axes: grid.Grid, variant: str, suffix: str) -> Figure:
+    durations, sizes = list(axes[grid.SECONDS]), list(axes[grid.BATCH])
     data: List[Trace] = []
     for name, colour, some in _by_range(quantity, cells):
         words = [_words(quantity, cell) for cell in some]
@@ -104,12 +105,12 @@ def _map(quantity: Quantity, cells: Sequence[GridCell], about: grid.Grid, varian
                 orientation="h",
                 base=[sizes.index(cell.size) - SIDE / 2 for cell in some],
                 width=SIDE,
-                text=[shown(one) for one in words],
+                text=[shown(text) for text in words],
                 textposition="inside",
                 insidetextanchor="middle",
                 textangle=0,
                 constraintext="none",
-                customdata=[shown(f"{_place(cell)}: {one}") for cell, one in zip(some, words)],
+                customdata=[shown(f"{_label(cell)}: {text}") for cell, text in zip(some, words)],
             )
         )
     across = axis(
@@ -118,14 +119,14 @@ def _map(quantity: Quantity, cells: Sequence[GridCell], about: grid.Grid, varian
     down = axis(
         "audio",
         range=[0.5 - len(durations), 0.5],
-        tickvals=[-place for place in range(len(durations))],
-        ticktext=[f"{one:g} s" for one in durations],
+        tickvals=[-index for index in range(len(durations))],
+        ticktext=[f"{seconds:g} s" for seconds in durations],
     )
     frame = layout(
         ROW * len(durations) + 96, LEGEND, xaxis={**across, "showgrid": False}, yaxis={**down, "showgrid": False}
     )
     title = f"{quantity.title}{f', {variant}' if variant else ''}"
-    summary = f"{title}: " + "; ".join(f"{_place(cell)} {_words(quantity, cell)}" for cell in cells)
+    summary = f"{title}: " + "; ".join(f"{_label(cell)} {_words(quantity, cell)}" for cell in cells)
     rows = [_row(quantity, cell) for cell in cells]
     key = f"{quantity.key}{suffix}"
     return Figure(
@@ -134,14 +135,14 @@ def _map(quantity: Quantity, cells: Sequence[GridCell], about: grid.Grid, varian
 
 
 def _by_range(quantity: Quantity, cells: Sequence[GridCell]) -> List[Tuple[str, str, List[GridCell]]]:
-    """(name, colour, cells) of each range that has some, and of what was not measured."""
-    found: Dict[str, List[GridCell]] = {}
+    """Return (name, colour, cells) of each range that has some, and of what was not measured."""
+    cells_of: Dict[str, List[GridCell]] = {}
     for cell in cells:
         value = quantity.of(cell)
         name = "" if value is None else next(name for end, name, _ in quantity.ranges if value < end)
-        found.setdefault(name, []).append(cell)
+        cells_of.setdefault(name, []).append(cell)
     every = [*((name, colour) for _, name, colour in quantity.ranges), ("", GREY)]
-    return [(name or "not measured", colour, found[name]) for name, colour in every if name in found]
+    return [(name or "not measured", colour, cells_of[name]) for name, colour in every if name in cells_of]
 
 
 def _words(quantity: Quantity, cell: GridCell) -> str:
@@ -149,7 +150,7 @@ def _words(quantity: Quantity, cell: GridCell) -> str:
     return cell.status if value is None else quantity.words(value)
 
 
-def _place(cell: GridCell) -> str:
+def _label(cell: GridCell) -> str:
     return f"{cell.seconds:g} s x {cell.size}"
 
 

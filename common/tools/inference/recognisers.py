@@ -1,4 +1,4 @@
-"""What can be profiled, behind one interface: waves (N, samples) in, any outputs.
+"""Loads the models that can be profiled behind one interface: waves (N, samples) in, any outputs.
 
 A `type` of the configuration is one of model_types.TYPES: a factory that Python can import, the bundles of torchaudio,
 the pipelines of Hugging Face, the pretrained interfaces of SpeechBrain.  What is not installed, and weights that are
@@ -42,7 +42,7 @@ class Recogniser(nn.Module):
     stream: Any = None
 
     def parts(self) -> Sequence[nn.Module]:
-        """Those that take and give tensors alone, which --compile compiles."""
+        """Return the modules that take and give tensors alone, which --compile compiles."""
         return [self]
 
 
@@ -56,8 +56,8 @@ class Plain(Recogniser):
         """sample_rate: where the module has none of its own."""
         super().__init__()
         self.module = module
-        own: Any = getattr(module, "sample_rate", SAMPLE_RATE)
-        self.sample_rate = int(sample_rate or own)
+        rate: Any = sample_rate or getattr(module, "sample_rate", SAMPLE_RATE)
+        self.sample_rate = int(rate)
         parameters = [*inspect.signature(module.forward).parameters.values()]
         needed = [part for part in parameters if part.default is part.empty and part.kind is part.POSITIONAL_OR_KEYWORD]
         self.needs_lengths = len(needed) > 1
@@ -89,7 +89,7 @@ class Called(Recogniser):
 
 
 def load(model: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """The model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
+    """Return the model of a configuration: ``type``, ``source``, ``arguments``.  Raises UserError and NotRunnable."""
     made = MAKERS[model["type"]](model["source"], model.get("arguments") or {}, device)
     return made.to(device).eval()
 
@@ -137,7 +137,7 @@ def _takes_audio(bundle: Any) -> bool:
 
 
 class _Separation(Recogniser):
-    """Of speakers or instruments, from one channel, or two equal ones where the model wants them."""
+    """Separates speakers or instruments, from one channel, or two equal ones where the model wants them."""
 
     def __init__(self, module: nn.Module, sample_rate: int):
         super().__init__()
@@ -159,11 +159,11 @@ class _Transducer(Recogniser):
         self.features, self.search, self.beam_width, self.sample_rate = features, search, beam_width, sample_rate
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> List[List[int]]:
-        found = []
+        transcripts = []
         for wave in waves:
             features, length = self.features(wave)
-            found.append(_symbols(self.search(features, length.to(waves.device), self.beam_width)))
-        return found
+            transcripts.append(_symbols(self.search(features, length.to(waves.device), self.beam_width)))
+        return transcripts
 
     def parts(self) -> Sequence[nn.Module]:
         return [self.search.model.transcriber]
@@ -185,7 +185,7 @@ def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -
 
     def call(waves: torch.Tensor, lengths: torch.Tensor) -> Any:
         rows = [{"raw": wave.cpu().numpy(), "sampling_rate": rate} for wave in waves]
-        return [str(one) for one in made(rows, batch_size=len(rows))]
+        return [str(result) for result in made(rows, batch_size=len(rows))]
 
     return Called(call, made.model, rate)
 
@@ -375,12 +375,12 @@ class EmformerRNNT(Recogniser):
         self.search = RNNTBeamSearch(model, vocab_size - 1, step_max_tokens=2)
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> List[List[int]]:
-        return [symbols for one in waves.split(1) for symbols in list(self._pieces(one))[-1:]]
+        return [symbols for wave in waves.split(1) for symbols in list(self._pieces(wave))[-1:]]
 
     def stream(self, waves: torch.Tensor, lengths: torch.Tensor) -> Iterator[List[int]]:
-        """The symbols so far, after each segment of each utterance."""
-        for one in waves.split(1):
-            yield from self._pieces(one)
+        """Yield the symbols so far, after each segment of each utterance."""
+        for wave in waves.split(1):
+            yield from self._pieces(wave)
 
     def _pieces(self, wave: torch.Tensor) -> Iterator[List[int]]:
         features = nn.functional.pad(self.features(wave)[0], (0, 0, 0, self.SEGMENT + self.CONTEXT))
@@ -395,7 +395,7 @@ class EmformerRNNT(Recogniser):
 
 
 def _symbols(hypotheses: Any) -> List[int]:
-    """Of the best one, without the blank that it begins with."""
+    """Return the symbols of the best hypothesis, without the blank that it begins with."""
     return list(hypotheses[0][0][1:])
 
 

@@ -1,4 +1,4 @@
-"""Runs about a model and no loss, profiles of inference and pipelines: each a folder with a growing file."""
+"""Opens and reads runs about a model and no loss, profiles of inference and pipelines: each a folder with one file."""
 
 from __future__ import annotations
 
@@ -21,24 +21,30 @@ HeaderKind = TypeVar("HeaderKind", InferenceHeader, PipelineHeader)
 
 @contextmanager
 def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Record] = None) -> Iterator[Run]:
-    """The run whose first line has the keys of `header`: ``record``, "inference" or "pipeline", and those of IDENTITY.
-    resume: the newest run with the same; machine: that measures, where it is not this one.  Raises UserError when there
-    is none, or another process is measuring it."""
+    """Yield a new run, or the newest one with the same header to go on with.
+
+    Args:
+        header: keys of its first line: ``record`` ("inference" or "pipeline") and those of IDENTITY.
+        log_dir: the folder that the run's own lies in.
+        resume: go on with an earlier run.
+        machine: the machine that measures, where it is not this one.
+
+    Raises UserError where there is no such run, or another process is measuring it."""
     file_name = FILE_NAMES[header["record"]]
     if resume:
-        found = run.earlier(log_dir, file_name, FirstLine, machine)
-        same = [path for head, path in found if _identity(schema.as_written(head)) == _identity(header)]
+        earlier = run.earlier(log_dir, file_name, FirstLine, machine)
+        same = [path for head, path in earlier if _identity(schema.as_written(head)) == _identity(header)]
         if not same:
-            words = f"no run of {header['name']} as it is given here under {log_dir}; leave the flag out"
+            words = f"no run of {header['name']} with these flags under {log_dir}; remove the flag to start one"
             raise run.NothingToResume(f"--resume: {words}")
         with run.claim_again(same[-1]) as claim:
             opened = Run(same[-1], store.read(same[-1]), claim)
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)
-        about = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about(machine)}
+        origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about(machine)}
         try:
-            opened.add({**header, "schema": schema.SCHEMA, **about})
+            opened.add({**header, "schema": schema.SCHEMA, **origin})
         except store.NotWritten:
             opened.discard_if_empty()
             raise
@@ -49,12 +55,12 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
 
 
 def _identity(head: Record) -> Any:
-    """As JSON has it: lists and tuples are one."""
+    """Return what tells runs apart, as JSON has it: lists and tuples are the same."""
     return json.loads(json.dumps({key: head.get(key) for key in IDENTITY}))
 
 
 def read(path: Path, kind: Type[HeaderKind]) -> Tuple[HeaderKind, List[Line]]:
-    """The header and all records of a file.  Raises UserError."""
+    """Return the header and all records of a file.  Raises UserError."""
     records = store.read(path)
     if not records or not isinstance(records[0], kind):
         word = kind.__struct_config__.tag

@@ -1,4 +1,4 @@
-"""Profiles of inference on disk -> cells with their numbers.
+"""Reads profiles of inference from disk into cells with their numbers.
 
 ``read`` never raises for what is in a file: one that cannot be read says so in its `reason`.
 """
@@ -35,12 +35,20 @@ SKIPPED, NOT_RUN = "skipped", "not run"
 
 @dataclass
 class GridCell:
-    """values: of the axes of the grid; status: as of a job, "skipped", or "not run".
+    """One cell of the grid with its numbers, None for what was not measured.
 
-    rtf: seconds of a call over the seconds of audio in its batch, the median; p50_s, p90_s, p99_s: of a call; n: calls;
-    profiled_*_rtf: self time instead, with the profiler's cost in it; first_token_s: from the call's begin, all audio
-    at hand; streams: see `streams`; *_peak_bytes of the profiler: highest running sum of allocations in a batch;
-    process_bytes: above the level before a call; process_peak_bytes: of the whole process.
+    Attributes:
+        values: its value on each axis of the grid.
+        status: that of its job, "skipped", or "not run".
+        n: timed calls.
+        rtf: median seconds of a call over the seconds of audio in its batch.
+        profiled_cpu_rtf, profiled_cuda_rtf: the same of self time, with the profiler's cost in it.
+        p50_s, p90_s, p99_s: percentiles of the seconds of a call.
+        first_token_s: seconds to the first token, all audio at hand.
+        streams: see `streams`.
+        cpu_peak_bytes, cuda_peak_bytes: highest running sum of allocations in a profiled batch.
+        process_bytes: peak above the level before a call.
+        process_peak_bytes: peak of the whole process.
     """
 
     values: grid.Values
@@ -77,12 +85,12 @@ class GridCell:
         return int(self.values[grid.BATCH])
 
     def row(self) -> Dict[str, Any]:
-        """As CSV and JSON have it."""
+        """Return the cell as CSV and JSON have it."""
         return {**self.values, "status": self.status, "reason": self.reason, **metrics.values(NUMBERS, self)}
 
 
 def factor(value: Optional[float]) -> str:
-    """ "4.31E-03" """
+    """Return a real-time factor as "4.31E-03"."""
     return "-" if value is None else f"{value:.2E}"
 
 
@@ -92,7 +100,7 @@ def _spread(cell: GridCell) -> str:
 
 _MS: Dict[str, Any] = {"scale": 1e3, "unit": "s", "better": "lower"}
 _MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
-#: Of a cell: its keys in CSV and JSON, and the columns of its table, those with a title, in this order.
+#: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
 NUMBERS = (
     metric("n"),
     metric("rtf", "RTF", factor, better="lower"),
@@ -118,7 +126,7 @@ NUMBERS = (
 
 @dataclass
 class Inference(ModelRun[InferenceHeader]):
-    """cells: all of the grid."""
+    """One profile, with all cells of its grid."""
 
     cells: List[GridCell] = field(default_factory=list)
 
@@ -127,14 +135,14 @@ class Inference(ModelRun[InferenceHeader]):
         return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
 
     def variants(self) -> List[Tuple[grid.Values, List[GridCell]]]:
-        """The cells of each way to run the model, in the order of the grid."""
-        found: List[Tuple[grid.Values, List[GridCell]]] = []
+        """Return the cells of each way to run the model, in the order of the grid."""
+        result: List[Tuple[grid.Values, List[GridCell]]] = []
         for cell in self.cells:
-            of = grid.variant(cell.values)
-            if not found or found[-1][0] != of:
-                found.append((of, []))
-            found[-1][1].append(cell)
-        return found
+            variant = grid.variant(cell.values)
+            if not result or result[-1][0] != variant:
+                result.append((variant, []))
+            result[-1][1].append(cell)
+        return result
 
     @property
     def statuses(self) -> List[str]:
@@ -142,22 +150,23 @@ class Inference(ModelRun[InferenceHeader]):
 
 
 def self_time_rtf(us: float, batches: int, size: int, seconds: float) -> float:
-    """Of `batches` batches' self time in microseconds."""
+    """Return the real-time factor of the self time of some batches.  us: microseconds; size, seconds: of each batch."""
     return us / 1e6 / batches / (size * seconds)
 
 
 def streams(p90_s: float, size: int, seconds: float) -> int:
-    """How many speakers the device keeps up with: while `seconds` of audio come in, as many batches of `size` end one
-    after the other as 90% of calls are fast enough for."""
+    """Return how many speakers the device keeps up with: the utterances in the batches of `size` that end one after the
+    other while `seconds` of audio come in, at the speed that 90% of calls have."""
     return size * math.floor(seconds / p90_s)
 
 
 def find(paths: Sequence[Any]) -> List[Inference]:
-    """In, at or under `paths`, by their files; of several runs of the same on one machine the newest."""
+    """Return the profiles in, at or under `paths`; of several runs of the same on one machine the newest."""
     return newest(map(read, files(paths, schema.INFERENCE_FILE_NAME)))
 
 
 def read(path: Path) -> Inference:
+    """Return the profile in a file, or one that says in `reason` why it cannot be read."""
     try:
         header, records = model_run.read(path, InferenceHeader)
         jobs = store.latest_jobs(records)
@@ -168,50 +177,50 @@ def read(path: Path) -> Inference:
 
 
 def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
-    found = GridCell(values)
+    cell = GridCell(values)
     if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(values, header.grid):
-        found.status = SKIPPED
-        return found
+        cell.status = SKIPPED
+        return cell
     lines = jobs.get(grid.job(values), [])
     end = store.status_of(lines) if lines else None
     if end is not None:
-        found.status, found.reason = end.status, end.reason or ""
+        cell.status, cell.reason = end.status, end.reason or ""
     for line in lines:
         if isinstance(line, OutputCheck):
-            found.output_error = line.error
+            cell.output_error = line.error
         elif isinstance(line, CallMemory):
-            _take(found, line, "process_bytes", "process_peak_bytes")
-            _take(found, line, "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
+            _take(cell, line, "process_bytes", "process_peak_bytes")
+            _take(cell, line, "device_allocated_bytes", "device_reserved_bytes", "device_used_bytes")
         elif isinstance(line, ProfiledCalls):
-            _take(found, line, "cpu_peak_bytes", "cuda_peak_bytes")
-            about = line.batches, found.size, found.seconds
-            found.profiled_cpu_rtf = self_time_rtf(line.cpu_us, *about)
-            found.profiled_cuda_rtf = self_time_rtf(line.cuda_us, *about) if line.cuda_us else None
+            _take(cell, line, "cpu_peak_bytes", "cuda_peak_bytes")
+            amounts = line.batches, cell.size, cell.seconds
+            cell.profiled_cpu_rtf = self_time_rtf(line.cpu_us, *amounts)
+            cell.profiled_cuda_rtf = self_time_rtf(line.cuda_us, *amounts) if line.cuda_us else None
     calls = [line for line in lines if isinstance(line, Call) and not line.warmup]
-    if calls and found.status == "ok":
-        _times(found, calls)
-    return found
+    if calls and cell.status == "ok":
+        _times(cell, calls)
+    return cell
 
 
-def _take(found: GridCell, line: Any, *names: str) -> None:
+def _take(cell: GridCell, line: Any, *names: str) -> None:
     for name in names:
-        setattr(found, name, getattr(line, name))
+        setattr(cell, name, getattr(line, name))
 
 
-def _times(found: GridCell, calls: Iterable[Call]) -> None:
+def _times(cell: GridCell, calls: Iterable[Call]) -> None:
     calls = list(calls)
     seconds = [call.total_wall_ns / 1e9 for call in calls]
-    audio = found.size * found.seconds
-    found.n, found.busy = len(seconds), sum(bool(call.flags) for call in calls)
-    found.p50_s, found.p90_s, found.p99_s = (quantile(seconds, part) for part in (0.5, 0.9, 0.99))
-    found.rtf, found.rtf_p20, found.rtf_p80 = (quantile(seconds, part) / audio for part in (0.5, 0.2, 0.8))
-    found.utterances_per_second = found.size / found.p50_s
-    found.streams = streams(found.p90_s, found.size, found.seconds)
+    audio = cell.size * cell.seconds
+    cell.n, cell.busy = len(seconds), sum(bool(call.flags) for call in calls)
+    cell.p50_s, cell.p90_s, cell.p99_s = (quantile(seconds, part) for part in (0.5, 0.9, 0.99))
+    cell.rtf, cell.rtf_p20, cell.rtf_p80 = (quantile(seconds, part) / audio for part in (0.5, 0.2, 0.8))
+    cell.utterances_per_second = cell.size / cell.p50_s
+    cell.streams = streams(cell.p90_s, cell.size, cell.seconds)
     first = [call.first_ns / 1e9 for call in calls if call.first_ns is not None]
-    found.first_token_s = median(first) if first else None
+    cell.first_token_s = median(first) if first else None
 
 
 def most_streams(cells: Sequence[GridCell]) -> Optional[GridCell]:
-    """The cell with the largest number of real-time streams."""
+    """Return the cell with the largest number of real-time streams, None where none has one."""
     known = [cell for cell in cells if cell.streams is not None]
     return max(known, key=lambda cell: cell.streams or 0, default=None)

@@ -1,4 +1,4 @@
-"""What the runs of a model have in common once they are read: profiles of inference, and pipelines."""
+"""Shared by the runs about a model once they are read: profiles of inference, and pipelines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Header = TypeVar("Header", InferenceHeader, PipelineHeader)
 
 @dataclass
 class ModelRun(Generic[Header]):
-    """environment: of one of the jobs; reason: why the file could not be read, else empty."""
+    """A run.  environment: that of its last job; reason: why the file could not be read, else empty."""
 
     path: Path
     header: Optional[Header] = None
@@ -26,5 +26,5 @@ class ModelRun(Generic[Header]):
 
 
 def environment_of(records: Sequence[Line]) -> Optional[Environment]:
-    """The last one of a run."""
-    return next((one for one in reversed(records) if isinstance(one, Environment)), None)
+    """Return the last environment of a run."""
+    return next((record for record in reversed(records) if isinstance(record, Environment)), None)

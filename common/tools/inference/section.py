@@ -1,4 +1,4 @@
-"""Profiles of inference as sections: of a page of their own, and of the report of a log."""
+"""Makes sections of profiles of inference, for a page of their own and for the report of a log."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ TITLE = "Inference: is it faster than real time?"
 
 
 def sections(paths: Sequence[Path]) -> List[Section]:
-    """Of every profile in the logs."""
-    return [section(one, place) for place, one in enumerate(find(paths))]
+    """Return the section of every profile in the logs."""
+    return [section(profile, number) for number, profile in enumerate(find(paths))]
 
 
-def section(found: Inference, place: int) -> Section:
-    """With a table of all cells, and the grids of factors and memory."""
-    name = f"inference-{place}"
-    failures = [Failure("error", "", [Link(line, found.path)]) for line in tables.failures(found)]
-    if found.reason:
+def section(profile: Inference, number: int) -> Section:
+    """Return the section of a profile, with a table of all cells and the grids of factors and memory."""
+    name = f"inference-{number}"
+    failures = [Failure("error", "", [Link(line, profile.path)]) for line in tables.failures(profile)]
+    if profile.reason:
         return Section(TABLES, name, TITLE, failures=failures)
-    every = [*tables.total(found), *tables.lines(found)]
-    shown = [line for line in every if line not in tables.failures(found)]
+    every = [*tables.total(profile), *tables.lines(profile)]
+    shown = [line for line in every if line not in tables.failures(profile)]
     return Section(
         TABLES,
         name,
         TITLE,
         suffix=name,
-        heading=found.name,
+        heading=profile.name,
         failures=failures,
-        figures=figures(found),
+        figures=figures(profile),
         notes=[("", [line]) for line in shown],
-        content=[*tables.grids(found), tables.cells(found)],
+        content=[*tables.grids(profile), tables.cells(profile)],
     )

@@ -1,4 +1,4 @@
-"""A profile of inference in words: grids of audio by batch size, all numbers of every cell, and lines below them."""
+"""Prints a profile of inference: grids of audio by batch size, all numbers of every cell, and lines below them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ def real_time(cell: GridCell) -> str:
 
 
 def profiled(cell: GridCell) -> str:
-    """ "5.15E-02 + 3.62E-02": CPU and CUDA."""
+    """Return "5.15E-02 + 3.62E-02": CPU and CUDA."""
     parts = [cell.profiled_cpu_rtf, *([cell.profiled_cuda_rtf] if cell.profiled_cuda_rtf else [])]
     return " + ".join(map(factor, parts))
 
 
 def memory(cell: GridCell) -> str:
-    """ "1.47 Gb" or, with a GPU, "0.00 + 1.47 Gb", in 2^30 bytes."""
+    """Return "1.47 Gb" or, with a GPU, "0.00 + 1.47 Gb", in 2^30 bytes."""
     if cell.cpu_peak_bytes is None and cell.cuda_peak_bytes is None:
         return "-"
     parts = [cell.cpu_peak_bytes or 0, *([cell.cuda_peak_bytes] if cell.cuda_peak_bytes else [])]
     return " + ".join(f"{part / GIB:.{4 if 0 < part < GIB / 100 else 2}f}" for part in parts) + " Gb"
 
 
-#: Of each grid: its name, its title, the words of a cell.
+#: Each grid by name: its title, and the function that words a cell.
 GRIDS: Dict[str, Any] = {
     "real_time_factors": ("Real-time factor: seconds of computing for a second of audio", real_time),
     "profiled_real_time_factors": ("Real-time factor from self time, profiled (the last two of six batches)", profiled),
@@ -45,32 +45,32 @@ GRIDS: Dict[str, Any] = {
 }
 
 
-def of_grid(name: str, cells: Sequence[GridCell], about: grid.Grid, variant: str = "") -> Table:
-    """Durations below each other, batch sizes side by side; a cell that is not ok reads its status."""
+def of_grid(name: str, cells: Sequence[GridCell], axes: grid.Grid, variant: str = "") -> Table:
+    """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
     title, words = GRIDS[name]
     at = {(cell.values[grid.SECONDS], cell.values[grid.BATCH]): cell for cell in cells}
-    columns = [Column("audio", False), *(Column(f"{size}") for size in about[grid.BATCH])]
+    columns = [Column("audio", False), *(Column(f"{size}") for size in axes[grid.BATCH])]
     rows = []
-    for seconds in about[grid.SECONDS]:
-        shown = [at[seconds, size] for size in about[grid.BATCH]]
+    for seconds in axes[grid.SECONDS]:
+        shown = [at[seconds, size] for size in axes[grid.BATCH]]
         texts = [words(cell) if cell.status == "ok" else cell.status for cell in shown]
         rows.append([Cell(f"{seconds:g}s"), *map(Cell, texts)])
     return Table(name, f"{title}{', ' if variant else ''}{variant}; columns: batch sizes", columns, rows)
 
 
-def grids(found: Inference) -> List[Table]:
-    """Each grid of each variant."""
-    variants = found.variants()
+def grids(profile: Inference) -> List[Table]:
+    """Return each grid of each variant."""
+    variants = profile.variants()
     return [
-        of_grid(name, cells, found.axes, grid.said(values) if len(variants) > 1 else "")
+        of_grid(name, cells, profile.axes, grid.described(values) if len(variants) > 1 else "")
         for name in GRIDS
         for values, cells in variants
     ]
 
 
-def cells(found: Inference) -> Table:
-    """Every cell that was not skipped, with its numbers, without empty columns."""
-    rows = [_row(cell) for cell in found.cells if cell.status != SKIPPED]
+def cells(profile: Inference) -> Table:
+    """Return every cell that was not skipped, with its numbers, without empty columns."""
+    rows = [_row(cell) for cell in profile.cells if cell.status != SKIPPED]
     return tabulated("cells", "Each cell", filled(rows))
 
 
@@ -78,7 +78,7 @@ def _row(cell: GridCell) -> Dict[str, Cell]:
     return {
         "audio": Cell(f"{cell.seconds:g}s", cell.seconds),
         "batch": measured(cell.size),
-        "how": Cell(grid.said(cell.values)),
+        "how": Cell(grid.described(cell.values)),
         **metrics.cells(inference.NUMBERS, cell),
         "calls": measured(cell.n or None),
         "status": Cell(cell.status),
@@ -101,46 +101,47 @@ def total(profiled: Inference) -> List[str]:
     return [f"{words}; most concurrent real-time streams: {best.streams} ({where})"]
 
 
-def lines(found: Inference) -> List[str]:
-    """Below the tables."""
-    about, result = found.environment, []
-    if about:
-        threads = count(about.threads or 0, "thread")
-        result.append(f"{found.name} on {about.device_name}, {threads}, torch {about.torch}")
-    example = found.header.config["profiling_dimensions"]["example_audio"] if found.header else None
+def lines(profile: Inference) -> List[str]:
+    """Return the lines below the tables."""
+    environment, result = profile.environment, []
+    if environment:
+        threads = count(environment.threads or 0, "thread")
+        result.append(f"{profile.name} on {environment.device_name}, {threads}, torch {environment.torch}")
+    example = profile.header.config["profiling_dimensions"]["example_audio"] if profile.header else None
     result.append(
         f"audio: {example}, cut or looped"
         if example
         else "audio: noise; where the path of the model depends on what is said (a beam search), give example_audio"
     )
-    busy = sum(bool(cell.busy) for cell in found.cells)
+    busy = sum(bool(cell.busy) for cell in profile.cells)
     if busy:
         result.append(f"{count(busy, 'cell')} ran beside other load: times are too long")
-    fewest = min((cell.n for cell in found.cells if cell.n), default=0)
+    fewest = min((cell.n for cell in profile.cells if cell.n), default=0)
     if 0 < fewest < 100:
         result.append(f"p99 of fewer than 100 calls is close to the slowest of them; here there are {fewest} or more")
-    return result + failures(found)
+    return result + failures(profile)
 
 
-def failures(found: Inference) -> List[str]:
-    if found.reason:
-        return [found.reason]
+def failures(profile: Inference) -> List[str]:
+    """Return why the profile could not be read, or why cells failed."""
+    if profile.reason:
+        return [profile.reason]
     return [
         f"{grid.job(cell.values)}: {cell.status}: {cell.reason}"
-        for cell in found.cells
+        for cell in profile.cells
         if cell.reason and cell.status != SKIPPED
     ]
 
 
-def render(found: Inference, format: str) -> str:
-    """Everything as "table", "markdown", "csv" or "json"."""
-    rows = [cell.row() for cell in found.cells]
+def render(profile: Inference, format: str) -> str:
+    """Return the whole profile as "table", "markdown", "csv" or "json"."""
+    rows = [cell.row() for cell in profile.cells]
     if format in ("csv", "json"):
         return (csv_text if format == "csv" else json_text)(rows)
-    if found.reason:
-        return f"{listed(failures(found), format)}\n"
-    blocks = [*([listed(total(found), format)] if total(found) else [])]
-    blocks += [block(table, format) for table in grids(found)]
-    every = cells(found)
+    if profile.reason:
+        return f"{listed(failures(profile), format)}\n"
+    blocks = [*([listed(total(profile), format)] if total(profile) else [])]
+    blocks += [block(table, format) for table in grids(profile)]
+    every = cells(profile)
     blocks.append(block(every, format) if format == "markdown" else f"{every.title}\n{aligned(every, LONGEST)}")
-    return "\n\n".join([*blocks, listed(lines(found), format)]) + "\n"
+    return "\n\n".join([*blocks, listed(lines(profile), format)]) + "\n"
