@@ -10,7 +10,7 @@ import pytest
 from commands import assert_user_error, run
 from fixtures_runs import write_run
 
-from common.analysis import logs, pairs
+from common.analysis import identity, logs, pairs
 from common.analysis.groups import groups, heading
 from common.core import presets, settings
 from common.core.errors import UserError
@@ -195,17 +195,17 @@ def test_rows_of_other_inputs_never_share_a_group(key, tmp_path):
     assert [words in heading(group) for group in of_run] == [len(group) == 1 for group in of_run]
 
     old, same, other = (pairs.read_runs(tmp_path / name)[0] for name in "abc")
-    assert pairs.differences(old, same) == []
-    assert pairs.differences(old, other) == pairs.differences(same, other) != []
+    assert identity.differences(old, same) == []
+    assert identity.differences(old, other) == identity.differences(same, other) != []
 
 
 def test_the_margin_is_compared_where_there_is_one(tmp_path):
     for name, flags in (("a", {}), ("b", {"margin": 9.0}), ("c", {"logits": "peaky"}), ("d", {"logits": "peaky"})):
         write_run(tmp_path / name, "torchaudio", **{**flags, **({"margin": 9.0} if name == "d" else {})})
     a, b, c, d = (pairs.read_runs(tmp_path / name)[0] for name in "abcd")
-    assert pairs.differences(a, b) == []
-    assert pairs.differences(c, d) == ["margin 5.0 / 9.0"]
-    assert pairs.differences(a, c) == ["logits random / peaky"]
+    assert identity.differences(a, b) == []
+    assert identity.differences(c, d) == ["margin 5.0 / 9.0"]
+    assert identity.differences(a, c) == ["logits random / peaky"]
 
 
 def test_a_workload_end_to_end(tiny_shapes, tmp_path):

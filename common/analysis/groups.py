@@ -1,25 +1,20 @@
-"""What the report shows of each row beyond the row itself: samples in order, memory per batch, the machine, the curve.
-
-Nothing here raises for what is in a folder: what cannot be read is not shown, and the row says why where it can.
-"""
+"""Group rows by configuration, order and label them, and head each group with what its rows have in common."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, TypeVar
+from typing import Any, List, Sequence, Tuple
 
 from common.analysis import ranking
-from common.analysis.row import Row
+from common.analysis.identity import grouped, same_configuration
+from common.analysis.row import Configuration, Row
 from common.core import settings
 from common.core.implementations import KINDS, with_variants
 from common.core.text import plain, without_folders
 
 LONGEST_LABEL = 40  # characters
-
-Configuration = Dict[str, Any]  # of a row
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -33,13 +28,14 @@ class Group:
 
 
 def collect(rows: Sequence[Row]) -> List[Group]:
-    found = [Group(heading(group), _labelled(group), search=bool(group[0].largest)) for group in groups(rows)]
-    return sorted(found, key=lambda group: group.search)
+    """Return the rows as groups, each row with a label of its own; searches last."""
+    collected = [Group(heading(group), _labelled(group), search=bool(group[0].largest)) for group in groups(rows)]
+    return sorted(collected, key=lambda group: group.search)
 
 
 def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
-    """(end of the key, end of the title, entries) of each plot: one of the exact losses and one of the others, which
-    have other stages and take far less time and memory; one where there is only one of the two."""
+    """Return (end of the key, end of the title, entries) of each plot: one of the exact losses and one of the others,
+    which have other stages and take far less time and memory; one where there is only one of the two."""
     exact, others = ([entry for entry in entries if entry.is_exact is is_exact] for is_exact in (True, False))
     if exact and others:
         return [("", ", exact losses", exact), ("-others", ", losses of other kinds", others)]
@@ -47,7 +43,7 @@ def apart(entries: Sequence[Row]) -> List[Tuple[str, str, List[Row]]]:
 
 
 def _labelled(rows: Sequence[Row]) -> List[Row]:
-    """The rows, each with a label of its own."""
+    """Give each row a label of its own, and return them."""
     names = [plain(row.name) or "(no name)" for row in rows]
     labels: List[str] = []
     for row, name in zip(rows, names):
@@ -61,15 +57,15 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
 def give_looks(rows: Sequence[Row]) -> None:
     """Number the implementations, for a colour of each that is the same in every plot: those that were measured first,
     in the order of the table of implementations."""
-    order = {one.name: place for place, one in enumerate(with_variants())}
+    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
     measured = {row.name for row in rows if row.is_measured}
 
-    def place(name: str) -> Tuple[bool, int, str]:
+    def rank_of(name: str) -> Tuple[bool, int, str]:
         return name not in measured, order.get(name.partition("@")[0], len(order)), name
 
-    looks = {name: at for at, name in enumerate(sorted({row.name for row in rows}, key=place))}
+    numbers = {name: number for number, name in enumerate(sorted({row.name for row in rows}, key=rank_of))}
     for row in rows:
-        row.look = looks[row.name]
+        row.look = numbers[row.name]
 
 
 def short_label(label: str) -> str:
@@ -77,31 +73,13 @@ def short_label(label: str) -> str:
 
 
 def pareto(points: Sequence[Tuple[float, float]]) -> List[int]:
-    """Indices of the points for which no other is lower in both, by the first coordinate."""
-    order = sorted(range(len(points)), key=lambda place: points[place])
+    """Return the indices of the points for which no other is lower in both, by the first coordinate."""
+    order = sorted(range(len(points)), key=lambda index: points[index])
     front: List[int] = []
-    for place in order:
-        if not front or points[place][1] < points[front[-1]][1]:
-            front.append(place)
+    for index in order:
+        if not front or points[index][1] < points[front[-1]][1]:
+            front.append(index)
     return front
-
-
-def same_configuration(mine: Configuration, theirs: Configuration) -> bool:
-    """Whether two rows' settings agree, as far as both know them: a run whose package
-    was missing knows no shape file hash."""
-    return all(mine.get(key) == value or mine.get(key) is None or value is None for key, value in theirs.items())
-
-
-def grouped(items: Iterable[Item], fits: Callable[[List[Item], Item], bool]) -> List[List[Item]]:
-    """Each item in the first group that it fits, else in a new one."""
-    found: List[List[Item]] = []
-    for item in items:
-        group = next((group for group in found if fits(group, item)), None)
-        if group is None:
-            found.append([item])
-        else:
-            group.append(item)
-    return found
 
 
 #: Settings that part no groups.
@@ -109,9 +87,10 @@ OWN = [key for key, setting in settings.SETTINGS.items() if not setting.parts_ta
 
 
 def groups(rows: Sequence[Row]) -> List[List[Row]]:
-    """Rows of one configuration together, the fastest step first, each compared with the fastest of its kind (see
-    ranking.py), but for those of --find-largest, which were timed on batches of their own.  What only concerns one
-    implementation, or which scopes were timed, does not part them."""
+    """Return the rows of one configuration together, the fastest step first.
+
+    Each is compared with the fastest of its kind (see ranking.py), but for those of --find-largest, which were timed on
+    batches of their own.  What only concerns one implementation, or which scopes were timed, parts no rows."""
     ordered = sorted(rows, key=lambda row: sum(value is None for value in row.configuration.values()))
     result = grouped(ordered, lambda group, row: _fit(group[0], row))
     for group in result:
@@ -135,8 +114,8 @@ def kind_rank(row: Row) -> int:
 
 
 def rank(row: Row) -> Tuple[Any, ...]:
-    """By kind first: an approximation that is faster is not the faster loss.  Then by step time; of --find-largest, by
-    throughput."""
+    """Return what rows are ordered by: the kind, since an approximation that is faster is not the faster loss; then the
+    step time, or the throughput of --find-largest."""
     if row.largest:
         speed = row.utterances_per_second
         return kind_rank(row), math.inf if speed is None else -speed, row.name
@@ -148,16 +127,16 @@ def rank(row: Row) -> Tuple[Any, ...]:
     return kind_rank(row), not by_step, ratio, *medians, profiled, row.name
 
 
-def known_configuration(group: Sequence[Row]) -> Dict[str, Any]:
-    """What is known of the configuration of rows that agree in it."""
-    known: Dict[str, Any] = {}
+def known_configuration(group: Sequence[Row]) -> Configuration:
+    """Return what is known of the configuration of rows that agree in it."""
+    known: Configuration = {}
     for row in group:
         known.update({key: value for key, value in row.configuration.items() if value is not None})
     return known
 
 
 def heading(group: Sequence[Row]) -> str:
-    """One line that says what the rows of a group have in common."""
+    """Return one line on what the rows of a group have in common."""
     known = known_configuration(group)
     if group[0].unreadable:
         return "unreadable"
@@ -182,7 +161,7 @@ def _variables(group: Sequence[Row]) -> List[str]:
 
 
 def _search_heading(group: Sequence[Row]) -> str:
-    """What the rows of a search have in common besides."""
+    """Return what the rows of a search have in common besides; "" for other rows."""
     searches = [row.largest for row in group if row.largest]
     if not searches:
         return ""

@@ -11,17 +11,19 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from common.analysis import measured, search, sweep
-from common.analysis.groups import Group, collect, give_looks, grouped, same_configuration
+from common.analysis.folders import run_folders
+from common.analysis.groups import Group, collect, give_looks
+from common.analysis.identity import newest_of_each, same_configuration
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep
 from common.core.errors import UserError
 from common.core.paths import not_there
 from common.present import slices
 from common.records import schema, store
-from common.traces.files import is_trace, trace_files, worker
+from common.traces.files import trace_files, worker
 from common.traces.reader import TraceSummary
 from common.traces.windows import Window, profiled, read_windows
 
@@ -53,7 +55,8 @@ class Log:
 
     def newest(self) -> Log:
         """Without the earlier runs of an implementation and configuration; "earlier_runs" of the newest counts them."""
-        return Log(_newest(self.rows), _newest(self.searches), sweep.newest(self.sweeps))
+        rows, searches = (newest_of_each(rows, _same_run) for rows in (self.rows, self.searches))
+        return Log(rows, searches, sweep.newest(self.sweeps))
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
@@ -99,24 +102,6 @@ def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
             elif path.name != schema.SWEEP_FILE_NAME:
                 found.setdefault(path.parent, []).append(path)
     return found
-
-
-def run_folders(top: Path) -> Iterator[Path]:
-    """The folders at or under `top` that hold records or traces, then those whose content this user may not see."""
-    closed: List[Path] = []
-
-    def note(error: OSError) -> None:
-        if isinstance(error, PermissionError):  # and none that is gone meanwhile
-            closed.append(Path(error.filename))
-
-    for folder, below, names in os.walk(top, onerror=note):
-        below.sort()
-        if {schema.INFERENCE_FILE_NAME, schema.PIPELINE_FILE_NAME}.intersection(names):
-            below.clear()  # its traces are of its own cells
-            continue
-        if schema.FILE_NAME in names or any(map(is_trace, names)):
-            yield Path(folder)
-    yield from closed
 
 
 def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
@@ -165,15 +150,7 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
     return result
 
 
-def _newest(found: Sequence[Row]) -> List[Row]:
-    newest_first = sorted(reversed(found), key=lambda row: row.started or "", reverse=True)
-    runs = {same[0]: same for same in grouped(newest_first, lambda same, row: _same_run(same[0], row))}
-    for row, same in runs.items():
-        row.earlier_runs = len(same) - 1
-    return [row for row in found if row in runs]
-
-
 def _same_run(one: Row, other: Row) -> bool:
-    """Are they of one implementation and configuration?"""
+    """Return whether two rows are runs of one implementation and configuration."""
     known = one.run_id is not None and other.run_id is not None
     return known and one.name == other.name and same_configuration(one.configuration, other.configuration)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from string import ascii_uppercase
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Dict, List, NamedTuple, Optional, Sequence
 
 from common.analysis import ranking
-from common.analysis.groups import OWN, Group, grouped, kind_rank, known_configuration, same_configuration
-from common.analysis.row import Row
+from common.analysis.groups import OWN, Group, kind_rank, known_configuration
+from common.analysis.identity import grouped, same_configuration
+from common.analysis.row import Configuration, Row
 from common.core.text import plain
 
 #: Of a configuration, what is of the machine.
@@ -44,7 +45,7 @@ class Machine(NamedTuple):
 
 def families(groups: Sequence[Group]) -> List[List[Machine]]:
     """The groups that differ only in their machine, together; machines that have no other are left out."""
-    rest: Dict[int, Dict[str, Any]] = {}
+    rest: Dict[int, Configuration] = {}
     for place, group in enumerate(groups):
         known = known_configuration(group.rows)
         if known and not group.search:
@@ -77,8 +78,8 @@ def _name(rows: Sequence[Row]) -> str:
     return f"{name}, {cores} cores" if threads in (None, cores) else f"{name}, {threads} threads of {cores} cores"
 
 
-def shared_configuration(row: Row) -> Dict[str, Any]:
-    """Its configuration without what is of the machine."""
+def shared_configuration(row: Row) -> Configuration:
+    """Return the configuration of a row without what is of the machine."""
     return {key: value for key, value in row.configuration.items() if key not in MACHINE}
 
 

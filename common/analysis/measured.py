@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.analysis import roofline, times
-from common.analysis.row import COUNTERS, SCOPES, Row, batches_of, newest
+from common.analysis.row import COUNTERS, SCOPES, Configuration, Row, batches_of, newest
 from common.core import settings, statistics
 from common.core.text import UNBOUNDED, count, gathered
 from common.core.units import MB
@@ -138,18 +138,18 @@ def _outcome(lines: Sequence[JobLine]) -> Optional[str]:
     return end.status if end else None
 
 
-def _configuration(header: Header, environment: Environment) -> Dict[str, Any]:
-    """The settings that make rows comparable; None where they are not known or do not apply."""
+def _configuration(header: Header, environment: Environment) -> Configuration:
+    """Return what makes rows comparable: settings, device, machine and shape file."""
     device = device_of(header, environment)
-    found = settings.in_rows(header.settings, device, header.kind)
-    found["device"] = device
-    found["device_name"] = environment.device_name
-    found["cores"] = header.machine.cores if device == "cpu" else None
+    known = settings.in_rows(header.settings, device, header.kind)
+    known["device"] = device
+    known["device_name"] = environment.device_name
+    known["cores"] = header.machine.cores if device == "cpu" else None
     for key in ("threads", "denormals", "allocator"):
         if key == "threads" or device == "cpu":
-            found[key] = getattr(environment, key) or header.settings.get(key)
-    found["shape_file_sha256"] = environment.shape_file_sha256
-    return found
+            known[key] = getattr(environment, key) or header.settings.get(key)
+    known["shape_file_sha256"] = environment.shape_file_sha256
+    return known
 
 
 def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:

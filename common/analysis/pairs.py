@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 from common.analysis import measured
-from common.analysis.groups import grouped
+from common.analysis.folders import files_named
+from common.analysis.identity import differences, newest_first, newest_of_each
 from common.analysis.row import Row
 from common.analysis.search import is_search
 from common.core.errors import UserError
 from common.core.paths import not_there
-from common.core.settings import SETTINGS
 from common.core.text import plain
 from common.records import schema, store
-from common.records.schema import Batch, Line
+from common.records.schema import Line
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,53 +58,16 @@ class Sides:
         return run.folder.name if compared else run.name
 
 
-def conditions(run: Row) -> Dict[str, Any]:
-    """Everything that has to agree with a run it is compared with; None for what is not known or does not apply."""
-    known, machine = run.configuration, run.header.machine
-    shapes = known["shape_file_sha256"]
-    return {
-        **{setting.label: known.get(key) for key, setting in SETTINGS.items() if setting.label},
-        "shape file": shapes and f"sha256 {shapes[:12]}",
-        "batches": _batches(run.batches),
-        "device name": run.device_name if run.device != "cpu" else None,
-        "machine": machine.cpu and f"{machine.cpu}, {machine.cores} cores",
-    }
-
-
-def _batches(batches: Sequence[Batch]) -> Optional[str]:
-    """The same words only for the same batches."""
-    if not batches:
-        return None
-    useful, padded = sum(one.useful_cells for one in batches), sum(one.padded_cells for one in batches)
-    return f"{len(batches)} from {batches[0].index} on of {useful} cells ({padded} padded)"
-
-
-def differences(one: Row, other: Row) -> List[str]:
-    """What two runs cannot be compared for, as "dtype float32 / float64"; what one of them does not know is no
-    difference."""
-    mine, theirs = conditions(one), conditions(other)
-    return [
-        f"{label} {mine[label]} / {theirs[label]}"
-        for label in mine
-        if mine[label] is not None and theirs.get(label) is not None and mine[label] != theirs[label]
-    ]
-
-
 def read_runs(path: Path) -> List[Row]:
     """The runs at or under `path`: a results.jsonl, a run folder or a log folder.  Raises UserError where there is none
     or one cannot be read."""
     problem = not_there(path)
     if problem:
         raise UserError(f"{path}: {problem}; name a log folder, a run folder or a {schema.FILE_NAME}")
-    if os.path.isdir(path):
-        found = sorted(
-            Path(folder) / schema.FILE_NAME for folder, _, names in os.walk(path) if schema.FILE_NAME in names
-        )
-    else:
-        found = [path]
-    if not found:
+    files = files_named(schema.FILE_NAME, path) if os.path.isdir(path) else [path]
+    if not files:
         raise UserError(f"{path}: no {schema.FILE_NAME} in it; name a folder that a benchmark wrote")
-    read = list(_readable(found))
+    read = list(_readable(files))
     runs = [measured.row(records, file.parent, file.name, traces=False) for file, records in read]
     runs = [run for run in runs if not is_search(run.header)]
     if not runs:
@@ -128,10 +91,8 @@ def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
 
 
 def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
-    """Of several runs of one implementation that measured the same, the newest."""
-    newest_first = sorted(runs, key=_age, reverse=True)
-    same = grouped(newest_first, lambda kept, run: run.name == kept[0].name and not differences(run, kept[0]))
-    return sorted((kept[0] for kept in same), key=lambda run: run.results)
+    """Return the newest of several runs of one implementation that measured the same."""
+    return newest_of_each(runs, lambda one, other: one.name == other.name and not differences(one, other))
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
@@ -155,7 +116,7 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
         mine = [run for run in before if run.name == name]
         theirs = [run for run in after if run.name == name]
         fitting = [Pair(one, other) for one in mine for other in theirs if not differences(one, other)]
-        pairs += fitting or ([checked(_newest(mine), _newest(theirs))] if mine and theirs else [])
+        pairs += fitting or ([checked(newest_first(mine)[0], newest_first(theirs)[0])] if mine and theirs else [])
     compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
     gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
     if not pairs:
@@ -179,8 +140,8 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
     pairs = [Pair(one, other) for one in sides[0] for other in sides[1]]
     together = [pair for pair in pairs if pair.together and not differences(pair.baseline, pair.new)]
     if together:
-        return [max(together, key=lambda pair: _age(pair.baseline))]
-    return [checked(_newest(sides[0]), _newest(sides[1]))]
+        return [max(together, key=lambda pair: pair.baseline.started or "")]
+    return [checked(newest_first(sides[0])[0], newest_first(sides[1])[0])]
 
 
 def checked(one: Row, other: Row) -> Pair:
@@ -193,11 +154,3 @@ def checked(one: Row, other: Row) -> Pair:
             "run both with the same flags on the same machine"
         )
     return Pair(one, other)
-
-
-def _newest(runs: Sequence[Row]) -> Row:
-    return max(runs, key=_age)
-
-
-def _age(run: Row) -> str:
-    return run.started or ""

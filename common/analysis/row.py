@@ -44,6 +44,8 @@ COUNTERS = ("device_allocated", "device_reserved", "device_used", "torch_allocat
 #: What counts as the peak, in this order: the device's where there is one, else torch's own, else the process's.
 PEAKS = ("device_allocated", "torch_allocated", "process")
 T = TypeVar("T", bound=JobLine)
+#: A setting, or "device", "cores" and the like -> its value; None: it is not known or has no effect.
+Configuration = Dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -114,7 +116,7 @@ class Exported:
     floor: Dict[str, Dict[str, Floor]] = field(default_factory=dict)  # scope -> layout
     limit_percent: Dict[str, Dict[str, Optional[float]]] = field(default_factory=dict)  # scope -> packed, padded
     # the run
-    configuration: Dict[str, Any] = field(default_factory=dict)
+    configuration: Configuration = field(default_factory=dict)
     largest: Optional[Largest] = None  # of --find-largest alone: see analysis/search
     suffix: Optional[str] = None
     sweep: Dict[str, schema.Value] = field(default_factory=dict)  # id, cell, and the values of the swept settings

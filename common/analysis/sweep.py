@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import measured, ranking
+from common.analysis.folders import files_named
 from common.analysis.groups import give_looks, rank, short_label
 from common.analysis.row import SCOPES, Row
 from common.core import grid
@@ -80,17 +80,8 @@ class Exponent(NamedTuple):
 
 def find(paths: Sequence[Any] = ()) -> List[Sweep]:
     """The sweeps in, at or under `paths` (default: ``log``)."""
-    files = [file for path in paths or ["log"] for file in _files(Path(path))]
+    files = [file for path in paths or ["log"] for file in files_named(schema.SWEEP_FILE_NAME, Path(path))]
     return [read(file) for file in dict.fromkeys(files)]
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if os.path.isfile(path) and path.name == schema.SWEEP_FILE_NAME:
-        yield path
-    for folder, below, names in os.walk(path):
-        below.sort()
-        if schema.SWEEP_FILE_NAME in names:
-            yield Path(folder) / schema.SWEEP_FILE_NAME
 
 
 def read(path: Path) -> Sweep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import List, Optional
 
-from common.analysis.logs import run_folders
+from common.analysis.folders import run_folders
 from common.cli.parser import Parser
 from common.core import flag_types
 from common.core.errors import EXIT_OK, UserError

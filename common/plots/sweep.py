@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-from common.analysis.groups import grouped
+from common.analysis.identity import grouped
 from common.analysis.metrics import METRICS, Metric, others
 from common.analysis.row import Row
 from common.analysis.sweep import Sweep, along, growth, is_number, is_numeric, median_ms

@@ -189,6 +189,11 @@ def is_of(head: FirstLine, of: Optional[Record]) -> bool:
     return of is None or all(getattr(head.machine, key, None) == of.get(key) for key in ("cpu", "cores", "gpu"))
 
 
+def read_back(value: Any) -> Any:
+    """Return a value as JSON reads it back, by which runs of equal settings are found again: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
 def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -212,10 +217,10 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record
 def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
     """Files of the newest run under `log_dir` with the same settings, on the machine `of`, by
     implementation; UserError without any."""
-    as_written = json.loads(json.dumps(settings.to_json()))
+    wanted = read_back(settings.to_json())
     found: Dict[str, Dict[str, Path]] = {}
     for head, path in earlier(log_dir, schema.FILE_NAME, Header, of):
-        if head.name in names and head.settings == as_written:
+        if head.name in names and head.settings == wanted:
             found.setdefault(head.run_id, {})[head.name] = path
     if not found:
         raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")

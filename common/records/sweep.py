@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import uuid
 from pathlib import Path
@@ -103,6 +102,6 @@ def resume(
         return SweepFile(same[-1], *store.read_sweep(same[-1]), claim)
 
 
-def _identity(axes: Mapping[str, Sequence[Any]], shared: Any) -> str:
-    """Of a grid and its settings, as text: lists and tuples are one in JSON; the order of the grid's keys counts."""
-    return json.dumps([[[key, list(values)] for key, values in axes.items()], shared], sort_keys=True)
+def _identity(axes: Mapping[str, Sequence[Any]], shared: Any) -> Any:
+    """Return what is equal for sweeps of one grid, in the order of its keys, and equal settings."""
+    return run.read_back([list(axes.items()), shared])

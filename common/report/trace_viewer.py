@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Dict, List
 from urllib.parse import quote
 
-from common.analysis import logs
+from common.analysis.folders import run_folders
 from common.core.errors import UserError
 from common.core.files import open_file
 from common.core.paths import not_a_folder
@@ -42,7 +42,7 @@ UNFOLDED = f"/index.html#!/?startupCommands={quote(json.dumps(_COMMANDS))}"
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
     """The folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
-    found = {folder: files for folder in logs.run_folders(log_dir) if (files := trace_files(folder))}
+    found = {folder: files for folder in run_folders(log_dir) if (files := trace_files(folder))}
     return dict(sorted(found.items(), key=lambda each: each[1][-1].stat().st_mtime, reverse=True))
 
 
@@ -74,7 +74,7 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
         or [folder for folder in folders if names[folder] == name]
     )
     if not matching:
-        untraced = [folder for folder in logs.run_folders(log_dir) if folder not in folders]
+        untraced = [folder for folder in run_folders(log_dir) if folder not in folders]
         meant = [folder.name for folder in untraced if name in (folder.name, implementation(folder))]
         if meant:
             why = "its trace pass was left out, or failed"
