@@ -20,7 +20,7 @@ from common.core import flag_types, guard, paths, presets, scripts, settings
 from common.core.errors import EXIT_USAGE, UserError
 from common.core.files import make_folder, write_whole
 from common.core.guard import finished, safe_streams
-from common.core.implementations import IMPLEMENTATIONS, find, with_variants
+from common.core.implementations import IMPLEMENTATIONS, LATTICES, find, with_variants
 from common.core.text import closest
 from common.data import provenance
 
@@ -246,6 +246,13 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
     names_of = implementations(standard())
     add(group, "--only", type=names_of, metavar="A,B", default=standard(), help=which, short="only these losses")
     add_loss(group)
+    add(
+        group,
+        "--topology",
+        choices=tuple(LATTICES),
+        help=f"the losses on another lattice: {'; '.join(map(': '.join, LATTICES.items()))}. Default: the transducer's",
+        short=f"losses on another lattice: {', '.join(LATTICES)}",
+    )
     add(group, "--skip", type=names_of, metavar="A,B", default=(), help="all but these", short="all but these losses")
 
 
@@ -254,4 +261,9 @@ def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Li
     names = [name for name in dict.fromkeys([*arguments.loss, *arguments.only]) if name not in arguments.skip]
     if not names:
         parser.error("argument --skip: it leaves nothing of --only")
+    if arguments.topology:
+        given = [one.name for one in with_variants() if not one.template] if arguments.only == standard() else names
+        names = [name for name in given if find(name).kind == arguments.topology and name not in arguments.skip]
+        if not names:
+            parser.error(f"argument --topology: no loss of --only is on the lattice {arguments.topology}")
     return names

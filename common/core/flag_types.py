@@ -96,6 +96,21 @@ def positive(text: str) -> float:
     return float(_checked(text, units.positive))
 
 
+def not_negative(text: str) -> float:
+    """Return a finite number of 0 or more."""
+    return 0.0 if text.strip() in ("0", "0.0") else positive(text)
+
+
+def durations(text: str) -> str:
+    """Return "0,1,2" of different whole numbers, one of them above 0."""
+    parts = _parts(text)
+    if not all(part.isdecimal() and int(part) <= MOST for part in parts) or len(set(parts)) < len(parts):
+        raise ArgumentTypeError(f"give different whole numbers of frames, 0,1,2,3,4, not {text!r}")
+    if not any(int(part) for part in parts):
+        raise ArgumentTypeError(f"one of the durations {text!r} must be above 0")
+    return ",".join(str(int(part)) for part in parts)
+
+
 def percentage(text: str) -> float:
     """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):

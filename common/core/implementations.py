@@ -135,6 +135,7 @@ IMPLEMENTATIONS = (
         },
         control=True,
     ),
+    Implementation("transformers", "benchmark_transformers", "main", "transformers", kind="tdt"),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation(
         "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True

@@ -381,6 +381,30 @@ class Settings:
         label="prune range",
         **_OF_PRUNED,
     )
+    durations: Optional[str] = setting(
+        None,
+        MEASURED,
+        "frames that a token (tdt) or a longer blank (multi-blank) may last, in the order of the joiner's columns",
+        type=flag_types.durations,
+        metavar="D,D",
+        default_text="0,1,2,3,4 of tdt; 2,4,8 of multi-blank",
+        label="durations",
+        unset="the default",
+        heading="durations {}",
+        only=("kind", ("tdt", "multi-blank")),
+    )
+    sigma: Optional[float] = setting(
+        None,
+        MEASURED,
+        "what is subtracted from the log-probability of each token of tdt and multi-blank",
+        type=flag_types.not_negative,
+        metavar="NATS",
+        default_text="0.05",
+        label="sigma",
+        unset="the default",
+        heading="sigma {:g}",
+        only=("kind", ("tdt", "multi-blank")),
+    )
     find_largest: Optional[str] = setting(
         None,
         FITS,

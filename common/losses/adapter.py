@@ -134,9 +134,9 @@ class Adapter:
     @property
     def lattice(self) -> Topology:
         """Its topology, with the parameters of the run."""
-        from common.losses.topologies import TOPOLOGIES
+        from common.losses import topologies
 
-        return TOPOLOGIES[self.topology]
+        return topologies.of(self.topology, self.settings.durations, self.settings.sigma)
 
     @property
     def simulated(self) -> bool:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from common.core.errors import UserError
 from common.data.streams import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
 from common.losses import peaky
 
@@ -89,11 +88,15 @@ def make_batch(
 def linear(
     inputs: int, outputs: int, *, device: torch.device, dtype: torch.dtype, key: Sequence[int]
 ) -> torch.nn.Linear:
-    """Linear(inputs, outputs) with weights and bias of the stream that `key` names."""
+    """Return Linear(inputs, outputs) with weights and bias of the stream that `key` names."""
+    return _layer(*_drawn(inputs, outputs, key), device, dtype)
+
+
+def _drawn(inputs: int, outputs: int, key: Sequence[int]) -> Tuple[np.ndarray, np.ndarray]:
+    """Return the weight (outputs, inputs) and the bias (outputs,) of the stream that `key` names, float32."""
     bound = 1 / math.sqrt(inputs)
-    drawn = (uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound).astype(np.float32)
-    weight, bias = drawn[: inputs * outputs].reshape(outputs, inputs), drawn[inputs * outputs :]
-    return _layer(weight, bias, device, dtype)
+    numbers = (uniform((inputs + 1) * outputs, WEIGHTS, *key).astype(np.float64) * 2 * bound - bound).astype(np.float32)
+    return numbers[: inputs * outputs].reshape(outputs, inputs), numbers[inputs * outputs :]
 
 
 def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
@@ -105,14 +108,19 @@ def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: to
 
 
 def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
-    """The joiner's Linear(D, outputs) of a run; its first V outputs are the symbols.  Raises UserError as
-    common.losses.peaky.codes does, and where peaky logits are wanted of more than symbols."""
+    """Return the joiner's Linear(D, outputs) of a run; its first V outputs are the symbols.
+
+    With peaky logits the symbols follow the alignment, and further outputs (durations) are random.  Raises UserError as
+    common.losses.peaky.codes does.
+    """
     codes = peaky.codes_of(settings)
     if codes is None:
         return linear(settings.encoder_dim, outputs, device=device, dtype=dtype, key=(settings.seed, 0))
-    if outputs != settings.vocab_size:
-        raise UserError(f"--logits peaky: has {settings.vocab_size} symbols (V), but the joiner has {outputs} outputs")
-    return _layer(*peaky.joiner_layer(codes, settings.margin), device, dtype)
+    parts = [peaky.joiner_layer(codes, settings.margin)]
+    if outputs > settings.vocab_size:
+        parts.append(_drawn(settings.encoder_dim, outputs - settings.vocab_size, (settings.seed, 3)))
+    weight, bias = (np.concatenate(both) for both in zip(*parts))
+    return _layer(weight, bias, device, dtype)
 
 
 def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:

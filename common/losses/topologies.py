@@ -15,7 +15,7 @@ entry with its arcs; see CONTRIBUTING.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, NamedTuple, Optional, Tuple
 
 import torch
@@ -215,3 +215,15 @@ TOPOLOGIES = {
         DelayPenalty("delay-penalty", "arXiv 2305.11558", penalty=0.01),
     )
 }
+
+
+def of(name: str, durations: Optional[str] = None, sigma: Optional[float] = None) -> Topology:
+    """Return a lattice of TOPOLOGIES with the parameters of a run.
+
+    durations, sigma: as --durations ("0,1,2") and --sigma give them; None, and where the lattice has none: its own.
+    """
+    topology = TOPOLOGIES[name]
+    if not topology.durations:
+        return topology
+    frames = topology.durations if durations is None else tuple(map(int, durations.split(",")))
+    return replace(topology, durations=frames, sigma=topology.sigma if sigma is None else sigma)
