@@ -251,7 +251,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         "--topology",
         choices=tuple(LATTICES),
         help=f"the losses on another lattice: {'; '.join(map(': '.join, LATTICES.items()))}. Default: the transducer's",
-        short=f"losses on another lattice: {', '.join(LATTICES)}",
+        short="losses on another lattice: tdt, hat, modified, ...",
     )
     add(group, "--skip", type=names_of, metavar="A,B", default=(), help="all but these", short="all but these losses")
 
