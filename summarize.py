@@ -64,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--details", action="store_true", help="the whole table, and stages, options, limits, errors and notes below it"
     )
+    result.add_argument(
+        "--all-columns",
+        action="store_true",
+        help="in csv, every column that the rows have. Default: name, kind, status, device, vocab_size, step_ms, "
+        "step_ms_low, step_ms_high, loss_ms, peak_mb",
+    )
     result.add_argument("--output", metavar="FILE", type=flag_types.path, help="write to FILE instead of the screen")
     return result
 
@@ -94,6 +100,8 @@ def _text(log: Log, options: argparse.Namespace) -> str:
     format = options.format
     if format in ("csv", "json"):
         rows = [*log.rows, *log.searches, *(row for swept in log.sweeps for row in swept.rows)]
+        if format == "csv" and not options.all_columns:
+            return csv_text(results.tidy(rows))
         return results.render(rows, format)
     if format == "table" and not options.details:
         how = {"width": answer.WIDTH} if options.output else screen.how()

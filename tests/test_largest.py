@@ -432,7 +432,7 @@ def test_summarize_shows_both_tables(tmp_path):
     assert "batch size 30" in table and "largest batch-size that fits" in table
     ordinary, searched = json.loads(summarize(tmp_path, "--format", "json"))
     assert not ordinary["largest"] and searched["largest"]["size"] == 4
-    assert "largest_size" in summarize(tmp_path, "--format", "csv").splitlines()[0]
+    assert "largest_size" in summarize(tmp_path, "--format", "csv", "--all-columns").splitlines()[0]
     assert "largest batch-size that fits" in summarize(tmp_path / "searched", "--format", "markdown")
 
 

@@ -227,7 +227,7 @@ def test_tables_of_all_say_so_too(crowded, format):
 
 
 def test_files_have_fields_for_it(crowded):
-    assert "loaded_samples" in summarize(crowded, "--format", "csv").splitlines()[0]
+    assert "loaded_samples" in summarize(crowded, "--format", "csv", "--all-columns").splitlines()[0]
     for row in read_rows(crowded):
         assert row["status"] == "ok" and row["loaded_samples"] == 12 and row["others_cpu"] == pytest.approx(0.9)
         assert row["loaded_rounds"]["step"] == ["1", "2", "3"]

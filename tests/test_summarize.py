@@ -147,3 +147,11 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
 
 def test_a_wrong_flag_is_one_line():
     assert summarize("--nope", code=2).count("\n") == 1
+
+
+def test_csv_has_ten_columns_that_do_not_change_with_the_run(tmp_path):
+    write_run(tmp_path / "k2", name="k2")
+    short, whole = (summarize(tmp_path, "--format", "csv", *flags) for flags in ((), ("--all-columns",)))
+    names = "name,kind,status,device,vocab_size,step_ms,step_ms_low,step_ms_high,loss_ms,peak_mb"
+    assert short.splitlines()[0] == names and short.splitlines()[1].startswith("k2,exact,ok,")
+    assert len(whole.splitlines()[0].split(",")) > 30

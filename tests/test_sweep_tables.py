@@ -162,7 +162,7 @@ def test_the_table_of_a_sweep(sweep):
 def test_markdown_csv_and_json_have_the_swept_keys(sweep):
     markdown = summarize(sweep.path, "--format", "markdown")
     assert "| vocab-size | dtype | implementation |" in markdown and "- square at dtype bfloat16" in markdown
-    rows = list(csv.DictReader(io.StringIO(summarize(sweep.path, "--format", "csv"))))
+    rows = list(csv.DictReader(io.StringIO(summarize(sweep.path, "--format", "csv", "--all-columns"))))
     assert len(rows) == 12 and rows[-2]["sweep_vocab_size"] == "4000" and rows[-2]["sweep_dtype"] == "bfloat16"
     rows = json.loads(summarize(sweep.path, "--format", "json"))
     assert rows[0]["sweep"]["vocab_size"] == 500 and rows[0]["step_ms"]["median"] == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from typing import Any, Dict, List, Sequence
 
 from common.analysis import metrics
 from common.analysis.groups import groups, heading
@@ -28,6 +28,25 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
         return (csv_text if format == "csv" else json_text)(list(map(metrics.exported, rows)))
     blocks = [block(table("results", title, group), format) for title, group in grouped]
     return "\n\n".join(blocks + remarks.remarks(rows, format)) + "\n"
+
+
+def tidy(rows: Sequence[Row]) -> List[Dict[str, Any]]:
+    """Return the rows with ten columns, the same for every run; then the values that a sweep varied, and the size that
+    a search found, where there are any.
+
+    Times in ms: medians, and the 95% interval of the step's; the peak of a step in MB (2**20 bytes).
+    """
+    return [_tidy(row) for row in rows]
+
+
+def _tidy(row: Row) -> Dict[str, Any]:
+    low, high = row.step_ms_interval or (None, None)
+    columns: Dict[str, Any] = {"name": row.name, "kind": row.kind, "status": row.status, "device": row.device}
+    columns["vocab_size"] = row.configuration.get("vocab_size")
+    columns.update(step_ms=row.median_ms("step"), step_ms_low=low, step_ms_high=high, loss_ms=row.median_ms("loss"))
+    columns["peak_mb"] = row.peak_mb
+    swept = {key: value for key, value in row.sweep.items() if key not in ("id", "cell", *columns)}
+    return {**columns, **swept, **({"largest": row.largest.size} if row.largest else {})}
 
 
 def table(of: str, title: str, rows: Sequence[Row], name: str = "results") -> Table:
