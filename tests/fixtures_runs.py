@@ -68,6 +68,7 @@ def header(
         "name": name,
         "suffix": "30",
         "package": name,
+        "kind": "exact" if exact else "pruned",
         "exact": exact,
         "settings": {**SETTINGS, **settings},
         "command": [],

@@ -138,9 +138,9 @@ def test_what_newer_versions_add_is_ignored(tmp_path):
 
 
 def test_what_older_versions_lack_has_its_default(tmp_path):
-    older = [{**RUN, "exact": False}, {"record": "limits"}, ENDED]
+    older = [RUN, {"record": "limits"}, ENDED]
     first, limits, end = store.read(write_records(tmp_path, older))
-    assert (first.kind, first.machine.cores, limits.streams, end.reason, end.round) == ("pruned", None, [], "", None)
+    assert (first.kind, first.machine.cores, limits.streams, end.reason, end.round) == ("exact", None, [], "", None)
 
 
 def test_a_command_line_may_have_bytes_that_are_no_text(tmp_path):

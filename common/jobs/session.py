@@ -62,7 +62,7 @@ class Session:
         rounds = {job.round for job in pending if job.pass_name == "timing"}
         limits = [("limits", "limits")] * len(rounds if with_limits else ())
         self.progress.expect([*limits, *map(like, pending)])
-        standing = Standing({name: run.header.kind or "exact" for name, run in self.run_of.items()})
+        standing = Standing({name: run.header.kind for name, run in self.run_of.items()})
 
         def serve(lane: Executor, chain: Chain) -> None:
             pass_name, number = chain[0].pass_name, chain[0].round

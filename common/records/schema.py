@@ -313,7 +313,7 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
     ] = ""
     suffix: Annotated[Optional[str], of('of the folder: "30", "max-frames-10000", "largest-batch-size"')] = None
     package: Annotated[Optional[str], of("that holds the loss, as it is imported")] = None
-    kind: Annotated[Optional[str], of("exact, the name of another lattice, pruned or additive")] = None
+    kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")] = "exact"
     exact: Annotated[Optional[bool], of("is it the transducer loss, and no approximation of it?")] = None
     memory_limit: Annotated[Optional[MemoryLimit], of("with --find-largest")] = None
     values: Annotated[Dict[str, Value], of("in a sweep: {setting: value} of the cell")] = {}
@@ -322,8 +322,6 @@ class Header(FirstLine, kw_only=True, frozen=True, tag="run"):
         msgspec.convert(self.settings, _Settings)
         if self.settings.get("find_largest") and not self.settings.keys() >= {"scopes", "sort_utterance", "rounds"}:
             raise ValueError("settings of a search are missing")
-        if self.kind is None:  # from before there were kinds
-            msgspec.structs.force_setattr(self, "kind", "pruned" if self.exact is False else "exact")
 
 
 class Environment(JobLine, kw_only=True, frozen=True, tag="environment"):
