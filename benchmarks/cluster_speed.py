@@ -41,12 +41,12 @@ def sleeping(rounds: int, seconds: float, names: Tuple[str, ...] = NAMES, pids: 
 
 
 def spent(address: str, jobs: List[Job], log_dir: Path, quiet: bool = True, resume: bool = False) -> float:
-    """Seconds from the first job to the last, on all devices of a cluster."""
+    """Return the seconds from the first job to the last, on all devices of a cluster."""
     names = list(dict.fromkeys(job.implementation for job in jobs))
     resolved = settings.resolve({"preset": "quick"}, "cpu")
     with cluster.kinds(address, "cpu", names, False) as (kind, *_):
-        more = {"machine": kind.machine}
-        with open_runs(names, resolved, log_dir, resume, more) as run_of, Progress(quiet) as progress:
+        fields = {"machine": kind.machine}
+        with open_runs(names, resolved, log_dir, resume, fields) as run_of, Progress(quiet) as progress:
             session = Session(run_of, kind.choose(names, False, ()), resolved, 60.0, progress, kind)
             began = time.monotonic()
             session.run(jobs, with_limits=False)
@@ -64,13 +64,13 @@ def main() -> None:
     jobs = sleeping(arguments.rounds, arguments.seconds)
     print(f"{count(len(jobs), 'job')} of {arguments.seconds:g} s\n")
     print("| nodes | seconds | times as fast as one | no job sleeps |\n| ---: | ---: | ---: | ---: |")
-    one = 0.0
+    alone = 0.0
     for nodes in (1, 2, 4):
-        with local_cluster.started(Path(python), nodes) as there, tempfile.TemporaryDirectory() as folder:
-            seconds = spent(there.address, jobs, Path(folder))
-        one = one or seconds
+        with local_cluster.started(Path(python), nodes) as nodes_of_ray, tempfile.TemporaryDirectory() as folder:
+            seconds = spent(nodes_of_ray.address, jobs, Path(folder))
+        alone = alone or seconds
         idle = 1 - len(jobs) * arguments.seconds / nodes / seconds
-        print(f"| {nodes} | {seconds:.1f} | {one / seconds:.2f} | {idle:.1%} |", flush=True)
+        print(f"| {nodes} | {seconds:.1f} | {alone / seconds:.2f} | {idle:.1%} |", flush=True)
 
 
 if __name__ == "__main__":

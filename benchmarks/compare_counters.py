@@ -44,7 +44,7 @@ BOTH_WAYS = ("MLP", "LSTM", "GRU", "MultiheadAttention", "TransformerEncoderLaye
 
 
 def models() -> Dict[str, Callable[[], Made]]:
-    """What makes each, by its row's name."""
+    """Return what makes each model and its inputs, by the name of its row."""
     import torch
     import torchaudio
     from torch import nn
@@ -69,10 +69,10 @@ def models() -> Dict[str, Callable[[], Made]]:
         return nn.MultiheadAttention(8, 2, batch_first=True), (x, x, x)
 
     def loss() -> Made:
-        targets, one, two = (torch.tensor(values, dtype=torch.int32) for values in ([[3]], [1], [2]))
-        return Function(lambda logits: torchaudio.functional.rnnt_loss(logits, targets, two, one, blank=0)), [
-            torch.randn(1, 2, 2, 13)
-        ]
+        targets, U_lengths, T_lengths = (torch.tensor(values, dtype=torch.int32) for values in ([[3]], [1], [2]))
+        rnnt_loss = torchaudio.functional.rnnt_loss
+        model = Function(lambda logits: rnnt_loss(logits, targets, T_lengths, U_lengths, blank=0))
+        return model, [torch.randn(1, 2, 2, 13)]
 
     def conformer() -> Made:
         return torchaudio.models.Conformer(80, 4, 128, 2, 31), (torch.randn(2, 50, 80), torch.tensor([50, 50]))
@@ -219,21 +219,21 @@ def main(arguments: argparse.Namespace) -> int:
         raise UserError(f"--only {arguments.only}: no row is called so; there are {', '.join(models())}")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    there = {}
+    installed = {}
     for package, (counter, columns) in COUNTERS.items():
         if package and version(package) is None:
             print(f"skipped: {package} is not installed here (pip install {package})", file=sys.stderr)
         else:
-            there[package] = counter, columns
+            installed[package] = counter, columns
     rows = []
     for name, make in chosen.items():
         print(f"{name} ...", file=sys.stderr)
         row = {"model": Cell(name)}
-        for counter, columns in there.values():
-            found = counted(counter, make, name.endswith(FAST), len(columns))
-            row.update({column: Cell(str(value), value) for column, value in zip(columns, found)})
+        for counter, columns in installed.values():
+            counts = counted(counter, make, name.endswith(FAST), len(columns))
+            row.update({column: Cell(str(value), value) for column, value in zip(columns, counts)})
         rows.append(row)
-    print(", ".join(f"{package} {version(package)}" for package in there if package), end="\n\n")
+    print(", ".join(f"{package} {version(package)}" for package in installed if package), end="\n\n")
     print(markdown(tabulated("counters", "", rows)))
     told = {name: make for name, make in chosen.items() if name.startswith(BOTH_WAYS) and not name.endswith(FAST)}
     told.update((name, make) for name, make in grouped().items() if arguments.only in name)

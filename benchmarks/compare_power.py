@@ -24,6 +24,7 @@ import compare
 from benchmarks.interval_coverage import WORLDS, Run, World, in_words, noise_of, padding, sides, simulate
 from common.analysis import change_verdicts, ratios
 from common.core import settings, statistics
+from common.core.text import count
 
 SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)
 WORLD = WORLDS["as measured"]
@@ -46,7 +47,7 @@ def designs() -> Sequence[Design]:
     fewest, most = compare.REVISION_ROUNDS
     revisions = f"`--rev`, {fewest} to {most} rounds of {cpu.num_batches} batches (its default)"
     return [
-        Design(f"{title}, {losses} implementation{'s' * (losses > 1)}", rounds, cpu.num_batches, losses, paired, most)
+        Design(f"{title}, {count(losses, 'implementation')}", rounds, cpu.num_batches, losses, paired, most)
         for title, rounds, paired, most in (
             (two, cpu.rounds, False, cpu.rounds),
             ("two runs, `--rounds 20`", 20, False, 20),
@@ -57,10 +58,10 @@ def designs() -> Sequence[Design]:
 
 
 def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, world: World = WORLD) -> float:
-    """The share of pairs that are called slower."""
+    """Return the share of pairs that are called slower."""
     rng, world = np.random.default_rng(seed), world._replace(slope=0.0, deviation=0.0)
     truth, x_mean = np.full(len(x), math.log1p(slower)), float(x.mean())
-    confidence, found = statistics.confidence_of_each(2 * design.losses), 0
+    confidence, called_slower = statistics.confidence_of_each(2 * design.losses), 0
     for _ in range(runs):
         whole, rounds = simulate(world, x, truth, design.most, design.batches, True, rng), design.rounds
         while True:
@@ -76,8 +77,8 @@ def power(design: Design, slower: float, x: np.ndarray, runs: int, seed: int, wo
         doubt = change_verdicts.time_doubt(ratio, paired, (0.0, 0.0))
         margins = change_verdicts.Margins(statistics.TOLERANCE, statistics.TOLERANCE, confidence)
         verdict, _ = change_verdicts.time(ratio, paired, margins, doubt)
-        found += verdict == "slower"
-    return found / runs
+        called_slower += verdict == "slower"
+    return called_slower / runs
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -75,7 +75,7 @@ class Watch:
 
 
 def measured(folder: Path, watch: Watch, repeats: int) -> Dict[str, Any]:
-    """Of the batch with the most cells of the run in `folder`: the one whose needed cells are counted."""
+    """Return the times of the batch with the most cells of the run in `folder`, whose needed cells are counted."""
     import torch
 
     header, _ = store.read_run(folder)
@@ -88,7 +88,7 @@ def measured(folder: Path, watch: Watch, repeats: int) -> Dict[str, Any]:
         context.step("step", batch, max(repeat, 0)).run()
         if repeat < 0:  # to warm up
             continue
-        if not best or sum(one["ns"] for one in watch.found.values()) < sum(one["ns"] for one in best.values()):
+        if not best or sum(part["ns"] for part in watch.found.values()) < sum(part["ns"] for part in best.values()):
             best = dict(watch.found)
     return {"run": folder.parent.name, "batch": batch, "threads": torch.get_num_threads(), **best}
 

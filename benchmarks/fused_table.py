@@ -101,7 +101,7 @@ def run(workload: Workload, name: str, rows: Sequence[str], how: Sequence[str], 
 
 
 def measure_parts(folder: Path) -> None:
-    """Of the runs of fused in `folder`; beside them."""
+    """Time the parts of the runs of fused in `folder`, and write them beside these runs."""
     runs = [row.log_dir for row in logs.rows([folder]) if row.name == "fused"]
     command = [sys.executable, str(ROOT / "benchmarks" / "fused_parts.py"), *runs]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
@@ -125,8 +125,8 @@ class Measured(NamedTuple):
 
 
 def read(folder: Path) -> List[Measured]:
-    """Raises UserError where fused has no numbers."""
-    found = []
+    """Return the lines of the tables; raise UserError if fused has no numbers."""
+    lines = []
     for key, workload in WORKLOADS.items():
         runs = {path.name: logs.rows([path]) for path in sorted(folder.glob(f"{key}-*"))}
         memory = {row.name: row for rows in runs.values() for row in rows if row.peaks}
@@ -138,10 +138,10 @@ def read(folder: Path) -> List[Measured]:
             if fused is None or fused.status != "ok":
                 reason = fused.reason if fused else "it was not measured"
                 raise UserError(f"{workload.title}, {logits} logits: fused: {reason}")
-            found.append(Measured(workload, logits, f"{key}-{logits}", rows, memory))
-    if not found:
+            lines.append(Measured(workload, logits, f"{key}-{logits}", rows, memory))
+    if not lines:
         raise UserError(f"{folder}: has no run of this script; start it without --resume")
-    return found
+    return lines
 
 
 def times(row: Row) -> Dict[str, float]:
@@ -173,18 +173,18 @@ def best(fused: Dict[str, float], peers: Dict[str, Dict[str, float]]) -> Optiona
 
 
 def peers(rows: Dict[str, Row], kind: str) -> Dict[str, Row]:
-    """The others of this kind that ended well."""
+    """Return the other rows of this kind that ended well."""
     return {name: row for name, row in rows.items() if row.kind == kind and name != "fused" and row.status == "ok"}
 
 
-def time_of(one: Measured) -> Optional[Ratio]:
-    timed = {name: times(row) for name, row in peers(one.rows, "exact").items()}
-    return best(times(one.fused), {name: values for name, values in timed.items() if values})
+def time_of(entry: Measured) -> Optional[Ratio]:
+    timed = {name: times(row) for name, row in peers(entry.rows, "exact").items()}
+    return best(times(entry.fused), {name: values for name, values in timed.items() if values})
 
 
-def memory_of(one: Measured, kind: str = "exact") -> Optional[Ratio]:
-    fused = one.memory.get("fused")
-    return best(fused.peaks, {name: row.peaks for name, row in peers(one.memory, kind).items()}) if fused else None
+def memory_of(entry: Measured, kind: str = "exact") -> Optional[Ratio]:
+    fused = entry.memory.get("fused")
+    return best(fused.peaks, {name: row.peaks for name, row in peers(entry.memory, kind).items()}) if fused else None
 
 
 def limit_of(row: Row) -> Optional[float]:
@@ -192,19 +192,19 @@ def limit_of(row: Row) -> Optional[float]:
 
 
 def pair(ratio: Optional[Ratio]) -> Tuple[Cell, Cell]:
-    """fused's, and the best other's with its name."""
+    """Return the cells of fused and of the best other loss, with its name."""
     if ratio is None:
         return Cell("-", 0), Cell("-", 0)
     return Cell(number(ratio.fused), 0), Cell(f"{number(ratio.peer)} ({ratio.name})", 0)
 
 
-def line(one: Measured) -> Dict[str, Cell]:
+def line(entry: Measured) -> Dict[str, Cell]:
     """Return a line of the table: fused, the best other exact loss, and how many times faster and smaller fused is."""
-    time, memory, pruned = time_of(one), memory_of(one), memory_of(one, "pruned")
+    time, memory, pruned = time_of(entry), memory_of(entry), memory_of(entry, "pruned")
     (fused_ms, peer_ms), (fused_mb, peer_mb) = pair(time), pair(memory)
     return {
-        "workload": Cell(one.workload.title),
-        "logits": Cell(one.logits),
+        "workload": Cell(entry.workload.title),
+        "logits": Cell(entry.logits),
         "fused ms": fused_ms,
         "best exact ms": peer_ms,
         "times faster": Cell(number(time and 1 / time.value, 3), 0),
@@ -212,16 +212,16 @@ def line(one: Measured) -> Dict[str, Cell]:
         "best exact MB": peer_mb,
         "times smaller": Cell(number(memory and 1 / memory.value, 3), 0),
         "smallest pruned MB": Cell(number(pruned and pruned.peer, 3), 0),
-        "% of limit": Cell(number(limit_of(one.fused), 2), 0),
-        "gradient error": Cell(error(one.fused.at_size.grad_error if one.fused.at_size else None), 0),
+        "% of limit": Cell(number(limit_of(entry.fused), 2), 0),
+        "gradient error": Cell(error(entry.fused.at_size.grad_error if entry.fused.at_size else None), 0),
     }
 
 
-def about(measured: Sequence[Measured]) -> str:
-    """What was measured, where and how; which counter is the memory."""
+def described(measured: Sequence[Measured]) -> str:
+    """Return what was measured, where and how, and which counter is the memory."""
     row = measured[0].fused
     threads = f", {row.environment.threads} threads" if row.device == "cpu" else ""
-    of_scope = next((one.memory["fused"].peaks_mb["step"] for one in measured if "fused" in one.memory), {})
+    of_scope = next((entry.memory["fused"].peaks_mb["step"] for entry in measured if "fused" in entry.memory), {})
     counter = COUNTERS[next((counter for counter in PEAKS if of_scope.get(counter)), "process")]
     return (
         f"`benchmarks/fused_table.py`, {(row.started or '')[:10]}, {row.device_name}{threads}, torch "
@@ -231,23 +231,26 @@ def about(measured: Sequence[Measured]) -> str:
 
 
 def failures(folder: Path) -> str:
-    """A line for each row that did not end well."""
+    """Return a line for each row that did not end well."""
     rows = [row for row in logs.rows([folder]) if row.status != "ok"]
     lines = [f"{row.folder.parent.name}: {row.name}: {row.status}: {without_folders(row.reason)}" for row in rows]
-    return "\n".join(f"- {escaped(one)}" for one in lines)
+    return "\n".join(f"- {escaped(text)}" for text in lines)
 
 
 def render(folder: Path) -> str:
-    """Markdown of the runs in `folder`: what was measured, the table, and which rows did not end well."""
+    """Return Markdown of the runs in `folder`: what was measured, the table, and the rows that failed."""
     measured = read(folder)
-    table = markdown(tabulated("fused", "", [line(one) for one in measured]))
-    return "\n\n".join([about(measured), table, *filter(None, [failures(folder)])])
+    table = markdown(tabulated("fused", "", [line(entry) for entry in measured]))
+    return "\n\n".join([described(measured), table, *filter(None, [failures(folder)])])
 
 
-def parts_line(one: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
-    """% of limit is the product of three shares: the operations that are needed, of those that are done; the rate of
-    the products, of the device's best; the products' time, of the step's time on all threads."""
-    ways, row = (parts["forward"], parts["backward"]), one.fused
+def parts_line(entry: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
+    """Return a line of the table of parts.
+
+    % of limit is the product of three shares: the operations that are needed, of those that are done; the rate of the
+    products, of the device's best; the products' time, of the step's time on all threads.
+    """
+    ways, row = (parts["forward"], parts["backward"]), entry.fused
     spent = parts["threads"] * sum(way["ns"] for way in ways)
     of = {part: sum(way["parts_ns"][part] for way in ways) for part in ways[0]["parts_ns"]}
     flops, first = sum(way["flops"] for way in ways), ways[0]["flops"]
@@ -260,8 +263,8 @@ def parts_line(one: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
 
     known = of["products"] + of["exponentials"] + of["activations"] + of["lattice"] + of["waiting"]
     return {
-        "workload": Cell(one.workload.title),
-        "logits": Cell(one.logits),
+        "workload": Cell(entry.workload.title),
+        "logits": Cell(entry.logits),
         "forward ms": Cell(number(forward), 0),
         "backward ms": Cell(number(total - forward if total and forward else None), 0),
         "% of limit": Cell(number(limit_of(row), 2), 0),
@@ -277,12 +280,12 @@ def parts_line(one: Measured, parts: Dict[str, Any]) -> Dict[str, Cell]:
 
 
 def render_parts(folder: Path) -> str:
-    """Markdown of the parts of the steps, where they were measured."""
+    """Return Markdown of the parts of the steps, if they were measured."""
     path = folder / PARTS_FILE
     if not path.exists():
         return "Not measured."
-    parts = {one["run"]: one for one in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
-    lines = [parts_line(one, parts[one.run]) for one in read(folder) if one.run in parts]
+    parts = {part["run"]: part for part in map(json.loads, path.read_text(encoding="utf-8").splitlines())}
+    lines = [parts_line(entry, parts[entry.run]) for entry in read(folder) if entry.run in parts]
     return markdown(tabulated("parts", "", lines))
 
 

@@ -32,7 +32,7 @@ Interval = Optional[Tuple[float, float]]
 
 
 class World(NamedTuple):
-    """What a simulated machine and two losses are like.  slope, curve: of log(ratio) over x; deviation: of a batch from
+    """A simulated machine and two losses.  slope, curve: of log(ratio) over x; deviation: of a batch from
     it; process, noise: spread of log(time) of a process, and of a sample; outlier: share of processes that are slower
     by 20% on average; common: spread of an effect that all processes of a run have in common."""
 
@@ -66,37 +66,40 @@ class Run(NamedTuple):
 
 
 def noise_of(folder: Path) -> World:
-    """As the exact losses of one torch differ, pair by pair, in a run whose rounds have batches of their own."""
+    """Return the world with the noise of a run, from pairs of its exact losses of one torch."""
     (rows,) = groups(logs.read([folder]).rows)
     rows = ranking.of_one_torch([row for row in rows if row.status == "ok" and row.is_exact])
     runs = []
-    for one, other in itertools.combinations([row for row in rows if row.rounds > 2], 2):  # a loop in Python has one
-        before, after = one.round_medians_ms["step"], other.round_medians_ms["step"]
-        x = [[one.padding.of_batch[batch] for batch in batches] for batches in before.values()]
+    for first, second in itertools.combinations([row for row in rows if row.rounds > 2], 2):  # a loop in Python has one
+        before, after = first.round_medians_ms["step"], second.round_medians_ms["step"]
+        x = [[first.padding.of_batch[batch] for batch in batches] for batches in before.values()]
         y = [[math.log(after[at][batch] / time) for batch, time in batches.items()] for at, batches in before.items()]
         runs.append(Run(np.array(x), np.array(y)))
     return fitted(runs)
 
 
 def fitted(runs: Sequence[Run]) -> World:
-    """The world that such runs are of.  What is left of log(ratio) beside its line over x varies within a round by
-    deviation and noise, which are told apart by the usual deviation, and from round to round by the processes too."""
-    found = []
+    """Return the world of such runs.
+
+    What its line over x leaves of log(ratio) varies within a round by deviation and noise, which the usual deviation
+    tells apart, and from round to round by the processes too.
+    """
+    fits = []
     for x, y in runs:
         slope, level = np.polyfit(x.ravel(), y.ravel(), 1)
         rest = y - slope * x - level
         within = rest.var(axis=1, ddof=1).mean()
-        found.append((abs(slope), within, rest.mean(axis=1).var(ddof=1) - within / rest.shape[1]))
-    slope, within, between = np.mean(found, axis=0)
+        fits.append((abs(slope), within, rest.mean(axis=1).var(ddof=1) - within / rest.shape[1]))
+    slope, within, between = np.mean(fits, axis=0)
     deviation = min(World().deviation ** 2, within)
     parts = {"deviation": deviation, "noise": (within - deviation) / 2, "process": max(between, 0) / 2}
     return World(slope=float(slope), **{name: math.sqrt(part) for name, part in parts.items()})
 
 
-def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batches: int, own: bool, rng) -> Run:
-    """One run.  own: each round has batches of its own; else all rounds have the same."""
-    chosen = rng.choice(len(x), rounds * batches if own else batches, replace=False)
-    chosen = chosen.reshape(rounds, batches) if own else np.tile(chosen, (rounds, 1))
+def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batches: int, own_batches: bool, rng) -> Run:
+    """Return one simulated run.  own_batches: each round has batches of its own; else all rounds have the same."""
+    chosen = rng.choice(len(x), rounds * batches if own_batches else batches, replace=False)
+    chosen = chosen.reshape(rounds, batches) if own_batches else np.tile(chosen, (rounds, 1))
     sides = []
     for _ in range(2):
         outlier = (rng.random((rounds, 1)) < world.outlier) * rng.exponential(0.2, (rounds, 1))
@@ -107,38 +110,38 @@ def simulate(world: World, x: np.ndarray, truth: np.ndarray, rounds: int, batche
 
 
 def sides(run: Run) -> Tuple[ratios.Rounds, ratios.Rounds, Dict[Any, float]]:
-    """The baseline, of time 1, and the other loss; x of each batch."""
+    """Return the baseline, of time 1, the other loss, and x of each batch."""
     baseline = {name: {(name, at): [1.0] for at in range(len(ys))} for name, ys in enumerate(run.y)}
     new = {name: {(name, at): [math.exp(y)] for at, y in enumerate(ys)} for name, ys in enumerate(run.y.tolist())}
     return baseline, new, {(name, at): x for name, xs in enumerate(run.x.tolist()) for at, x in enumerate(xs)}
 
 
 def regression(run: Run, x_mean: float) -> Interval:
-    """The suite's own."""
+    """Return the interval that the suite gives."""
     baseline, new, x = sides(run)
-    found = ratios.own_batches_ratio(baseline, new, padding=ratios.Padding(x, x_mean))
-    return (math.log(found.low), math.log(found.high)) if found and found.of_file else None
+    ratio = ratios.own_batches_ratio(baseline, new, padding=ratios.Padding(x, x_mean))
+    return (math.log(ratio.low), math.log(ratio.high)) if ratio and ratio.of_file else None
 
 
 def over_rounds(run: Run, x_mean: float) -> Interval:
-    """Student's t over the rounds' means, without regard to padding."""
-    found = statistics.interval([math.exp(value) for value in run.y.mean(axis=1)])
-    return (math.log(found[0]), math.log(found[1])) if found else None
+    """Return Student's t over the means of the rounds, without regard to padding."""
+    interval = statistics.interval([math.exp(value) for value in run.y.mean(axis=1)])
+    return (math.log(interval[0]), math.log(interval[1])) if interval else None
 
 
 def bootstrap(run: Run, x_mean: float, draws: int = 300) -> Interval:
-    """Percentiles of the regression's estimate over resampled rounds and batches."""
+    """Return percentiles of the regression's estimate over resampled rounds and batches."""
     rng = np.random.default_rng(3)
     rounds, batches = run.y.shape
-    found = []
+    estimates = []
     for _ in range(draws):
         picked = np.ix_(rng.integers(0, rounds, rounds), rng.integers(0, batches, batches))
         xs, ys = run.x[picked].ravel(), run.y[picked].ravel()
         deviations = xs - xs.mean()
         squares = (deviations**2).sum()
         if squares:
-            found.append(ys.mean() + (deviations * ys).sum() / squares * (x_mean - xs.mean()))
-    return tuple(np.percentile(found, [2.5, 97.5])) if found else None
+            estimates.append(ys.mean() + (deviations * ys).sum() / squares * (x_mean - xs.mean()))
+    return tuple(np.percentile(estimates, [2.5, 97.5])) if estimates else None
 
 
 class Design(NamedTuple):
@@ -169,12 +172,12 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
     x_mean, whole = float(x.mean()), float(truth.mean())
     if design.method is bootstrap:
         runs = max(runs // 10, 1)
-    found: List[Tuple[float, float]] = []
+    results: List[Tuple[float, float]] = []
     for _ in range(runs):
         interval = design.method(simulate(world, x, truth, design.rounds, design.batches, design.own, rng), x_mean)
         assert interval is not None
-        found.append((interval[0] <= whole <= interval[1], (interval[1] - interval[0]) / 2))
-    held, width = np.mean(found, axis=0)
+        results.append((interval[0] <= whole <= interval[1], (interval[1] - interval[0]) / 2))
+    held, width = np.mean(results, axis=0)
     return float(held), float(width)
 
 
@@ -201,7 +204,7 @@ def same_torch_coverage(
         chosen = rng.choice(len(x), rounds * batches, replace=False).reshape(rounds, batches)
         rows = [_row(name, world, of[chosen], chosen, x, rng) for name, of in truth.items()]
         standing = next(
-            one for one in ranking.standings(rows, "step", statistics.CONFIDENCE) if one.row.name == "other"
+            each for each in ranking.standings(rows, "step", statistics.CONFIDENCE) if each.row.name == "other"
         )
         for name in ASSUMPTIONS:
             ratio = getattr(standing, name)
@@ -265,8 +268,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     print(table(arguments.runs, arguments.seed, x, worlds=worlds))
     print("\n| world | if the other torch slows all of it alike | if the surplus stays in ms |\n| --- | ---: | ---: |")
     for name, world in worlds.items():
-        found = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
-        cells = (f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in found.values())
+        coverage = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
+        cells = (f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in coverage.values())
         print(f"| {name} | {' | '.join(cells)} |")
     return 0
 

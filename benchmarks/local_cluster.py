@@ -19,19 +19,21 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 
 class LocalCluster:
-    """address: of its head."""
+    """Ray nodes on this machine; `address` is that of the head."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self.process = process
         self.address: str = self._answer()["address"]
 
     def add(self, cores: int = 0, gpus: int = 0, **variables: str) -> Dict[str, Any]:
-        """Another node, with these variables; returns its `id` and the process number of its `raylet`.  cores: that it
-        may use, default all; gpus: that it says it has."""
+        """Start another node, with these variables; return its `id` and the process number of its `raylet`.
+
+        cores: how many it may use, 0 for all; gpus: how many it claims to have.
+        """
         return self._ask(cores, {"num_gpus": gpus} if gpus else {}, variables)
 
     def kill(self, raylet: int) -> None:
-        """kill -9."""
+        """End a node by SIGKILL."""
         os.kill(raylet, signal.SIGKILL)
 
     def _ask(self, *request: Any) -> Dict[str, Any]:
@@ -50,7 +52,7 @@ class LocalCluster:
 
 @contextmanager
 def started(python: Path, nodes: int) -> Iterator[LocalCluster]:
-    """Nodes of one CPU each, beside a head that runs no job."""
+    """Yield a cluster of nodes of one CPU each, beside a head that runs no job."""
     process = subprocess.Popen(
         [str(python), __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -71,8 +73,8 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
-    def answer(**found: Any) -> None:
-        answers.write(json.dumps(found) + "\n")
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
         answers.flush()
 
     head = {**NODE, "num_cpus": 0, "include_dashboard": False}
@@ -81,9 +83,9 @@ def main() -> None:
     answer(address=cluster.address)
     everywhere = os.sched_getaffinity(0)
     for line in sys.stdin:
-        cores, more, variables = json.loads(line)
+        cores, resources, variables = json.loads(line)
         os.sched_setaffinity(0, sorted(everywhere)[: cores or None])
-        node = cluster.add_node(**NODE, **more, env_vars={"TRANSDUCER_CHECKOUT": str(ROOT), **variables})
+        node = cluster.add_node(**NODE, **resources, env_vars={"TRANSDUCER_CHECKOUT": str(ROOT), **variables})
         os.sched_setaffinity(0, everywhere)
         raylet = node.all_processes["raylet"][0].process.pid
         answer(id=node.node_id, raylet=raylet)

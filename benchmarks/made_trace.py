@@ -31,9 +31,9 @@ def write(path: Path, megabytes: float, source: Path) -> int:
     ValueError when `source` is not laid out as Kineto does.
     """
     text = gzip.decompress(source.read_bytes()).decode("utf-8")
-    head, found, rest = text.partition(_HEAD_END)
+    head, boundary, rest = text.partition(_HEAD_END)
     body, end, tail = rest.partition(_TAIL_START)
-    if not found or not end:
+    if not boundary or not end:
         raise ValueError(f"{source}: not a trace in Kineto's layout")
     events = ["  {" + event.lstrip(" {") for event in body.split(_BOUNDARY)]
     cycle = [event for event in events if _REPEATED.search(event) and not _STEP.search(event)]
@@ -46,7 +46,7 @@ def write(path: Path, megabytes: float, source: Path) -> int:
     repetitions = max(STEPS, round(megabytes * MB / len("".join(cycle))))
     repetitions -= repetitions % STEPS
     with path.open("w", encoding="utf-8") as stream:
-        stream.write(head + found)
+        stream.write(head + boundary)
         for number in range(repetitions):
             if number % (repetitions // STEPS) == 0:
                 length = period * (repetitions // STEPS)
@@ -61,16 +61,16 @@ def write(path: Path, megabytes: float, source: Path) -> int:
 def _pieces(text: str, period: float, count: int) -> List[Piece]:
     result: List[Piece] = []
     at = 0
-    for found in _MOVED.finditer(text):
-        result.append(text[at : found.end(1)])
-        value = found[2]
+    for match in _MOVED.finditer(text):
+        result.append(text[at : match.end(1)])
+        value = match[2]
         if "." in value:
             result.append((float(value), period, "{:.3f}".format))
-        elif '"ts"' in found[1]:
+        elif '"ts"' in match[1]:
             result.append((int(value), round(period), str))
         else:
             result.append((int(value), 10 * count, str))
-        at = found.end()
+        at = match.end()
     return [*result, text[at:]]
 
 

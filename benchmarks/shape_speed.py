@@ -110,15 +110,15 @@ def main() -> int:
             manifest = Path(scratch) / f"{count}.jsonl"
             print(f"making {count:,} utterances", file=sys.stderr, flush=True)
             write_manifest(manifest, count)
-            found: Dict[int, List[Run]] = {jobs: [] for jobs in options.jobs}
+            of_jobs: Dict[int, List[Run]] = {jobs: [] for jobs in options.jobs}
             for _ in range(options.repeats):
-                for jobs, runs in found.items():
+                for jobs, runs in of_jobs.items():
                     runs.append(measure(manifest, model, jobs))
                     print(f"--jobs {jobs}: {runs[-1].seconds:.1f} s", file=sys.stderr, flush=True)
-            if len({run.sha256 for runs in found.values() for run in runs}) != 1:
+            if len({run.sha256 for runs in of_jobs.values() for run in runs}) != 1:
                 raise SystemExit("shape_speed.py: error: the files differ")
-            first = median(run.seconds for run in found[options.jobs[0]])
-            for jobs, runs in found.items():
+            first = median(run.seconds for run in of_jobs[options.jobs[0]])
+            for jobs, runs in of_jobs.items():
                 seconds = [run.seconds for run in runs]
                 middle, peak = median(seconds), max(run.peak_bytes for run in runs) / 1e6
                 spread = f"{middle:.1f} [{min(seconds):.1f}-{max(seconds):.1f}]"

@@ -39,8 +39,8 @@ Answer = Dict[str, Optional[float]]  # step_us, peak_bytes
 def ours(path: Path, fast: bool = True) -> Answer:
     from common.traces.reader import read
 
-    found = read(path, fast)
-    return {"step_us": found.average_step_us, "peak_bytes": max(found.peak_bytes.values())}
+    trace = read(path, fast)
+    return {"step_us": trace.average_step_us, "peak_bytes": max(trace.peak_bytes.values())}
 
 
 def ours_any_layout(path: Path) -> Answer:
@@ -115,7 +115,7 @@ READERS = {
 
 
 def run_reader(name: str, path: Path) -> Dict[str, Any]:
-    """In this process: seconds, resident peak in bytes, and the answer."""
+    """Read a trace in this process; return seconds, resident peak in bytes, and the answer."""
     reader = READERS[name]
     if name.startswith(("ours", "any")):
         import common.traces.reader  # noqa: F401  imports are not what is timed
@@ -124,14 +124,14 @@ def run_reader(name: str, path: Path) -> Dict[str, Any]:
     begin = time.perf_counter()
     answer = reader.read(path)
     seconds = time.perf_counter() - begin
-    own = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    resident = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     version = importlib.metadata.version(reader.package) if reader.package else None
-    return {"seconds": seconds, "peak": max(own, child) * 1024, "version": version, **answer}
+    return {"seconds": seconds, "peak": max(resident, child) * 1024, "version": version, **answer}
 
 
 def python_of(environment: str) -> Optional[str]:
-    """The environment's Python; for "main" the running one where `make setup` made none."""
+    """Return the Python of an environment; for "main" the running one if `make setup` made none."""
     from common.setup import environments
 
     managed = environments.interpreter(environment)
@@ -139,7 +139,7 @@ def python_of(environment: str) -> Optional[str]:
 
 
 def measure(name: str, path: Path) -> Dict[str, Any]:
-    """In a fresh process.  {"failed": why} when it did not end well."""
+    """Read a trace in a fresh process; return {"failed": reason} if that ended with an error."""
     python = python_of(READERS[name].environment)
     if python is None:
         return {"failed": f"no {READERS[name].environment} environment: run `make setup`"}
@@ -165,13 +165,13 @@ def line(title: str, file: str, runs: List[Dict[str, Any]], reference: Optional[
     return "| " + " | ".join(cells) + " |"
 
 
-def disagreements(found: Dict[str, List[Dict[str, Any]]]) -> List[str]:
-    """Readers whose answer is not ours.  The plugin rounds to microseconds."""
-    expected = found["ours"][0] if found.get("ours") else None
+def disagreements(runs_of: Dict[str, List[Dict[str, Any]]]) -> List[str]:
+    """Return a line for each reader whose answer is not ours.  The plugin rounds to microseconds."""
+    expected = runs_of["ours"][0] if runs_of.get("ours") else None
     return [
         f"{READERS[name].title} answers {run['step_us']} us, {run['peak_bytes']} bytes; this suite "
         f"{expected['step_us']} us, {expected['peak_bytes']} bytes"
-        for name, runs in found.items()
+        for name, runs in runs_of.items()
         for run in runs[:1]
         if expected and run["step_us"] is not None
         if abs(run["step_us"] - expected["step_us"]) > 1 or run["peak_bytes"] != expected["peak_bytes"]
@@ -179,8 +179,8 @@ def disagreements(found: Dict[str, List[Dict[str, Any]]]) -> List[str]:
 
 
 def cpu_model() -> str:
-    found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-    return f"{found[1] if found else platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
+    match = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    return f"{match[1] if match else platform.machine()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def compare(names: List[str], repeats: int, path: Path) -> None:
@@ -194,26 +194,26 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
     size, size_packed = path.stat().st_size / MB, packed.stat().st_size / MB
     lines, notes, versions = [], [], {"python": platform.python_version()}
     for file, kind in ((path, f".json, {size:.0f} MB"), (packed, f".json.gz, {size_packed:.0f} MB")):
-        found: Dict[str, List[Dict[str, Any]]] = {name: [] for name in names}
+        runs_of: Dict[str, List[Dict[str, Any]]] = {name: [] for name in names}
         for _ in range(repeats):
-            for name in list(found):
+            for name in list(runs_of):
                 print(f"{name} on {kind}", file=sys.stderr, flush=True)
                 run = measure(name, file)
                 if "failed" in run:
                     notes.append(f"{READERS[name].title}, {kind}: {run['failed']}")
-                    del found[name]
+                    del runs_of[name]
                     continue
-                found[name].append(run)
+                runs_of[name].append(run)
                 if run["version"]:
                     versions[READERS[name].package] = run["version"]
-        reference = median(run["seconds"] for run in found["ours"]) if found.get("ours") else None
-        lines += [line(READERS[name].title, kind, runs, reference) for name, runs in found.items()]
-        notes += disagreements(found)
+        reference = median(run["seconds"] for run in runs_of["ours"]) if runs_of.get("ours") else None
+        lines += [line(READERS[name].title, kind, runs, reference) for name, runs in runs_of.items()]
+        notes += disagreements(runs_of)
     print("| reader | file | seconds, median [min-max] | peak MB | times ours | step us | peak bytes |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     print("\n".join(lines))
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
-    processes = f"{repeats} fresh process{'es' * (repeats != 1)} each"
+    processes = "1 fresh process each" if repeats == 1 else f"{repeats} fresh processes each"
     print(f"\n{cpu_model()}; {shown}; {datetime.now(timezone.utc):%Y-%m-%d}; {processes}.")
     for note in notes:
         print(f"note: {note}")
