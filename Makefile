@@ -37,7 +37,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -50,6 +50,7 @@ help:
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest, ARGS="--shuffle 1" draws their order'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
 	@echo 'make sanitize     random problems through the C++ code under sanitizers; ARGS="--count 20"; needs GCC'
+	@echo 'make wheels       packages of fused_transducer in dist/; ARGS="--check" runs them in bare Pythons'
 	@echo 'make lint         ruff, mypy and the import rule of common/'
 	@echo 'make coverage     run the tests and say which lines of common/ they ran; ARGS as in make test'
 	@echo 'make docs         the pages of docs/ and of the code as a site in site/'
@@ -104,6 +105,9 @@ faults: setup
 
 sanitize: setup
 	@PYTHONPATH=tests:. $(MAIN) -m sanitize $(ARGS)
+
+wheels: setup
+	@PYTHONPATH=tests:. $(MAIN) -m wheels $(ARGS)
 
 # What only developers need: made on demand.
 .PHONY: dev

@@ -1,5 +1,5 @@
 """The exact transducer (RNN-T) loss from encoder and decoder outputs and the output layer, without the logits of all
-cells in memory.  docs/fused.md of the benchmark suite explains how and what it costs."""
+cells in memory."""
 
 from fused_transducer import recipes
 from fused_transducer.backends import backend_of
@@ -7,4 +7,4 @@ from fused_transducer.functional import align, transducer_loss
 from fused_transducer.modules import TransducerLoss
 
 __all__ = ["TransducerLoss", "align", "backend_of", "recipes", "transducer_loss"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -29,14 +29,19 @@ class BuildError(RuntimeError):
     """The compiler is missing, or failed; the message has what it said."""
 
 
+def machine() -> str:
+    """Return the processor to compile for: this one, or for a cross compiler (CXX) that of FUSED_TRANSDUCER_MACHINE."""
+    return os.environ.get("FUSED_TRANSDUCER_MACHINE") or platform.machine()
+
+
 def instruction_sets() -> List[List[str]]:
-    """The flags of each object file."""
-    return [[], AVX2, AVX512] if platform.machine().lower() in ("x86_64", "amd64") else [[]]
+    """Return the flags of each object file."""
+    return [[], AVX2, AVX512] if machine().lower() in ("x86_64", "amd64") else [[]]
 
 
 def digest() -> str:
     """Names what the library is made of, so that none of other sources is taken for it."""
-    content = hashlib.sha256(repr((FLAGS, instruction_sets(), platform.machine(), platform.system())).encode())
+    content = hashlib.sha256(repr((FLAGS, instruction_sets(), machine(), platform.system())).encode())
     for path in sorted(CSRC.iterdir()):
         content.update(path.name.encode() + b"\0" + path.read_bytes())
     return content.hexdigest()[:16]

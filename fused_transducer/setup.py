@@ -1,9 +1,11 @@
 """Compiles csrc/ on the way, where there is a compiler; without one the package is installed all the same."""
 
 import importlib.util
+import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -34,7 +36,15 @@ class PackageOnly(build_py):
         return [module for module in super().find_package_modules(package, package_dir) if module[1] != "setup"]
 
 
+class AnyPython(bdist_wheel):
+    """A wheel for every Python 3, of the platform for which the library was compiled; of any where it was not."""
+
+    def get_tag(self):
+        system = super().get_tag()[2].replace(platform.machine(), compiling.machine())
+        return "py3", "none", system if self.get_finalized_command("build_ext").get_outputs() else "any"
+
+
 setup(
     ext_modules=[Extension("fused_transducer._native", sources=[])],
-    cmdclass={"build_ext": BuildLibrary, "build_py": PackageOnly},
+    cmdclass={"bdist_wheel": AnyPython, "build_ext": BuildLibrary, "build_py": PackageOnly},
 )

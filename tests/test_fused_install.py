@@ -117,6 +117,42 @@ def test_a_source_package_has_all_that_is_compiled(environment, tmp_path):
     assert {str(path.relative_to(source)) for path in sources if "build" not in path.parts} <= names
 
 
+def built(environment, tmp_path, **variables):
+    """Return {name: text} of the files of a wheel that has no suffix of a binary, and the wheel's name."""
+    import zipfile
+
+    source = shutil.copytree(environment / "source", tmp_path / "source", ignore=shutil.ignore_patterns("build"))
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "-d", str(tmp_path)]
+    done = subprocess.run(command, cwd=source, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            name: "" if name.endswith(".so") else archive.read(name).decode() for name in archive.namelist()
+        }, wheel.name
+
+
+def test_a_wheel_says_what_it_is(environment, tmp_path):
+    import fused_transducer
+
+    files, name = built(environment, tmp_path, CXX="no-such-compiler")
+    assert name == f"fused_transducer-{fused_transducer.__version__}-py3-none-any.whl"  # nothing was compiled
+    (metadata_of_wheel,) = (text for file, text in files.items() if file.endswith("/METADATA"))
+    assert "License-Expression: Apache-2.0" in metadata_of_wheel
+    assert f"Version: {fused_transducer.__version__}" in metadata_of_wheel
+    (licence,) = (text for file, text in files.items() if file.endswith("/LICENSE"))
+    assert licence == (ROOT / "LICENSE").read_text()
+    assert not re.search(r"\]\(|docs/", (ROOT / "fused_transducer" / "README.md").read_text())  # no links out of it
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_a_wheel_is_for_every_python_of_a_platform(environment, tmp_path):
+    files, name = built(environment, tmp_path)
+    assert re.search(r"-py3-none-(?!any)\w+\.whl$", name)
+    assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1
+
+
 @pytest.mark.compiles
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_with_a_compiler_it_is_native_code(environment):
