@@ -40,7 +40,7 @@ def read(path: Path, sample_rate: int) -> torch.Tensor:
 
 
 def write(path: Path, wave: torch.Tensor, sample_rate: int) -> None:
-    """Of one channel.  Raises UserError."""
+    """Write a wave of one channel to a file.  Raises UserError."""
     import soundfile
 
     try:
@@ -51,12 +51,12 @@ def write(path: Path, wave: torch.Tensor, sample_rate: int) -> None:
 
 
 def samples_of(seconds: float, sample_rate: int) -> int:
-    """At least one."""
+    """Return the samples of so many seconds, at least one."""
     return max(round(seconds * sample_rate), 1)
 
 
 def fitted(wave: torch.Tensor, samples: int) -> torch.Tensor:
-    """The beginning of `wave`, which begins again where it is too short: exactly `samples`."""
+    """Return exactly `samples` of `wave`, which begins again where it is too short."""
     return wave.repeat(-(-samples // len(wave)))[:samples]
 
 

@@ -41,23 +41,23 @@ def entries(dataset: Mapping[str, Any]) -> List[Entry]:
     if kind == "made":
         return _made(dataset)[:size]
     if not dataset["dataset_path"]:
-        raise UserError(f"dataset_path: is needed for dataset_type {kind}: a manifest (raw), an npz or npy file (npy)")
+        raise UserError(f"dataset_type {kind} needs dataset_path: a manifest (raw), an npz or npy file (npy)")
     path = Path(dataset["dataset_path"])
     if not path.is_file():
         raise UserError(f"dataset_path: {path}: no such file")
-    found = _manifest(path, dataset["target_sr"]) if kind == "raw" else _arrays(path, dataset["trust_pickle"])
-    if not found:
+    every = _manifest(path, dataset["target_sr"]) if kind == "raw" else _arrays(path, dataset["trust_pickle"])
+    if not every:
         raise UserError(f"{path}: has no examples")
-    return found[:size]
+    return every[:size]
 
 
 def _made(dataset: Mapping[str, Any]) -> List[Entry]:
     seconds, rate, seed = dataset["made_seconds"], dataset["target_sr"], dataset["seed"]
-    found = []
-    for number, length in enumerate(audio.samples_of(one, rate) for one in seconds):
+    entries = []
+    for number, length in enumerate(audio.samples_of(length, rate) for length in seconds):
         name = f"made-{number}-{seconds[number]:g}s"
-        found.append(Entry(name, length, partial(_of_noise, name, length, seed + number)))
-    return found
+        entries.append(Entry(name, length, partial(_of_noise, name, length, seed + number)))
+    return entries
 
 
 def _of_noise(name: str, samples: int, seed: int) -> Example:
@@ -76,27 +76,27 @@ def _of_wave(name: str, wave: torch.Tensor) -> Example:
 
 
 def _manifest(path: Path, target_sr: int) -> List[Entry]:
-    """The first line is a folder, each other one a file below it, a tab, and its samples."""
+    """Return the examples of a manifest: a line with a folder, then lines of a file below it, a tab and its samples."""
     root, lines = _lines(path)
-    found = []
+    entries = []
     for number, name, length in lines:
         file = _below(root, name, f"{path}, line {number}")
-        found.append(Entry(name, length or 0, partial(_of_file, name, file, target_sr)))
-    return found
+        entries.append(Entry(name, length or 0, partial(_of_file, name, file, target_sr)))
+    return entries
 
 
 def _lines(path: Path) -> Any:
-    """(the folder, [(number of the line, relative path, samples or None)])"""
+    """Return (the folder, [(number of the line, relative path, samples or None)])."""
     first, *others = read_text(path).splitlines() or [""]
     root = path.parent / first.strip()
     if not first.strip() or not root.is_dir():
         raise UserError(f"{path}, line 1: {first.strip()!r} is no folder; it has to be that of the audio")
-    found = []
+    files = []
     for number, line in enumerate(others, 2):
         name, _, samples = line.partition("\t")
         if name.strip():
-            found.append((number, name.strip(), int(samples) if samples.strip().isdigit() else None))
-    return root, found
+            files.append((number, name.strip(), int(samples) if samples.strip().isdigit() else None))
+    return root, files
 
 
 def _below(root: Path, name: str, where: str) -> Path:
@@ -131,12 +131,12 @@ def _arrays(path: Path, trust_pickle: bool) -> List[Entry]:
         raise UserError(f"cannot read {path}: {type(error).__name__}: {error}") from error
     if not len(ids) == len(tokens) == len(lengths) or lengths.ndim != 1:
         raise UserError(f"{path}: id, src_tokens and src_lengths have to be of as many examples each")
-    found = []
-    for place, (name, length) in enumerate(zip(map(str, ids), map(int, lengths))):
+    entries = []
+    for number, (name, length) in enumerate(zip(map(str, ids), map(int, lengths))):
         if not 0 < length <= tokens.shape[1]:
             raise UserError(f"{path}: src_lengths of {name} is {length}, src_tokens has 1 to {tokens.shape[1]}")
-        found.append(Entry(name, length, partial(_of_array, name, tokens[place, :length])))
-    return found
+        entries.append(Entry(name, length, partial(_of_array, name, tokens[number, :length])))
+    return entries
 
 
 def _of_array(name: str, row: Any) -> Example:
@@ -144,49 +144,51 @@ def _of_array(name: str, row: Any) -> Example:
 
 
 def _list_of_examples(loaded: Any, path: Path) -> List[Entry]:
-    """Of an object array, as fairseq's benchmark stores them: {"id", "net_input": {"src_tokens", "src_lengths"}}."""
-    found = []
-    for place, one in enumerate(loaded.tolist() if loaded.dtype == object else []):
+    """Return the examples of an object array, as fairseq's benchmark stores them.
+
+    Each is {"id", "net_input": {"src_tokens", "src_lengths"}}."""
+    entries = []
+    for number, stored in enumerate(loaded.tolist() if loaded.dtype == object else []):
         try:
-            given = one["net_input"]
+            given = stored["net_input"]
             tokens, lengths = (torch.as_tensor(given[key]) for key in ARRAYS[1:])
-            name, lengths = str(one.get("id", place)), lengths.reshape(-1)
+            name, lengths = str(stored.get("id", number)), lengths.reshape(-1)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
-            raise UserError(f"{path}: example {place} has no net_input with src_tokens and src_lengths") from error
+            raise UserError(f"{path}: example {number} has no net_input with src_tokens and src_lengths") from error
         example = {"id": name, "src_tokens": tokens, "src_lengths": lengths}
-        found.append(Entry(name, int(lengths.max()), partial(dict, example)))
-    if not found:
+        entries.append(Entry(name, int(lengths.max()), partial(dict, example)))
+    if not entries:
         raise UserError(f"{path}: is no array of examples; store npz with {', '.join(ARRAYS)}")
-    return found
+    return entries
 
 
 # -- subsets ---------------------------------------------------------------------------------------------------------
 
 
 def subset(lengths: Sequence[int], how: str, size: int, seed: int) -> List[int]:
-    """Places of `size` examples: a random choice, the shortest, or the longest; in the order of the data set."""
-    by_length = sorted(range(len(lengths)), key=lambda place: lengths[place])
+    """Return the indices of `size` examples in order: a random choice, the shortest, or the longest."""
+    by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
     if how == "random":
         return sorted(random.Random(seed).sample(by_length, size))
     return sorted(by_length[:size] if how == "short" else by_length[-size:])
 
 
 def write_subsets(dataset: Mapping[str, Any], folder: Path, size: int) -> List[Path]:
-    """A file for each of SUBSETS, in the format of the data set.  Raises UserError."""
+    """Write a file for each of SUBSETS, in the format of the data set; return their paths.  Raises UserError."""
     kind, path = dataset["dataset_type"], Path(dataset["dataset_path"] or "")
     if kind == "made":
-        raise UserError("--write-subsets: is of a data set: give --dataset-path and --dataset-type raw or npy")
-    found = entries({**dataset, "dataset_size": None})
-    if not 0 < size <= len(found):
-        raise UserError(f"--subset-size {size}: {path} has {len(found)} examples; give 1 to {len(found)}")
-    lengths = [entry.length or int(entry.read()["src_lengths"][0]) for entry in found]
+        raise UserError("--write-subsets needs a data set: give --dataset-path and --dataset-type raw or npy")
+    every = entries({**dataset, "dataset_size": None})
+    if not 0 < size <= len(every):
+        raise UserError(f"--subset-size {size}: {path} has {len(every)} examples; give 1 to {len(every)}")
+    lengths = [entry.length or int(entry.read()["src_lengths"][0]) for entry in every]
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for how in SUBSETS:
-            chosen = [found[place] for place in subset(lengths, how, size, dataset["seed"])]
+            chosen = [every[index] for index in subset(lengths, how, size, dataset["seed"])]
             write = _write_manifest if kind == "raw" else _write_arrays
-            written.append(write(folder / how, chosen, [lengths[found.index(entry)] for entry in chosen], path))
+            written.append(write(folder / how, chosen, [lengths[every.index(entry)] for entry in chosen], path))
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}") from error
     return written
@@ -203,17 +205,17 @@ def _write_manifest(target: Path, chosen: Sequence[Entry], lengths: Sequence[int
 def _write_arrays(target: Path, chosen: Sequence[Entry], lengths: Sequence[int], source: Path) -> Path:
     rows = [entry.read()["src_tokens"][0].numpy() for entry in chosen]
     tokens = numpy.zeros((len(rows), max(lengths), *rows[0].shape[1:]), rows[0].dtype)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = row
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
     ids = numpy.array([entry.id for entry in chosen])
     target = target.with_suffix(".npz")
     numpy.savez(target, id=ids, src_tokens=tokens, src_lengths=numpy.array(lengths))
     return target
 
 
-def named(found: Sequence[Entry], name: Optional[str]) -> Entry:
-    """The example of this name.  Raises UserError: the data set has changed since the run began."""
-    for entry in found:
+def named(entries: Sequence[Entry], name: Optional[str]) -> Entry:
+    """Return the example of this name.  Raises UserError where the data set has changed since the run began."""
+    for entry in entries:
         if entry.id == name:
             return entry
     raise UserError(f"the data set has no example {name}; start a new run without --resume")

@@ -11,10 +11,10 @@ IDENTITY = ("record", "name", "config", "grid", "stages", "examples", "settings"
 
 def files(paths: Any, file_name: str) -> List[Path]:
     """Return the files of this name in, at or under `paths`."""
-    found = (
+    every = (
         file for path in map(Path, paths) for file in ([path] if path.is_file() else sorted(path.rglob(file_name)))
     )
-    return list(dict.fromkeys(file for file in found if file.name == file_name))
+    return list(dict.fromkeys(file for file in every if file.name == file_name))
 
 
 def newest(runs: Iterable[Any]) -> List[Any]:

@@ -46,25 +46,25 @@ class Given(NamedTuple):
 
 
 def parse(text: str) -> Given:
-    """ "1x80x1000", "2:int64=1000", "lengths@2:int32=F", "1xS".  Raises UserError."""
-    found = _SPEC.fullmatch(text)
-    sizes = found["shape"].split("x") if found else []
-    dtype = getattr(torch, found["dtype"] or "float32", None) if found else None
-    if not found or not all(map(_SIZE.fullmatch, sizes)):
+    """Parse "1x80x1000", "2:int64=1000", "lengths@2:int32=F" or "1xS".  Raises UserError."""
+    match = _SPEC.fullmatch(text)
+    sizes = match["shape"].split("x") if match else []
+    dtype = getattr(torch, match["dtype"] or "float32", None) if match else None
+    if not match or not all(map(_SIZE.fullmatch, sizes)):
         raise UserError(f"{text!r}: give a shape such as 1x80x1000, 2x1000:int64, 2:int64=1000 or name@1x80")
     if not isinstance(dtype, torch.dtype):
-        raise UserError(f"{text!r}: torch has no dtype {found['dtype']}")
-    value = found["value"]
+        raise UserError(f"{text!r}: torch has no dtype {match['dtype']}")
+    value = match["value"]
     if value is not None and not re.fullmatch(r"-?\d+(\.\d+)?|[SF]", value):
         raise UserError(f"{text!r}: give a number after '=', or {SAMPLES} or {FRAMES}")
-    return Given(found["name"] or "", tuple(sizes), dtype, value)
+    return Given(match["name"] or "", tuple(sizes), dtype, value)
 
 
 def made(
     given: Sequence[Given], device: str, letters: Optional[Dict[str, int]] = None
 ) -> Tuple[List[Any], Dict[str, Any]]:
-    """(positional arguments, keyword arguments)."""
-    tensors = [(one.name, one.tensor(letters or {}, device)) for one in given]
+    """Return (positional arguments, keyword arguments)."""
+    tensors = [(shape.name, shape.tensor(letters or {}, device)) for shape in given]
     return [tensor for name, tensor in tensors if not name], {name: tensor for name, tensor in tensors if name}
 
 
@@ -80,19 +80,19 @@ def _number(text: str, letters: Dict[str, int]) -> Any:
 
 
 def lengths(source: Path, sample_rate: int) -> List[int]:
-    """Samples of every file below a directory, by their headers; or of a text file with a number at the beginning of
-    each line ("#": a comment).  Sorted.  Raises UserError."""
+    """Return the sorted samples of every file below a directory, by their headers, or the numbers at the beginning of
+    the lines of a text file ("#": a comment).  Raises UserError."""
     problem = not_there(source)
     if problem:
         raise UserError(f"{source}: {problem}")
     if os.path.isdir(source):
         files = [path for path in sorted(source.rglob("*")) if path.suffix.lower() in AUDIO and path.is_file()]
-        found = [_length(path, sample_rate) for path in files]
+        samples = [_length(path, sample_rate) for path in files]
     else:
-        found = _listed(source)
-    if not found:
+        samples = _listed(source)
+    if not samples:
         raise UserError(f"{source}: no audio in it ({', '.join(AUDIO)})")
-    return sorted(found)
+    return sorted(samples)
 
 
 def _length(path: Path, sample_rate: int) -> int:
@@ -101,12 +101,12 @@ def _length(path: Path, sample_rate: int) -> int:
     except ImportError as error:
         raise UserError("reading the length of audio needs soundfile: pip install soundfile") from error
     try:
-        about = soundfile.info(str(path))
+        header = soundfile.info(str(path))
     except RuntimeError as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    if about.samplerate != sample_rate:
-        raise UserError(f"{path} has {about.samplerate} samples a second: give --sample-rate {about.samplerate}")
-    return about.frames
+    if header.samplerate != sample_rate:
+        raise UserError(f"{path} has {header.samplerate} samples a second: give --sample-rate {header.samplerate}")
+    return header.frames
 
 
 def _listed(path: Path) -> List[int]:
@@ -122,8 +122,8 @@ def _listed(path: Path) -> List[int]:
 
 
 def bucketed(sorted_lengths: Sequence[int]) -> Dict[str, List[int]]:
-    """Four parts, of as many utterances each where that is possible, the shortest first; without the empty ones."""
+    """Return four parts of as many utterances each as possible, the shortest first, without the empty ones."""
     count = len(sorted_lengths)
-    bounds = [count * place // len(BUCKETS) for place in range(len(BUCKETS) + 1)]
+    bounds = [count * number // len(BUCKETS) for number in range(len(BUCKETS) + 1)]
     parts = {name: list(sorted_lengths[begin:end]) for name, begin, end in zip(BUCKETS, bounds, bounds[1:])}
     return {name: part for name, part in parts.items() if part}

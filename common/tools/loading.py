@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
 
 
 def load(name: str, arguments: Mapping[str, Any], device: str) -> Loaded:
-    """The model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream", "hf:model"), made with
+    """Return the model `name` ("package.module:attribute", "file.py:Class", "s3prl:upstream", "hf:model"), made with
     `arguments`, on `device`.  Raises UserError for what cannot be imported or made."""
     source, attribute = _parts(name, "package.module:name, file.py:name, s3prl:upstream or hf:model")
     if source == S3PRL:
@@ -49,13 +49,13 @@ def load(name: str, arguments: Mapping[str, Any], device: str) -> Loaded:
 
 
 def imported(name: str) -> Any:
-    """What "package.module:attribute" or "file.py:attribute" names.  Raises UserError."""
+    """Import "package.module:attribute" or "file.py:attribute".  Raises UserError."""
     source, attribute = _parts(name, "package.module:name or file.py:name")
     return _attribute(_module(source), attribute, name)
 
 
 def made(name: str, arguments: Mapping[str, Any]) -> Any:
-    """What the class or function of this name makes of `arguments`.  Raises UserError."""
+    """Call the class or function of this name with `arguments`.  Raises UserError."""
     return _result(name, imported(name), arguments, "cpu")
 
 
@@ -67,15 +67,15 @@ def _parts(name: str, forms: str) -> Tuple[str, str]:
 
 
 def read_arguments(path: Path) -> Dict[str, Any]:
-    """The mapping in a YAML or JSON file.  Raises UserError."""
-    found = parse_value(read_text(path, plain_yaml.LARGEST_FILE), str(path))
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    """Return the mapping in a YAML or JSON file.  Raises UserError."""
+    values = parse_value(read_text(path, plain_yaml.LARGEST_FILE), str(path))
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(f"{path}: give a mapping of the constructor's arguments, such as `hidden_size: 256`")
-    return found
+    return values
 
 
 def parse_value(text: str, where: str) -> Any:
-    """What YAML (or, where PyYAML is not installed, JSON) makes of `text`.  Raises UserError."""
+    """Parse `text` as YAML (or, where PyYAML is not installed, as JSON).  Raises UserError."""
     try:
         return plain_yaml.parsed(text, where)
     except ImportError:
@@ -87,7 +87,7 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def run_file(path: Path) -> None:
-    """Import a file for what it does.  Raises UserError."""
+    """Import a file for its side effects.  Raises UserError."""
     _module(f"{path}" if path.suffix == ".py" else f"{path}.py")
 
 
@@ -113,12 +113,12 @@ def _file(path: Path) -> ModuleType:
 
 
 def _attribute(module: Any, attribute: str, name: str) -> Any:
-    found = getattr(module, attribute, None)
-    if found is None:
+    value = getattr(module, attribute, None)
+    if value is None:
         near = difflib.get_close_matches(attribute, dir(module), n=3)
         hint = f"; it has {', '.join(near)}" if near else ""
         raise UserError(f"{name}: {module.__name__} has no {attribute}{hint}")
-    return found
+    return value
 
 
 def _upstream(name: str) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ def _result(name: str, maker: Any, arguments: Mapping[str, Any], device: str) ->
 
 
 def _call(maker: Callable[..., Any], arguments: Mapping[str, Any], device: str) -> Any:
-    """On the meta device without weights, where the model's own initialisation allows that."""
+    """Make a model; on the meta device without weights, where its own initialisation allows that."""
     if device == "meta":
         try:
             with torch.device("meta"):
@@ -182,15 +182,17 @@ def _check_names(name: str, maker: Callable[..., Any], arguments: Mapping[str, A
         parameters = inspect.signature(maker).parameters
     except (TypeError, ValueError):
         return
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     unknown = [key for key in arguments if key not in parameters]
     if unknown:
         raise UserError(f"{name} takes no {', '.join(unknown)}; it takes {', '.join(parameters) or 'no arguments'}")
     needed = [
         key
-        for key, one in parameters.items()
-        if one.default is one.empty and one.kind is not one.VAR_POSITIONAL and key not in arguments
+        for key, parameter in parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind is not parameter.VAR_POSITIONAL
+        and key not in arguments
     ]
     if needed:
         raise UserError(f"{name} needs {', '.join(needed)}: give --arg {needed[0]}=..., or --args with a file")

@@ -191,7 +191,7 @@ def _by_device(key: str) -> str:
 def _sizes(text: str) -> Tuple[str, List[int]]:
     key, _, listed = text.partition("=")
     if key not in SIZES or not listed:
-        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{one}=A,B' for one in SIZES)}, not {text!r}")
+        raise argparse.ArgumentTypeError(f"give {' or '.join(f'{key}=A,B' for key in SIZES)}, not {text!r}")
     return key, [flag_types.whole(1)(word) for word in listed.split(",")]
 
 
@@ -231,7 +231,7 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
     if arguments.sweep:
         key, values = arguments.sweep
         swept = [{**given, key.replace("-", "_"): value, "sort_utterance": SIZES[key]} for value in values]
-        every = [_settings(arguments, device, choice.sizes, one) for one in swept]
+        every = [_settings(arguments, device, choice.sizes, sizes) for sizes in swept]
     claim, cells = _opened(choice, every, arguments, executor)
     folder = claim.path.parent
     stopped: Union[KeyboardInterrupt, UserError, None] = None
@@ -243,41 +243,42 @@ def profiled(choice: Any, files: Tuple[str, ...], arguments: argparse.Namespace,
             if not cells:
                 raise
             stopped = error
-        found = _sorted(cells)
-        if len(every) == 1 and found[0][1] is None:
+        ended = _sorted(cells)
+        if len(every) == 1 and ended[0][1] is None:
             (folder / records.FILE_NAME).unlink()
-            raise UserError(found[0][2])
-        _write(found, folder, arguments)
+            raise UserError(ended[0][2])
+        _write(ended, folder, arguments)
     finally:
         claim.release()
         if {path.name for path in folder.iterdir()} == {records.HEADER_NAME}:
             remove(folder / records.HEADER_NAME)
     if isinstance(stopped, KeyboardInterrupt):
-        print(f"interrupted: {len(found)} of {len(every)} sizes were profiled; --resume goes on", file=sys.stderr)
+        print(f"interrupted: {len(ended)} of {len(every)} sizes were profiled; --resume goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
     if stopped:
         raise stopped
-    return EXIT_OK if all(one for _, one, _ in found) else EXIT_FAILED
+    return EXIT_OK if all(profiled_size for _, profiled_size, _ in ended) else EXIT_FAILED
 
 
 def _opened(
     choice: Any, every: Sequence[Settings], arguments: argparse.Namespace, executor: Executor
 ) -> Tuple[Claim, Dict[int, Size]]:
-    """The lock of a new folder, or of the one to go on in, and the cells that are profiled there."""
+    """Return the lock of a new folder, or of the one to go on in, and the cells that are profiled there."""
     machine = executor.machine and {key: executor.machine.get(key) for key in ("cpu", "cores", "gpu")}
-    settings_of = [one.to_json() for one in every]
+    settings_of = [resolved.to_json() for resolved in every]
     identity = {"choice": choice.to_json(), "settings": settings_of, "limits": arguments.limits, "machine": machine}
     if not arguments.resume:
-        of = f"sweep-{arguments.sweep[0]}" if arguments.sweep else every[0].suffix
-        return records.start(arguments.log_dir, f"profile-{of}", identity), {}
+        suffix = f"sweep-{arguments.sweep[0]}" if arguments.sweep else every[0].suffix
+        return records.start(arguments.log_dir, f"profile-{suffix}", identity), {}
     claim, documents = records.resume(arguments.log_dir, identity)
-    known = {one["size"]: one for one in documents if one.get("spans")}
-    places = {place: _words(of) for place, of in enumerate(every)}
-    return claim, {place: (words, profile(known[words]), "") for place, words in places.items() if words in known}
+    known = {document["size"]: document for document in documents if document.get("spans")}
+    sizes = enumerate(map(_words, every))
+    return claim, {number: (words, profile(known[words]), "") for number, words in sizes if words in known}
 
 
-def _words(of: Settings) -> str:
-    return f"max-frames {of.max_frames}" if of.sort_utterance else f"batch-size {of.batch_size}"
+def _words(size: Settings) -> str:
+    """Return "max-frames 1000" or "batch-size 4"."""
+    return f"max-frames {size.max_frames}" if size.sort_utterance else f"batch-size {size.batch_size}"
 
 
 def _measure(
@@ -289,43 +290,47 @@ def _measure(
     executor: Executor,
     cells: Dict[int, Size],
 ) -> None:
-    """Put a cell for each of the settings that has none into `cells`: its words, and its profile or why there is none.
-    All that there are go to disk with each."""
+    """Profile each of the settings that has no cell, and put its words, its profile or the reason into `cells`.  All
+    cells are written to disk with each."""
     lock, once_more = RLock(), OnceMore()
-    done = [found.document for _, found, _ in cells.values() if found]
-    known = {str(of.get("node", "")): of["limits"] for of in done}  # by device
+    done = [earlier.document for _, earlier, _ in cells.values() if earlier]
+    known = {str(document.get("node", "")): document["limits"] for document in done}  # by device
 
-    def serve(lane: Executor, place: int) -> None:
-        of = every[place]
-        words = _words(of)
+    def serve(lane: Executor, number: int) -> None:
+        resolved = every[number]
+        words = _words(resolved)
         with lock:
             where = f" of {lane.label}" if lane.label else ""
             if not arguments.quiet:
-                print(f"profiling {words}: {choice.implementation.name} on {of.device}{where} ...", file=sys.stderr)
+                print(
+                    f"profiling {words}: {choice.implementation.name} on {resolved.device}{where} ...", file=sys.stderr
+                )
             limits = known.get(lane.label, arguments.limits)
         task = Task(words, "profile", {"choice": choice.to_json(), "limits": limits}, files=files)
-        target = folder / str(place) if place else folder
+        target = folder / str(number) if number else folder
         limit = arguments.timeout
-        *found, end = once_more.execute(place, lane, task, executor.python(), target, of, limit, lambda text: None)
+        *lines, end = once_more.execute(
+            number, lane, task, executor.python(), target, resolved, limit, lambda text: None
+        )
         with lock:
             if end["status"] == "ok":
-                document = {**found[0]["document"], **({"node": lane.label} if lane.label else {})}
+                document = {**lines[0]["document"], **({"node": lane.label} if lane.label else {})}
                 known[lane.label] = document["limits"]
-                cells[place] = words, profile(document), ""
+                cells[number] = words, profile(document), ""
             else:
                 print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
-                cells[place] = words, None, end["reason"]
+                cells[number] = words, None, end["reason"]
             write_whole(another("--log-dir", "folder"), (folder / records.FILE_NAME, tables.json(_sorted(cells))))
 
-    spread(executor.lanes(), [place for place in range(len(every)) if place not in cells], serve)
+    spread(executor.lanes(), [number for number in range(len(every)) if number not in cells], serve)
 
 
 def _sorted(cells: Mapping[int, Size]) -> List[Size]:
-    return [cells[place] for place in sorted(cells)]
+    return [cells[number] for number in sorted(cells)]
 
 
 def _choice(arguments: argparse.Namespace) -> Any:
-    """A common.tools.profile.measure.Choice.  Raises UserError."""
+    """Return a common.tools.profile.measure.Choice.  Raises UserError."""
     from common.tools import loading
     from common.tools.profile import transducer
     from common.tools.profile.measure import MODELS, Choice
@@ -363,21 +368,21 @@ def _choice(arguments: argparse.Namespace) -> Any:
     )
 
 
-def _settings(arguments: argparse.Namespace, device: str, sizes: Any, more: Mapping[str, Any]) -> Settings:
-    """more: sizes of batches, at least."""
+def _settings(arguments: argparse.Namespace, device: str, sizes: Any, batch: Mapping[str, Any]) -> Settings:
+    """Return the settings of one size.  batch: the settings of that size."""
     given = {name: getattr(arguments, name) for name in ("sort_utterance", "num_batches", "seed", "threads")}
     given["prune_range"] = arguments.prune_range
     shape_file = str(arguments.shape_file.absolute())
-    own = {"vocab_size": sizes.vocab_size, "encoder_dim": sizes.joiner_dim, "shape_file": shape_file}
-    return settings.resolve({**given, **own, "rounds": 1, **more}, device)
+    model = {"vocab_size": sizes.vocab_size, "encoder_dim": sizes.joiner_dim, "shape_file": shape_file}
+    return settings.resolve({**given, **model, "rounds": 1, **batch}, device)
 
 
 def _write(cells: List[Size], folder: Path, arguments: argparse.Namespace) -> None:
     """Print the tables, and write them, the rows, the documents and the page to the folder."""
     shown = tables.render(cells, "table")
     print(tables.render(cells, arguments.format), end="")
-    of_cells = [folder / str(place) if place else folder for place in range(len(cells))]
-    tables_of_operators = [one / f"{one.name}.txt" for one in of_cells]
+    folders = [folder / str(number) if number else folder for number in range(len(cells))]
+    tables_of_operators = [path / f"{path.name}.txt" for path in folders]
     operators = [read_text(path) for path in tables_of_operators if path.exists()]
     title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / records.FILE_NAME)
     files: Dict[str, Any] = {
@@ -395,9 +400,10 @@ def _write(cells: List[Size], folder: Path, arguments: argparse.Namespace) -> No
         else:
             write_whole(another("--log-dir", "folder"), (folder / name, text))
     if arguments.png:
-        for place, (_, found, _) in enumerate(cells):
-            if found:
-                named = [(f"{one.key}-{place + 1}" if place else one.key, one) for one in figures(found)]
+        for number, (_, drawn, _) in enumerate(cells):
+            if drawn:
+                suffix = f"-{number + 1}" if number else ""
+                named = [(figure.key + suffix, figure) for figure in figures(drawn)]
                 png.save(named, folder)
     if not arguments.quiet:
         print(f"profile: {folder / report.PAGE_NAME}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What profile.json and its run.json hold.  What a newer version adds is ignored."""
+"""Types of profile.json and its run.json.  Fields that a newer version adds are ignored."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PlaceFlops(Struct, kw_only=True):
 
 
 class Compiled(Struct, kw_only=True):
-    """What --compile did before the steps."""
+    """The compilation before the steps, with --compile."""
 
     ns: Annotated[Nanoseconds, of("until a round of steps compiled nothing")]
     modules: Annotated[Count, of("that were compiled")]
@@ -106,7 +106,7 @@ class Profile(Struct, kw_only=True):
             return
         if self.steps is None or not self.batches or "model" not in self.parameters:
             raise ValueError("steps, batches or parameters are missing")
-        on_device = [*self.steps.device_ns, *(ns for one in self.spans for ns in one.device_ns)]
+        on_device = [*self.steps.device_ns, *(ns for span in self.spans for ns in span.device_ns)]
         if self.device == "cuda" and None in on_device:
             raise ValueError("times of the device are missing")
         if self.limits:

@@ -83,7 +83,7 @@ class Labels:
 
     @property
     def where(self) -> str:
-        """Of an exception: "self_attn (encoder.layers.3.self_attn), backward"."""
+        """Return where an exception was raised: "self_attn (encoder.layers.3.self_attn), backward"."""
         call = self._failed_in
         return "the step, outside of every label" if call is None else f"{call.chain[-1]} ({call.path}), {call.phase}"
 
@@ -119,14 +119,14 @@ class Labels:
         while shared < len(stack) and shared < len(family) and stack[shared][0] is family[shared]:
             shared += 1
         self._pop(stack, shared)
-        for one in family[shared:]:
-            self._push(BACKWARD, one)
+        for begun in family[shared:]:
+            self._push(BACKWARD, begun)
 
     def _end(self, call: Call) -> None:
         stack = self._stacks[BACKWARD]
-        place = next((at for at, (one, _) in enumerate(stack) if one is call), None)
-        if place is not None:
-            self._pop(stack, place)
+        depth = next((index for index, (running, _) in enumerate(stack) if running is call), None)
+        if depth is not None:
+            self._pop(stack, depth)
 
     # -- spans ---------------------------------------------------------------------------------------------------------
 
@@ -159,38 +159,38 @@ rules.register(_Mark, None)  # an identity
 
 
 def _marked(values: Any, tell: Callable[[], None]) -> Any:
-    """The values, their tensors that need a gradient behind a mark; those that are one stay one."""
+    """Return the values with tensors that need a gradient behind a mark; the same tensor stays the same."""
     leaves, spec = tree_flatten(values)
-    wanted = {id(one): one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad}
+    wanted = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
     if not wanted:
         return values
-    found = dict(zip(wanted, _Mark.apply(tell, *wanted.values())))
-    return tree_unflatten([found.get(id(one), one) for one in leaves], spec)
+    marked = dict(zip(wanted, _Mark.apply(tell, *wanted.values())))
+    return tree_unflatten([marked.get(id(leaf), leaf) for leaf in leaves], spec)
 
 
 class Spans:
-    """Times of the spans of a step: calls, nanoseconds of the host, and on CUDA of the device, by place."""
+    """Times the spans of a step: calls, nanoseconds of the host, and on CUDA of the device, by position."""
 
     def __init__(self, clock: Clock):
         self.clock, self.host = clock, Clock(torch.device("cpu"))
         self._begun: Dict[Place, List[Tuple[int, Any, Any, Any, Any]]] = {}
 
     @contextmanager
-    def __call__(self, place: Place, again: bool) -> Iterator[None]:
-        of_place = self._begun.setdefault(place, [])  # in the order in which they begin
+    def __call__(self, position: Place, again: bool) -> Iterator[None]:
+        begun = self._begun.setdefault(position, [])  # in the order in which they begin
         host, device = self.host.mark(), self.clock.mark() if self.clock.cuda else None
         yield
-        of_place.append((not again, host, self.host.mark(), device, self.clock.mark() if self.clock.cuda else None))
+        begun.append((not again, host, self.host.mark(), device, self.clock.mark() if self.clock.cuda else None))
 
     def taken(self) -> Dict[Place, Tuple[int, int, Optional[int]]]:
-        """(calls, host, device) of each place; after the clock was synchronised."""
+        """Return (calls, host ns, device ns) of each position, after the clock was synchronised."""
         return {
-            place: (
-                sum(one[0] for one in calls),
-                sum(one[2] - one[1] for one in calls),
-                sum(self.clock.between(one[3], one[4]) for one in calls) if self.clock.cuda else None,
+            position: (
+                sum(call[0] for call in calls),
+                sum(call[2] - call[1] for call in calls),
+                sum(self.clock.between(call[3], call[4]) for call in calls) if self.clock.cuda else None,
             )
-            for place, calls in self._begun.items()
+            for position, calls in self._begun.items()
         }
 
 
@@ -206,29 +206,29 @@ class Operations:
         self._counts: Dict[Place, Tuple[int, int]] = {}
 
     @contextmanager
-    def __call__(self, place: Place, again: bool) -> Iterator[None]:
+    def __call__(self, position: Place, again: bool) -> Iterator[None]:
         self._assign()
-        self._running.append(place)
+        self._running.append(position)
         yield
         self._assign()
         self._running.pop()
 
     def counts(self) -> Dict[Place, Tuple[int, int]]:
-        """Return (MACs, FLOPs) by place; what ran in no span is at OUTSIDE."""
+        """Return (MACs, FLOPs) by position; what ran in no span is at OUTSIDE."""
         self._assign()
         return self._counts
 
     def _assign(self) -> None:
         """Add what was counted since the last call to the innermost span that runs."""
-        place = self._running[-1] if self._running else OUTSIDE
-        macs, flops = self._counts.get(place, (0, 0))
+        position = self._running[-1] if self._running else OUTSIDE
+        macs, flops = self._counts.get(position, (0, 0))
         before, self._before = self._before, self._total()
-        self._counts[place] = macs + self._before[0] - before[0], flops + self._before[1] - before[1]
+        self._counts[position] = macs + self._before[0] - before[0], flops + self._before[1] - before[1]
 
 
-def named(place: Place) -> str:
-    """ "self_attn", "self_attn.backward"."""
-    chain, phase = place
+def named(position: Place) -> str:
+    """Return "self_attn" or "self_attn.backward"."""
+    chain, phase = position
     return f"{chain[-1]}.{BACKWARD}" if phase == BACKWARD else chain[-1]
 
 
@@ -238,25 +238,25 @@ def named(place: Place) -> str:
 def by_patterns(
     model: torch.nn.Module, patterns: Mapping[str, Tuple[str, ...]], flag: str = "--label {}="
 ) -> Dict[str, str]:
-    """{path: label} of patterns by label: names of modules with dots, * and ? within a name.  Raises UserError for one
-    that matches nothing."""
+    """Return {path: label} of patterns by label: names of modules with dots, * and ? within a name.  Raises UserError
+    for a pattern that matches nothing."""
     paths = [path for path, _ in model.named_modules() if path]
-    found: Dict[str, str] = {}
+    label_of: Dict[str, str] = {}
     for label, listed in patterns.items():
         for pattern in listed:
             matched = [path for path in paths if _matches(path, pattern)]
             if not matched:
-                there = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= pattern.count(".")))
+                known = list(dict.fromkeys(_starred(path) for path in paths if path.count(".") <= pattern.count(".")))
                 raise UserError(
-                    f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(there[:MOST_NAMED])}"
+                    f"{flag.format(label)}{pattern}: matches no module; there are {', '.join(known[:MOST_NAMED])}"
                 )
             for path in matched:
-                found.setdefault(path, label)
-    return found
+                label_of.setdefault(path, label)
+    return label_of
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
-    """{path: label} of all modules so many names below the model, those of a list together: "layers.*"."""
+    """Return {path: label} of all modules so many names below the model, those of a list together: "layers.*"."""
     called = [(path, module) for path, module in model.named_modules() if path and path.count(".") < depth]
     return {
         path: _starred(path)

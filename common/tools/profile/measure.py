@@ -70,22 +70,31 @@ def classic_labels(config: str) -> Dict[str, Tuple[str, ...]]:
     }
 
 
-#: Of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
+#: Rounds of steps that compile: a first shape, a second one of any size, and one that finds nothing to do.
 COMPILING_ROUNDS = 4
 Given = Tuple[Any, ...]
 
 
-def unseen(place: Place, again: bool) -> ContextManager[None]:
-    """A span that records nothing."""
+def unseen(position: Place, again: bool) -> ContextManager[None]:
+    """Return a span that records nothing."""
     return nullcontext()
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is profiled.  model: import path, "" for the Conformer transducer of these sizes; arguments: of that path;
-    config: one of MODELS, where there is no import path;
-    labels: patterns by label, empty for those by default; depth: instead, of modules; checkpoint: patterns of modules
-    whose forward is computed again in the backward."""
+    """The model to profile, and how.
+
+    Args:
+        sizes: of the Conformer transducer.
+        implementation: the loss.
+        model: import path; "" for the Conformer transducer.
+        config: one of MODELS, where there is no import path.
+        arguments: of the model at the import path.
+        labels: patterns by label; empty for the default labels.
+        depth: in place of labels, the depth of the modules that get one.
+        steps, warmup, trace_steps: numbers of timed steps, of those before them, and of those under the profiler.
+        dropout, amp, compile, optimizer: as the flags of these names.
+        checkpoint: patterns of modules whose forward is computed again in the backward."""
 
     sizes: Sizes
     implementation: Implementation
@@ -115,8 +124,8 @@ class Choice:
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """The ``profile`` record: ``given`` has the `choice`, and `limits`: true to measure the device's, those that are
-    known, or false.  Raises UserError, OutOfMemory."""
+    """Yield the ``profile`` record.  The job's ``given`` has the `choice`, and `limits`: true to measure those of the
+    device, those that are known, or false.  Raises UserError, OutOfMemory."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
     choice, known = Choice.from_json(given["choice"]), given["limits"]
     folder = Path(job["folder"])
@@ -134,7 +143,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 class Inputs:
-    """Of one batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and the loss's."""
+    """Holds a batch: features (N, frames, F), lengths, symbols (N, U+1) with a blank first, and inputs of the loss."""
 
     def __init__(self, rows: Any, sizes: Sizes, adapter: Any, device: torch.device, key: Sequence[int]):
         N, frames, U = padded_sizes(rows)
@@ -143,7 +152,7 @@ class Inputs:
         self.lengths = torch.tensor(rows[:, 0].tolist(), device=device)
         targets = torch.from_numpy(symbols((N, U), sizes.vocab_size, TARGETS, *key)).to(device)
         self.symbols = nn.functional.pad(targets.long(), (1, 0))
-        pairs = [(int(shapes.subsampled(one, SUBSAMPLING)), int(tokens)) for one, tokens in rows]
+        pairs = [(int(shapes.subsampled(length, SUBSAMPLING)), int(U)) for length, U in rows]
         T, U_lengths = (torch.tensor(column, dtype=torch.int32, device=device) for column in zip(*pairs))
         none = torch.empty(0, device=device)  # the model makes them
         self.batch = Batch(none, none, targets, T, U_lengths, pairs)
@@ -158,7 +167,7 @@ class Inputs:
         }
 
     def given(self) -> Given:
-        """For one step: the arguments of the model's forward."""
+        """Return the arguments of the model's forward for one step."""
         return self.features, self.lengths, self.symbols, self.batch, self.adapter.prepare(self.batch)
 
 
@@ -222,16 +231,16 @@ class Profiling:
     def _labels(self) -> Dict[str, str]:
         choice = self.choice
         if choice.labels:
-            found = labelling.by_patterns(self.model, choice.labels)
+            labels = labelling.by_patterns(self.model, choice.labels)
         elif choice.depth is not None or choice.model:
             owner, prefix = (self.model.get_submodule("model"), "model.") if choice.model else (self.model, "")
             by_depth = labelling.by_depth(owner, 1 if choice.depth is None else choice.depth)
-            found = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
+            labels = {prefix + path: label for path, label in by_depth.items() if not path.startswith("criterion")}
         else:
-            found = labelling.by_patterns(self.model, classic_labels(choice.config))
+            labels = labelling.by_patterns(self.model, classic_labels(choice.config))
         parts = {f"criterion.{name}": name for name in PARTS}
-        there = {path for path, _ in self.model.named_modules()}
-        return {**found, **{path: name for path, name in parts.items() if path in there}}
+        known = {path for path, _ in self.model.named_modules()}
+        return {**labels, **{path: name for path, name in parts.items() if path in known}}
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -286,7 +295,7 @@ class Profiling:
     # -- passes --------------------------------------------------------------------------------------------------------
 
     def document(self, folder: Path, limits: Callable[[], Mapping[str, Any]]) -> Dict[str, Any]:
-        """Everything; traces go to `folder`.  limits: a ``limits`` record."""
+        """Return the whole document; traces go to `folder`.  limits: returns a ``limits`` record."""
         for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.labelled(inputs.given(), unseen)
             self.forget()
@@ -314,7 +323,7 @@ class Profiling:
         }
 
     def times(self) -> Dict[str, Any]:
-        """`steps`: bare and labelled ones in turn; `spans`: of the labelled ones, by place, each step's."""
+        """Return `steps`, times of bare and labelled steps in turn, and `spans`, those of each label in each step."""
         bare: List[Any] = []
         labelled: List[Any] = []
         of_place: Dict[Place, List[Any]] = {}
@@ -325,8 +334,8 @@ class Profiling:
             runs = [(bare, partial(self.bare, inputs.given())), (labelled, with_labels)]
             for kept, run in runs if number % 2 else reversed(runs):
                 kept.append(self.timed(run))
-            for place, values in taken.taken().items():
-                of_place.setdefault(place, []).append(values)
+            for position, values in taken.taken().items():
+                of_place.setdefault(position, []).append(values)
         foreign = load.share() if load.ready() else None
         listed = [
             {
@@ -350,8 +359,10 @@ class Profiling:
         }
 
     def memory(self, folder: Path) -> List[Dict[str, Any]]:
-        """By the name of the span: bytes above the level at the step's beginning, the rise above that at its own, and
-        what all its calls in a step leave; from a trace in `folder`."""
+        """Return the memory of each span, by name, from a trace in `folder`.
+
+        peak: bytes above the level at the step's beginning; rise: above the level at its own; left: what all its calls
+        in a step leave allocated."""
         files.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
@@ -360,18 +371,18 @@ class Profiling:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the profiler's: only the last cycle is kept, which is all there is
             profiler.profile(iter(steps), settings, self.device, folder, "profile")
-        found: Dict[str, List[spans.SpanMemory]] = {}
+        spans_of: Dict[str, List[spans.SpanMemory]] = {}
         for path in files.trace_files(folder):
-            for one in spans.read(path):
-                found.setdefault(one.name, []).append(one)
+            for span in spans.read(path):
+                spans_of.setdefault(span.name, []).append(span)
         return [
             {
                 "name": name,
-                "peak_bytes": max(one.highest for one in several),
-                "rise_bytes": max(one.highest - one.begin for one in several),
-                "left_bytes": round(sum(one.end - one.begin for one in several) / active),
+                "peak_bytes": max(span.highest for span in several),
+                "rise_bytes": max(span.highest - span.begin for span in several),
+                "left_bytes": round(sum(span.end - span.begin for span in several) / active),
             }
-            for name, several in found.items()
+            for name, several in spans_of.items()
         ]
 
     def flops(self) -> Dict[str, Any]:
@@ -392,12 +403,14 @@ class Profiling:
                 {"chain": list(chain), "phase": phase, "macs": macs / count, "flops": flops / count}
                 for (chain, phase), (macs, flops) in operations.counts().items()
             ],
-            "not_counted": sorted({one["operator"] for one in counter.document()["not_counted"]}),
+            "not_counted": sorted({entry["operator"] for entry in counter.document()["not_counted"]}),
         }
 
     def compile(self) -> Dict[str, Any]:
-        """The forward of each labelled module that holds no other; of joiner and losses the modules alone.  Then steps
-        with labels and without, until one round of them compiles nothing: what that took, before any step is timed."""
+        """Compile the forward of each labelled module that holds no other; of joiner and losses the modules alone.
+
+        Then run steps with labels and without, until one round of them compiles nothing.  Return what that took: no
+        step is timed before."""
         check()
         torch._dynamo.reset()  # else what another size compiled would decide what this one compiles
         torch._dynamo.utils.counters.clear()
@@ -405,15 +418,15 @@ class Profiling:
         for path, label in self.labels.items():
             module = self.model.get_submodule(path)
             if not any(other.startswith(f"{path}.") for other in self.labels):
-                for one in module.children() if isinstance(module, transducer.Part) else [module]:
-                    one.forward = torch.compile(one.forward)
+                for part in module.children() if isinstance(module, transducer.Part) else [module]:
+                    part.forward = torch.compile(part.forward)
                     modules += 1
                     compiled.add(label)
         print(f"compiling {modules} modules; on a CPU this takes minutes ...", file=sys.stderr)
         for _ in range(COMPILING_ROUNDS):
             before = graphs()
             for inputs in self.inputs:
-                self.timed(partial(self.labelled, inputs.given(), partial(_told, compiled)))
+                self.timed(partial(self.labelled, inputs.given(), partial(_reported, compiled)))
                 self.timed(partial(self.bare, inputs.given()))
             if graphs() == before:
                 break
@@ -421,23 +434,23 @@ class Profiling:
 
 
 def graphs() -> int:
-    """That torch.compile made so far."""
+    """Return the number of graphs that torch.compile made so far."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 @contextmanager
-def _told(labels: Collection[str], place: Place, again: bool) -> Iterator[None]:
-    """A span of a module that is compiled in it, reported on stderr where that took long."""
+def _reported(labels: Collection[str], position: Place, again: bool) -> Iterator[None]:
+    """Report on stderr a span in which a module was compiled, where that took long."""
     begin = time.monotonic()
     yield
     seconds = time.monotonic() - begin
-    if place[0][-1] in labels and seconds > 1:
-        print(f"  {labelling.named(place)}: {seconds:.0f} s", file=sys.stderr)
+    if position[0][-1] in labels and seconds > 1:
+        print(f"  {labelling.named(position)}: {seconds:.0f} s", file=sys.stderr)
 
 
 @dataclass
 class _Recorded:
-    """A step with its labels in the trace."""
+    """Runs a step with its labels in the trace."""
 
     profiling: Profiling
     given: Given

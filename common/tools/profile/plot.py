@@ -1,4 +1,4 @@
-"""The step as icicles, of time and of memory: each label is below the one that it is part of, as wide as its share."""
+"""Draws a step as icicles of time and memory: each label is below the one that it is part of, as wide as its share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from common.present.table import Cell, measured, tabulated
 from common.tools.profile.rows import FORWARD, Node, Profile
 
 ROW = 44  # pixels of a level
-LETTER = 0.0095  # of the width
-GREY = "#bbbbbb"  # of forward and backward
+LETTER = 0.0095  # width of a letter, as a part of the figure's
+GREY = "#bbbbbb"  # color of forward and backward
 
 
 class Box(NamedTuple):
-    """level: 0 is on top; begin, width: in ms or MB; above: the label that it lies in."""
+    """A box.  level: 0 is on top; begin, width: in ms or MB; above: the label that it lies in."""
 
     label: str
     phase: str
@@ -30,22 +30,23 @@ class Box(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The label without the one that it lies in, which it may begin with."""
+        """The label without the label that it lies in, where it begins with that."""
         return self.label.removeprefix(f"{self.above}_").removeprefix("rnnt_")
 
 
-def figures(found: Profile) -> List[Figure]:
+def figures(profile: Profile) -> List[Figure]:
+    """Return an icicle of the time, and one of the memory that the forward leaves, where it does."""
     time = (
         "Each box is a label, as wide as its milliseconds in a mean step; what lies in it is below it, all calls of a "
     )
     time += "label together. White has no label."
     result = [
         _figure(
-            "profile-time", "Time of the step", time, _boxes(found.roots, lambda node: node.ms), "ms", found.step_ms
+            "profile-time", "Time of the step", time, _boxes(profile.roots, lambda node: node.ms), "ms", profile.step_ms
         )
     ]
-    left = {one["name"]: one["left_bytes"] / 2**20 for one in found.document["memory"]}
-    forward = [node for node in found.roots if node.phase == FORWARD]
+    left = {entry["name"]: entry["left_bytes"] / 2**20 for entry in profile.document["memory"]}
+    forward = [node for node in profile.roots if node.phase == FORWARD]
     kept = _boxes(forward, lambda node: max(left.get(node.chain[-1], 0.0), 0.0))
     held = kept[0].width if kept else 0.0
     if held:
@@ -55,18 +56,20 @@ def figures(found: Profile) -> List[Figure]:
 
 
 def _boxes(roots: List[Node], size: Callable[[Node], float]) -> List[Box]:
-    found: List[Box] = []
+    boxes: List[Box] = []
     at = 0.0
     for phase in dict.fromkeys(node.phase for node in roots):
         of_phase = [node for node in roots if node.phase == phase]
         width = sum(map(size, of_phase))
-        found += [Box(phase, phase, 0, at, width), *_placed(of_phase, size, at, 1, 1.0)]
+        boxes += [Box(phase, phase, 0, at, width), *_placed(of_phase, size, at, 1, 1.0)]
         at += width
-    return found
+    return boxes
 
 
 def _placed(nodes: List[Node], size: Callable[[Node], float], at: float, level: int, scale: float) -> Iterator[Box]:
-    """scale: where what lies in a label was larger than what the label leaves in the end."""
+    """Yield the boxes of these positions, side by side from `at` on, and of what lies in them.
+
+    scale: below 1 where what lies in a label was larger than what the label leaves in the end."""
     for node in nodes:
         width, inside = scale * size(node), sum(map(size, node.children))
         yield Box(node.chain[-1], node.phase, level, at, width, *node.chain[-2:-1])
@@ -75,11 +78,16 @@ def _placed(nodes: List[Node], size: Callable[[Node], float], at: float, level: 
 
 
 def _figure(key: str, title: str, caption: str, boxes: List[Box], unit: str, end: float) -> Figure:
-    """end: of the axis."""
+    """Return the figure of some boxes.  end: of the axis."""
     levels = max(box.level for box in boxes) + 1
     phases: Dict[str, List[Box]] = {"": [box for box in boxes if not box.level]}
-    labels = {box.label: [one for one in boxes if one.level and one.label == box.label] for box in boxes if box.level}
-    data = [_trace(label, place - 1, of, end, unit) for place, (label, of) in enumerate({**phases, **labels}.items())]
+    labels: Dict[str, List[Box]] = {}  # in the order of the boxes
+    for box in boxes:
+        if box.level:
+            labels.setdefault(box.label, []).append(box)
+    data = [
+        _trace(label, index - 1, some, end, unit) for index, (label, some) in enumerate({**phases, **labels}.items())
+    ]
     vertical = {"range": [0.6 - levels, 0.6], "showgrid": False, "showticklabels": False}
     across = axis(unit, range=[0, end])
     frame = layout(ROW * levels + 70, 150, xaxis=across, yaxis=vertical, barmode="overlay")
@@ -89,13 +97,13 @@ def _figure(key: str, title: str, caption: str, boxes: List[Box], unit: str, end
     return Figure(key, title, caption, summary, data, frame, tabulated(key, title, rows))
 
 
-def _trace(label: str, place: int, boxes: List[Box], end: float, unit: str) -> Trace:
-    look = {"color": color(place) if label else GREY, "opacity": 0.7}
+def _trace(label: str, look: int, boxes: List[Box], end: float, unit: str) -> Trace:
+    fill = {"color": color(look) if label else GREY, "opacity": 0.7}
     return bars(
         label,
         [box.width for box in boxes],
         [-box.level for box in boxes],
-        {**look, "pattern": pattern(place // len(PALETTE) if label else 0)},
+        {**fill, "pattern": pattern(look // len(PALETTE) if label else 0)},
         f"%{{customdata}}: %{{x:.4g}} {unit}",
         orientation="h",
         base=[box.begin for box in boxes],

@@ -1,4 +1,4 @@
-"""A profile of training steps on disk: its folder, what it is of, and the sizes that are profiled."""
+"""Opens the folder of a profile of training steps, and reads the sizes that are profiled there."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from common.records.schema import Record
 from common.system.locks import Claim
 from common.tools.profile.documents import Profile, ProfileHead
 
-#: The documents of the sizes that ended; and of what the profile is.
+#: The file of the sizes that ended, and the file that tells profiles apart.
 FILE_NAME, HEADER_NAME = "profile.json", "run.json"
 
 
 def start(log_dir: Path, name: str, identity: Record) -> Claim:
-    """The lock of a new folder.  identity: whatever makes two profiles the same.  Raises UserError."""
+    """Return the lock of a new folder.  identity: whatever makes two profiles the same.  Raises UserError."""
     claim = run.claim_folder(log_dir, name)
     try:
         header = json.dumps({"started": run.now(), "identity": identity}) + "\n"
@@ -30,7 +30,7 @@ def start(log_dir: Path, name: str, identity: Record) -> Claim:
 
 
 def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]]:
-    """The lock of the folder of the newest profile of this identity, and its documents.  Raises UserError."""
+    """Return the lock of the folder of the newest profile of this identity, and its documents.  Raises UserError."""
     wanted = json.loads(json.dumps(identity))
     newest: Optional[Tuple[str, Path]] = None
     unreadable: List[str] = []
@@ -43,7 +43,9 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
             unreadable.append(path.parent.name)
     run.warn_of_unreadable(unreadable, log_dir)
     if newest is None:
-        raise run.NothingToResume(f"--resume: no profile of the same under {log_dir}; leave the flag out to start one")
+        raise run.NothingToResume(
+            f"--resume: no profile with these flags under {log_dir}; remove the flag to start one"
+        )
     claim, path = run.claim_held(newest[1].parent), newest[1].with_name(FILE_NAME)
     try:
         return claim, documents.read(path, List[Profile])
@@ -51,4 +53,4 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
         return claim, []
     except UserError as error:
         claim.release()
-        raise UserError(f"--resume: {path} cannot be read ({error}); leave the flag out") from error
+        raise UserError(f"--resume: {path} cannot be read ({error}); remove the flag") from error

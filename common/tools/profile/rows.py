@@ -1,4 +1,4 @@
-"""Where a step went, from the document of a profile: each label with what lies in it and without, forward and backward.
+"""Reads where a step went from the document of a profile: each label with and without what lies in it, in each phase.
 
 Times are means over the labelled steps, so that they add up: the children of a label to no more than the label, all
 labels and `other` to the step.
@@ -36,8 +36,16 @@ OWN_PARTS = {
 
 @dataclass
 class Node:
-    """A place in the step.  chain: labels, outermost first; calls: in all steps; ms: of a step, with all that lies in
-    it: `device_ms` on CUDA, else `host_ms`; own_ms: without what lies in it."""
+    """A position in the step.
+
+    Attributes:
+        chain: labels, the outermost first.
+        phase: one of PHASES.
+        calls: number of calls in all steps.
+        ms: milliseconds of a step, with all that lies in it: `device_ms` on CUDA, else `host_ms`.
+        own_ms: the same without what lies in it.
+        children: the positions in it.
+    """
 
     chain: Chain
     phase: str
@@ -53,10 +61,16 @@ class Node:
 class Part:
     """A row: a label in one phase, wherever it lies; `other`, which no label has; or the step.
 
-    depth: how many labels it lies in; calls: in all steps; ms, host_ms, device_ms, own_ms: of a step, as in Node;
-    share: of the step; peak_mb: the most that was allocated while inside, above the level at the beginning of the step;
-    rise_mb: above the level at its own beginning; left_mb: what its calls in a step leave allocated; macs, flops: with
-    all that lies in it; flops_per_second; of_limit: of the device's measured rate.
+    Attributes:
+        depth: how many labels it lies in.
+        calls: number of calls in all steps.
+        ms, host_ms, device_ms, own_ms: of a step, as in Node.
+        share: its part of the step.
+        peak_mb: most memory while inside, above the level at the beginning of the step.
+        rise_mb: the same above the level at its own beginning.
+        left_mb: memory that its calls in a step leave allocated.
+        macs, flops: operations of a step, with all that lies in it.
+        of_limit: its flops_per_second over the device's measured rate.
     """
 
     label: str
@@ -79,7 +93,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """ "self_attn", "self_attn.backward"."""
+        """The label as "self_attn" or "self_attn.backward"."""
         return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
 
 
@@ -90,7 +104,7 @@ def share_of_limit(share: Optional[float]) -> str:
 
 _MS: Dict[str, Any] = {"unit": "ms", "better": "lower"}
 _MB: Dict[str, Any] = {"unit": "MB", "better": "lower", "profiled": True}
-#: Of a row: its keys in CSV and JSON, in this order.
+#: The numbers of a row: its keys in CSV and JSON, in this order.
 NUMBERS = (
     metric("calls", "calls"),
     metric("ms", "ms", **_MS),
@@ -111,8 +125,13 @@ NUMBERS = (
 
 @dataclass
 class Profile:
-    """One document.  roots: of the tree of places, those of the forward first; hooks_ms: what the labels cost a step,
-    the median over pairs of steps."""
+    """One document.
+
+    Attributes:
+        roots: of the tree of positions, those of the forward first.
+        step_ms, bare_ms: a step with and without labels.
+        hooks_ms: what the labels cost a step, the median over pairs of steps.
+    """
 
     document: Document
     parts: List[Part]
@@ -123,12 +142,12 @@ class Profile:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes ran beside the timed steps."""
+        """True where other processes ran beside the timed steps."""
         return bool(self.document["steps"].get("flags"))
 
     @property
     def limit_was_busy(self) -> bool:
-        """Whether other processes ran beside the measurement of the limit."""
+        """True where other processes ran beside the measurement of the limit."""
         return bool((self.document["limits"] or {}).get("flags"))
 
     def outermost(self) -> Dict[str, float]:
@@ -140,13 +159,15 @@ class Profile:
         return shares
 
     def rows(self) -> List[Dict[str, Any]]:
-        """As CSV and JSON have them."""
-        about = ("name", "label", "phase", "depth")
-        return [{**{key: getattr(part, key) for key in about}, **metrics.values(NUMBERS, part)} for part in self.parts]
+        """Return the parts as CSV and JSON have them."""
+        identity = ("name", "label", "phase", "depth")
+        return [
+            {**{key: getattr(part, key) for key in identity}, **metrics.values(NUMBERS, part)} for part in self.parts
+        ]
 
 
 def profile(document: Document) -> Profile:
-    """Return what a document of a size says; what it leaves out has its default."""
+    """Return the profile in the document of a size; fields that it leaves out have their default."""
     document = {**schema.as_written(types.Profile(size="", reason="")), **document}
     steps, cuda = document["steps"], document["device"] == "cuda"
     taken = steps["device_ns"] if cuda else steps["host_ns"]
@@ -159,7 +180,7 @@ def profile(document: Document) -> Profile:
         parts.append(
             Part(label, "", 0, count, ms, ms, ms if label == OTHER else 0.0, ms / step_ms, host, ms if cuda else None)
         )
-    _add_memory(parts, {one["name"]: one for one in document["memory"]})
+    _add_memory(parts, {entry["name"]: entry for entry in document["memory"]})
     _add_flops(parts, document)
     pairs = zip(steps["host_ns"], steps["bare_ns"])
     hooks_ms = median([(labelled - bare) / 1e6 for labelled, bare in pairs])
@@ -186,12 +207,12 @@ def _tree(listed: List[Mapping[str, Any]], cuda: bool) -> List[Node]:
 
 
 def _parts(roots: List[Node], step_ms: float, steps: int) -> List[Part]:
-    """In the order of the tree, each label's backward after its forward."""
-    found: Dict[str, Dict[str, Part]] = {}
+    """Return the rows in the order of the tree, each label's backward after its forward."""
+    parts_of: Dict[str, Dict[str, Part]] = {}
 
     def add(node: Node) -> None:
         label = node.chain[-1]
-        part = found.setdefault(label, {}).setdefault(
+        part = parts_of.setdefault(label, {}).setdefault(
             node.phase,
             Part(label, node.phase, len(node.chain) - 1, 0, 0.0, None, 0.0, 0.0, 0.0, None),
         )
@@ -207,7 +228,7 @@ def _parts(roots: List[Node], step_ms: float, steps: int) -> List[Part]:
 
     for node in roots:
         add(node)
-    parts = [part for of_label in found.values() for part in of_label.values()]
+    parts = [part for of_label in parts_of.values() for part in of_label.values()]
     for part in parts:
         part.share = part.ms / step_ms
         part.ms_per_call = part.ms * steps / part.calls if part.calls else None
@@ -227,25 +248,25 @@ def _add_flops(parts: List[Part], document: Document) -> None:
     limit = limit_of(document)
     for part in parts:
         counted = [
-            one
-            for one in document["flops"]
+            entry
+            for entry in document["flops"]
             if (part.label == STEP and not part.phase)
-            or (part.label == OTHER and not one["chain"])
-            or (part.label in one["chain"] and part.phase == one["phase"])
+            or (part.label == OTHER and not entry["chain"])
+            or (part.label in entry["chain"] and part.phase == entry["phase"])
         ]
-        part.macs, part.flops = (sum(one[key] for one in counted) for key in ("macs", "flops"))
+        part.macs, part.flops = (sum(entry[key] for entry in counted) for key in ("macs", "flops"))
         if part.ms > 0:
             part.flops_per_second = part.flops / part.ms * 1e3
             part.of_limit = part.flops_per_second / limit if limit else None
 
 
 def limit_of(document: Document) -> Optional[float]:
-    """FLOPs per second of the device's best measured matrix product."""
+    """Return the FLOPs per second of the device's best measured matrix product."""
     limits = schema.typed(dict(document["limits"])) if document["limits"] else None
     return roofline.peaks([limits]).flops_per_second if isinstance(limits, schema.Limits) else None
 
 
-#: A size in words ("batch-size 4"), and its profile or why there is none.
+#: A size in words ("batch-size 4"), its profile, or None and the reason.
 Size = Tuple[str, Optional[Profile], str]
 
 

@@ -1,4 +1,4 @@
-"""Profiles of training steps as sections: of a page of their own, and of the report of a log."""
+"""Makes sections of profiles of training steps, for a page of their own and for the report of a log."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from common.tools.profile.plot import figures
 from common.tools.profile.rows import Size, find
 
 PAGE_NAME = "profile.html"
-#: Shows a section, as a path below common/.
+#: The template of a section, as a path below common/.
 TEMPLATE = "tools/profile/profile.html.jinja"
 TITLE = "Where the training step goes"
 
 
 def sections(paths: Sequence[Path]) -> List[Section]:
-    """Of every profile in the logs; of a file that cannot be read one that says so."""
+    """Return the sections of every profile in the logs; a file that cannot be read has one that says so."""
     shown: List[Section] = []
     for kept in find(paths):
         if kept.reason:
@@ -32,24 +32,25 @@ def sections(paths: Sequence[Path]) -> List[Section]:
     return shown
 
 
-def of_cells(cells: Sequence[Size], place: str, file: Path) -> List[Section]:
-    """place: what their ids end with; file: where the cells are from."""
+def of_cells(cells: Sequence[Size], suffix: str, file: Path) -> List[Section]:
+    """Return a section of each size, and one of all where there are several.  suffix: what their ids end with; file:
+    where the cells are from."""
     result = []
-    for number, (size, found, reason) in enumerate(cells):
+    for number, (size, profile, reason) in enumerate(cells):
         result.append(
             Section(
                 TEMPLATE,
-                f"profile-{place}-{number}",
+                f"profile-{suffix}-{number}",
                 TITLE,
-                suffix=f"{place}-{number}",
+                suffix=f"{suffix}-{number}",
                 heading=size,
                 failures=[Failure("error", size, [Link("failed", file), f": {reason}"])] if reason else [],
-                table=tables.labels(found) if found else None,
-                figures=figures(found) if found else [],
-                notes=[("", [line]) for line in [tables.total(found), *tables.lines(found)]] if found else [],
+                table=tables.labels(profile) if profile else None,
+                figures=figures(profile) if profile else [],
+                notes=[("", [line]) for line in [tables.total(profile), *tables.lines(profile)]] if profile else [],
             )
         )
     if len(cells) > 1:
-        about = tables.sweep(cells)
-        result.insert(0, Section(TEMPLATE, f"profile-{place}-sizes", TITLE, heading="All sizes", table=about))
+        table = tables.sweep(cells)
+        result.insert(0, Section(TEMPLATE, f"profile-{suffix}-sizes", TITLE, heading="All sizes", table=table))
     return result

@@ -1,4 +1,4 @@
-"""Where a step went, in words: the table of labels, the lines below it, and what differs between batch sizes."""
+"""Prints where a step went: the table of labels, the lines below it, and a table of batch sizes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from common.tools.profile import rows as profile
 from common.tools.profile.rows import OTHER, OWN_PARTS, Part, Profile, Size, limit_of
 
 LONGEST = 60
-#: Of what lies in the row above; spaces would be taken away.
+#: Indents what lies in the row above; spaces would be taken away.
 INDENT = "· "
 #: Labels that a remark names.
 MOST_NAMED = 4
 
 
-def labels(found: Profile) -> Table:
-    """One row for each label and phase, then `other` and the step."""
-    cuda = found.document["device"] == "cuda"
+def labels(profiled: Profile) -> Table:
+    """Return a row for each label and phase, then `other` and the step."""
+    cuda = profiled.document["device"] == "cuda"
     return tabulated(
         "labels",
         "each label with all that lies in it; own: without",
-        [_row(part, cuda) for part in found.parts],
+        [_row(part, cuda) for part in profiled.parts],
     )
 
 
 def _row(part: Part, cuda: bool) -> Dict[str, Cell]:
-    """On a CPU the host's milliseconds are all; on CUDA they come before the share."""
+    """Return the cells of a row.  On a CPU the host's milliseconds are all; on CUDA they come before the share."""
     numbers = metrics.cells(profile.NUMBERS, part)
     host, share = ({title: numbers.pop(title)} for title in ("host ms", "share"))
     first = {title: numbers.pop(title) for title in ("calls", "ms", "ms /call", "own ms")}
@@ -39,25 +39,25 @@ def _row(part: Part, cuda: bool) -> Dict[str, Cell]:
     return {**label, **first, **(host if cuda else {}), **share, **numbers}
 
 
-def lines(found: Profile) -> List[str]:
-    """Below the table."""
-    document, parts = found.document, found.document["parameters"]
+def lines(profiled: Profile) -> List[str]:
+    """Return the lines below the table."""
+    document, parts = profiled.document, profiled.document["parameters"]
     batches = document["batches"]
-    about = batches[0] if len(batches) == 1 else None
+    single = batches[0] if len(batches) == 1 else None
     limit = limit_of(document)
     size = (
-        f"batch: {about['N']} utterances, {about['frames']} frames (longest {about['frames_max']}), "
-        f"{about['tokens']} tokens"
-        if about
-        else f"batches: {len(batches)}, of {min(one['frames'] for one in batches)} to "
-        f"{max(one['frames'] for one in batches)} frames"
+        f"batch: {single['N']} utterances, {single['frames']} frames (longest {single['frames_max']}), "
+        f"{single['tokens']} tokens"
+        if single
+        else f"batches: {len(batches)}, of {min(batch['frames'] for batch in batches)} to "
+        f"{max(batch['frames'] for batch in batches)} frames"
     )
     count = len(document["steps"]["host_ns"])
     on = [name for name, value in document["options"].items() if value]
     result = [
         f"{document['implementation']}, {document['model'] or _config(document)}, {parts['model']} parameters",
         f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
-        f"step without labels: {number(found.bare_ms)} ms; the labels' own cost: {_hooks(found)}",
+        f"step without labels: {number(profiled.bare_ms)} ms; the labels' own cost: {_hooks(profiled)}",
         f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
         f"{document['threads']} threads, torch {document['torch']}; "
         + (f"best matrix product {quantity(limit, 'FLOPs')} /s" if limit else "no measured limit"),
@@ -72,7 +72,7 @@ def lines(found: Profile) -> List[str]:
         )
     if document["not_counted"]:
         result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
-    return [*result, *remarks(found), verdict(found)]
+    return [*result, *remarks(profiled), verdict(profiled)]
 
 
 def _config(document: profile.Document) -> str:
@@ -108,7 +108,7 @@ def verdict(profiled: Profile) -> str:
     """Return what share of a step the transducer's own parts take, and the largest label beside them."""
     shares = profiled.outermost()
     parts = {name: [shares.pop(label) for label in labels if label in shares] for name, labels in OWN_PARTS.items()}
-    names = [name for name, own in parts.items() if own]
+    names = [name for name, shares_of in parts.items() if shares_of]
     told = []
     if names:
         words = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
@@ -128,11 +128,11 @@ def total(profiled: Profile) -> str:
     return f"a step: {', '.join([*parts, *([f'peak {number(step.peak_mb)} MB'] if step.peak_mb else [])])}"
 
 
-def text(found: Profile, title: str = "", format: str = "table") -> str:
+def text(profiled: Profile, title: str = "", format: str = "table") -> str:
     """Return the step, the table of its labels and the lines below it, as "table" or "markdown"."""
-    heading, table = f"{title}: " if title else "", labels(found)
+    heading, table = f"{title}: " if title else "", labels(profiled)
     shown = markdown(table) if format == "markdown" else aligned(table, LONGEST)
-    return f"{listed([heading + total(found)], format)}\n\n{shown}\n\n{listed(lines(found), format)}\n"
+    return f"{listed([heading + total(profiled)], format)}\n\n{shown}\n\n{listed(lines(profiled), format)}\n"
 
 
 def render(cells: Sequence[Size], format: str) -> str:
@@ -148,23 +148,27 @@ def render(cells: Sequence[Size], format: str) -> str:
 
 
 def sweep(cells: Sequence[Size]) -> Table:
-    """Milliseconds of each outermost label, forward and backward together, at each size."""
+    """Return the milliseconds of each outermost label, forward and backward together, at each size."""
     names = list(
         dict.fromkeys(
-            part.label for _, found, _ in cells if found for part in found.parts if part.depth == 0 and part.phase
+            part.label
+            for _, profiled, _ in cells
+            if profiled
+            for part in profiled.parts
+            if part.depth == 0 and part.phase
         )
     )
     rows = []
-    for words, found, reason in cells:
+    for words, profiled, reason in cells:
         row = {"size": Cell(words)}
-        frames = [one["frames"] for one in found.document["batches"]] if found else []
-        step = found.parts[-1] if found else None
+        frames = [batch["frames"] for batch in profiled.document["batches"]] if profiled else []
+        step = profiled.parts[-1] if profiled else None
         row["frames"] = measured(round(sum(frames) / len(frames)) if frames else None)
         row["step ms"] = measured(step.ms if step else None)
         row["us /frame"] = measured(1e3 * step.ms * len(frames) / sum(frames) if step else None)
         row["peak MB"] = measured(step.peak_mb if step else None)
         for name in [*names, OTHER]:
-            of_name = [part.ms for part in found.parts if part.label == name] if found else []
+            of_name = [part.ms for part in profiled.parts if part.label == name] if profiled else []
             row[name] = measured(sum(of_name) if of_name else None)
         row["status"] = Cell(reason or "ok")
         rows.append(row)
@@ -172,14 +176,15 @@ def sweep(cells: Sequence[Size]) -> Table:
 
 
 def csv(cells: Sequence[Size]) -> str:
-    return csv_text([{"size": words, **row} for words, found, _ in cells if found for row in found.rows()])
+    """Return the rows of all sizes as CSV."""
+    return csv_text([{"size": words, **row} for words, profiled, _ in cells if profiled for row in profiled.rows()])
 
 
 def json(cells: Sequence[Size]) -> str:
-    """Rows and the whole document of each cell."""
+    """Return the rows and the whole document of each size as JSON."""
     documents: List[Dict[str, Any]] = []
-    for words, found, reason in cells:
+    for words, profiled, reason in cells:
         head = {"size": words, "reason": reason}
-        body = {"rows": found.rows(), **found.document} if found else {}
+        body = {"rows": profiled.rows(), **profiled.document} if profiled else {}
         documents.append({**head, **body, **head})  # a document that was read has defaults for both
     return json_text(documents)

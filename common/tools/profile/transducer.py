@@ -6,7 +6,6 @@ docs/profile.md has the parameters of both, part by part, and why they differ.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
 
@@ -20,13 +19,14 @@ from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
 from common.losses.layouts import table
 from common.losses.layouts.pruned import SIMPLE_LOSS_SCALE, Pruned
+from common.tools import configuration
 
 SUBSAMPLING = 4
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a configuration may change; the defaults are icefall's, but dropout, which --no-dropout sets to 0."""
+    """The sizes that a configuration may change.  Defaults are icefall's, but dropout, which --no-dropout sets to 0."""
 
     features: int = 80
     embed_channels: Tuple[int, ...] = (8, 32, 128)
@@ -43,12 +43,12 @@ class Sizes:
 
 
 def sizes(given: Mapping[str, Any], where: str) -> Sizes:
-    """Those `given`, the others as they are by default.  Raises UserError for an unknown key or a wrong value."""
+    """Return the sizes that are `given`, and defaults for the others.  Raises UserError for wrong keys and values."""
     known = {field.name: getattr(Sizes, field.name) for field in fields(Sizes)}
+    configuration.check_keys(given, list(known), where)
     for key, value in given.items():
-        check_key(key, list(known), where)
         if key == "embed_channels":
-            fits = isinstance(value, (list, tuple)) and len(value) == 3 and all(_is_whole(one) for one in value)
+            fits = isinstance(value, (list, tuple)) and len(value) == 3 and all(map(_is_whole, value))
             wanted = "three whole numbers"
         elif key == "dropout":
             fits, wanted = isinstance(value, (int, float)) and 0 <= value < 1, "a number from 0 to below 1"
@@ -65,19 +65,12 @@ def sizes(given: Mapping[str, Any], where: str) -> Sizes:
     return made
 
 
-def check_key(key: str, known: Sequence[str], where: str) -> None:
-    """Raises UserError for a key that is not known, with the nearest one that is."""
-    if key not in known:
-        near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)
-        raise UserError(f"{where}: unknown key {shown(key)}, the nearest is {near[0]!r}; there are {', '.join(known)}")
-
-
 def _is_whole(value: Any) -> bool:
     return type(value) is int and value >= 1
 
 
 class Embed(nn.Module):
-    """(N, frames, features) -> (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
+    """Maps (N, frames, features) to (N, T, encoder_dim): three convolutions of kernel 3, two of them of stride 2."""
 
     def __init__(self, of: Sizes):
         super().__init__()
@@ -94,8 +87,8 @@ class Embed(nn.Module):
         self.norm = nn.LayerNorm(of.encoder_dim)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        found = self.convolutions(features.unsqueeze(1))
-        return self.norm(self.out(found.transpose(1, 2).flatten(2)))
+        channels = self.convolutions(features.unsqueeze(1))
+        return self.norm(self.out(channels.transpose(1, 2).flatten(2)))
 
 
 class Encoder(nn.Module):
@@ -178,7 +171,7 @@ class Criterion(nn.Module):
         return self._exact(self.rnnt_loss, lambda logits: self.layout.loss(logits, batch, prepared), given)
 
     def _exact(self, part: nn.Module, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        """In float32, under autocast too."""
+        """Run a part in float32, under autocast too."""
         with torch.autocast(tensors[0].device.type, enabled=False):
             return part(function, *(tensor.float() for tensor in tensors))
 
@@ -248,8 +241,8 @@ class Imported(nn.Module):
         self.model, self.criterion = model, criterion
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        found = self.model(features, feature_lengths, symbols, (batch.U_lengths + 1).to(symbols.dtype))
-        first, *rest = found if isinstance(found, (tuple, list)) else (found,)
+        outputs = self.model(features, feature_lengths, symbols, (batch.U_lengths + 1).to(symbols.dtype))
+        first, *rest = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
         if first.dim() < 3:
             return first.sum()
         N, T = first.shape[:2]
@@ -261,7 +254,7 @@ class Imported(nn.Module):
 
 
 def parameters(model: nn.Module) -> Dict[str, int]:
-    """How many each part has, in the parts of icefall's model."""
+    """Return how many parameters the model has, and each of the parts of icefall's model."""
     parts = {"model": model}
     if isinstance(model, Transducer):
         encoder: Any = model.encoder
@@ -271,4 +264,4 @@ def parameters(model: nn.Module) -> Dict[str, int]:
             encoder=encoder, embed=encoder.embed, layer=encoder.layers[0], decoder=model.decoder, joiner=joiner
         )
         parts.update({f"simple_{name}_proj": layer for name, layer in criterion.projections.items()})
-    return {name: sum(one.numel() for one in part.parameters()) for name, part in parts.items()}
+    return {name: sum(parameter.numel() for parameter in part.parameters()) for name, part in parts.items()}
