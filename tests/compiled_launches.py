@@ -1,9 +1,9 @@
 """Compile the Triton kernels exactly as a training step launches them, for GPUs that are not here.
 
-`python tests/compiled_launches.py ARCHITECTURE V DTYPE` prints one line of JSON: the launches of a step of 30
-utterances and what each kernel takes of the GPU.  `... specialisations` prints how many kernels fifty drawn batches
-compile.  `table` alone prints a table for every GPU, V and dtype, in some minutes.  Each is a process of its own,
-since it takes the place of Triton's driver.
+`python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
+of a step of 30 utterances and what each kernel takes of the GPU.  `specialisations ARCHITECTURE V DTYPE` prints how
+many kernels fifty drawn batches compile.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
+It is a process of its own, since it takes the place of Triton's driver.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Driver:
         return GPUTarget("cuda", self.architecture, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        """Return a number for each architecture: Triton keeps what it has compiled by device."""
+        return self.architecture
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -83,7 +84,8 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     triton_backend._gpu = lambda device: gpu
     launches: List[Dict[str, Any]] = []
     for name in KERNELS:
-        setattr(kernels, name, Recorded(getattr(kernels, name), launches))
+        kernel = getattr(kernels, name)
+        setattr(kernels, name, Recorded(kernel.kernel if isinstance(kernel, Recorded) else kernel, launches))
     return launches
 
 
@@ -184,5 +186,8 @@ def table() -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["table"]:
         raise SystemExit(print(table()))
-    made = specialisations if "specialisations" in sys.argv else describe
-    print(json.dumps(made(int(sys.argv[1]), int(sys.argv[2]), getattr(torch, sys.argv[3]))))
+    made, words = describe, sys.argv[1:]
+    if words[0] == "specialisations":
+        made, words = specialisations, words[1:]
+    for architecture, V, dtype in zip(*[iter(words)] * 3):
+        print(json.dumps(made(int(architecture), int(V), getattr(torch, dtype))), flush=True)

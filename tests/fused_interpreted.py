@@ -171,7 +171,7 @@ UPSTREAM = {
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
     of_dtype = problem([(5, 2), (3, 2), (4, 1)], dtype=dtype, scale=0.4, negligible=0.0)
     worst = 0.0
-    for reduction in ("none", "sum", "mean"):
+    for reduction in ("none", "sum", "mean") if dtype == torch.float32 else ("none",):
         for weigh in UPSTREAM.values():
             by_backend = []
             for backend in ("torch", "triton"):
