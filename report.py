@@ -50,7 +50,7 @@ def main() -> int:
     from common.present import slices
     from common.report import writing
 
-    log = logs.found(options.log)
+    log = logs.read_any(options.log)
     written = [writing.write(log, options.output, options.log or [Path("log")])]
     if options.png is not None:
         written += png.write(log.groups, options.png, log.sweeps)

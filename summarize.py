@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[List[str]] = None) -> int:
     options = parser().parse_args(arguments)
-    log = logs.found(options.log, options.all_runs)
+    log = logs.read_any(options.log, options.all_runs)
     text = _text(log, options) if log else ""
     if not log or options.format not in ("csv", "json"):  # these have rows of losses, or of other tools
         text = "\n".join(filter(None, [text, _of_tools(options.log or [Path("log")], options.format)]))

@@ -33,7 +33,7 @@ SCREENS = {
 def main(folder: str) -> None:
     paths = [Path(folder)]
     with TemporaryDirectory() as scratch:
-        report = writing.write(logs.found(paths), Path(scratch) / "report.html", paths)
+        report = writing.write(logs.read_any(paths), Path(scratch) / "report.html", paths)
         browser = Browser(Path(scratch) / "profile")
         try:
             for name, (how, height) in SCREENS.items():

@@ -235,7 +235,7 @@ def test_files_have_fields_for_it(crowded):
 
 
 def test_the_report_begins_with_it_and_withholds_the_winner(crowded):
-    log = logs.found([crowded])
+    log = logs.read_any([crowded])
     text = page.page(log.groups, crowded, library="", paths=[crowded])
     begin = text[: text.index("<main")]
     assert "36 of 36 samples ran beside other load" in begin and 'role="note"' in begin
@@ -250,7 +250,7 @@ def test_a_quiet_run_says_nothing_of_load(tmp_path):
     measured(tmp_path, "k2", [100, 101, 102])
     text = summarize(tmp_path, details=False)
     assert "other load" not in text and "busy" not in text.split() and "fastest exact: k2" in " ".join(text.split())
-    assert "strip" not in page.page(logs.found([tmp_path]).groups, tmp_path, library="").partition("</style>")[2]
+    assert "strip" not in page.page(logs.read_any([tmp_path]).groups, tmp_path, library="").partition("</style>")[2]
 
 
 def test_rounds_beside_load_are_left_out_where_three_others_are_there(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from commands import ROOT, run
 from fixtures_model_runs import InProcess, write_inference, write_pipeline, write_profile
 
-from common.analysis.logs import found
+from common.analysis.logs import read_any
 from common.core.errors import UserError
 from common.core.guard import guarded
 from common.report import page
@@ -139,7 +139,7 @@ def test_a_count_is_kept_and_the_report_shows_it(tmp_path, capsys):
     assert {path.name for path in folder.iterdir()} >= {"flops.json", "flops.csv", "flops.md", "flops.html"}
     (count,) = counts.find([tmp_path])
     assert (count.model, count.breakdown.total.macs) == ("torch.nn:Linear", 30)
-    text = page.page(found([tmp_path]).groups, tmp_path, paths=[tmp_path])
+    text = page.page(read_any([tmp_path]).groups, tmp_path, paths=[tmp_path])
     assert "Operations of a model" in text and "torch.nn:Linear" in text and "30 MACs" in text
     done = run("summarize.py", tmp_path)
     assert done.returncode == 0 and "30 MACs" in done.stdout
@@ -174,8 +174,8 @@ def test_a_count_that_cannot_be_read_says_so(content, tmp_path):
 
 def test_a_log_of_profiles_alone_has_a_report(tmp_path):
     with pytest.raises(UserError, match="no runs"):
-        found([tmp_path])
+        read_any([tmp_path])
     write_profile(tmp_path)
-    assert not found([tmp_path]).groups
+    assert not read_any([tmp_path]).groups
     assert "encoder" in run("summarize.py", tmp_path).stdout
     assert run("report.py", tmp_path, "--output", tmp_path / "r.html").returncode == 0

@@ -83,7 +83,7 @@ def written(log, matrix):
         log / "died", "died", [correctness(), timing("timing-1", [], [1, 2]), [status("timing-2", "error", "it broke")]]
     )
     write_sweep(log / "sweep", {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}, [EVIL, "k2"])
-    read = logs.found([log])
+    read = logs.read_any([log])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(conformance, "LOG", matrix)
         return writing.write(read, log / "report.html")
@@ -102,7 +102,7 @@ def crowded(tmp_path_factory):
         ("warp-transducer", 102, 53),
     ):
         timed(log, name, [ms, ms + 1], peak=peak)
-    return writing.write(logs.found([log]), log / "report.html")
+    return writing.write(logs.read_any([log]), log / "report.html")
 
 
 def heading(browser, title):
@@ -137,7 +137,7 @@ def test_plots_are_drawn(browser, report):
 def test_every_figure_is_one_that_plotly_knows(browser, report, tmp_path):
     side_by_side(tmp_path)
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))  # a trace alone
-    for path in (report, writing.write(logs.found([tmp_path]), tmp_path / "report.html")):
+    for path in (report, writing.write(logs.read_any([tmp_path]), tmp_path / "report.html")):
         browser.open(path)
         answer = browser.js("Object.values(figures).map(it => Plotly.validate(it.data, it.layout) || [])")
         assert len(answer) > 8

@@ -31,17 +31,17 @@ def line(rounds: Mapping[str, Mapping[str, float]], size_of: Mapping[str, int]) 
     """From the smallest size to the largest.  rounds: round -> batch -> median ms; size_of: of each batch.  None where
     there are fewer than three rounds or three sizes."""
     known = [
-        [Pair(math.log(size_of[batch]), math.log(ms)) for batch, ms in one.items() if ms > 0 and size_of.get(batch)]
-        for one in rounds.values()
+        [Pair(math.log(size_of[batch]), math.log(ms)) for batch, ms in medians.items() if ms > 0 and size_of.get(batch)]
+        for medians in rounds.values()
     ]
     known = [pairs for pairs in known if pairs]
     sizes = {pair.x for pairs in known for pair in pairs}
     if len(known) < FEWEST_ROUNDS or len(sizes) < FEWEST_SIZES:
         return None
     reach, begin, width = student_t(CONFIDENCE, len(known) - 1), min(sizes), max(sizes) - min(sizes)
-    found = []
+    points = []
     for x in (begin + width * step / STEPS for step in range(STEPS + 1)):
         y, error = regression(known, x)
         half = reach * (error or 0.0)
-        found.append(At(*(math.exp(min(end, LARGEST)) for end in (x, y, y - half, y + half))))
-    return found
+        points.append(At(*(math.exp(min(end, LARGEST)) for end in (x, y, y - half, y + half))))
+    return points

@@ -12,6 +12,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 from common.analysis import ratios
 from common.analysis.ratios import Ratio
 from common.core import statistics
+from common.core.text import count
 from common.records.schema import Correctness
 
 MINIMUM_ROUNDS = 3
@@ -43,14 +44,14 @@ class Margins(NamedTuple):
 
 
 def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
-    """Why a difference is not to be believed whatever its interval; "" without doubt.
+    """Return why a difference is not to be believed whatever its interval; "" without doubt.
 
     busy: share of the samples of the baseline and of the new side that ran beside other load.
     """
     fewest = min(len(ratio.baseline), len(ratio.new))
     if fewest < MINIMUM_ROUNDS:
         return (
-            f"{fewest} round{'s' * (fewest != 1)} on a side cannot tell a change from chance: take at least "
+            f"{count(fewest, 'round')} on a side cannot tell a change from chance: take at least "
             f"{MINIMUM_ROUNDS}, better --rounds 10"
         )
     if paired:  # what disturbed a round met both sides, and what did not is in the interval
@@ -72,7 +73,7 @@ def time_doubt(ratio: Ratio, paired: bool, busy: Sequence[float]) -> str:
 def detectable(
     ratio: Ratio, paired: bool, tolerance: float, confidence: float, busy: Sequence[float]
 ) -> Optional[float]:
-    """The slowdown that would have shown (see ratios.detectable); None where none would."""
+    """Return the slowdown that would have shown (see ratios.detectable); None where none would."""
     if min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS or (not paired and max(busy) > BUSY_LIMIT):
         return None
     return ratios.detectable(ratio, tolerance, confidence)
@@ -83,7 +84,7 @@ def load(busy: Sequence[float]) -> str:
 
 
 def _drift(rounds: Sequence[float]) -> float:
-    """How far the mean of the logarithms moves from the first half of a run to its last."""
+    """Return how far the mean of the logarithms moves from the first half of a run to its last."""
     half = len(rounds) // 2
     logarithms = [math.log(time) for time in rounds]
     return abs(statistics.mean(logarithms[-half:]) - statistics.mean(logarithms[:half]))
@@ -103,34 +104,34 @@ def time(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Sequenc
 
 def _verdict(ratio: Ratio, paired: bool, margins: Margins, doubt: str, busy: Sequence[float]) -> Judgement:
     tolerance = margins.tolerance
-    more = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
+    difference = f"{abs(ratio.ratio - 1):.1%} {'more' if ratio.ratio > 1 else 'less'} time"
     if ratio.low is None or ratio.high is None or min(len(ratio.baseline), len(ratio.new)) < MINIMUM_ROUNDS:
-        return "unclear", f"{more}, but {doubt}"
-    found = statistics.verdict(ratio.low, ratio.high, tolerance)
-    if found == "unclear":
-        found = statistics.verdict(ratio.low, ratio.high, margins.same)
+        return "unclear", f"{difference}, but {doubt}"
+    verdict = statistics.verdict(ratio.low, ratio.high, tolerance)
+    if verdict == "unclear":
+        verdict = statistics.verdict(ratio.low, ratio.high, margins.same)
     span = f"the interval, {_span(ratio.low, ratio.high)},"
-    if found == "same" and doubt and not paired and max(busy) > BUSY_LIMIT:
-        return "unclear", f"{more}, but {doubt}"
-    if found == "same":
-        return found, f"{span} is within the {percent(margins.same)} that count as the same"
-    if found == "unclear":
+    if verdict == "same" and doubt and not paired and max(busy) > BUSY_LIMIT:
+        return "unclear", f"{difference}, but {doubt}"
+    if verdict == "same":
+        return verdict, f"{span} is within the {percent(margins.same)} that count as the same"
+    if verdict == "unclear":
         advice = _advice(ratio, paired, margins)
         if max(busy) > BUSY_LIMIT:  # more rounds beside the same load are the second thing to try
             advice = f"{load(busy)}: {CALM}; with the spread as it is, {advice}"
-        return found, f"{more}, but {span} reaches over the tolerance of {percent(tolerance)}; {advice}"
+        return verdict, f"{difference}, but {span} reaches over the tolerance of {percent(tolerance)}; {advice}"
     if doubt:
-        return "unclear", f"{more}, but {doubt}"
-    return found, f"{more}; {span} is beyond the tolerance of {percent(tolerance)}"
+        return "unclear", f"{difference}, but {doubt}"
+    return verdict, f"{difference}; {span} is beyond the tolerance of {percent(tolerance)}"
 
 
 def _span(low: float, high: float) -> str:
-    """In percent, or, where that would be thousands, in times the baseline."""
+    """Return an interval in percent, or in times the baseline where that would be thousands of percent."""
     return f"{low - 1:+.1%} to {high - 1:+.1%}" if high < 10 else f"{low:.3g} to {high:.4g} times the baseline"
 
 
 def percent(fraction: float, digits: int = 3) -> str:
-    """In `digits` digits, or all of a larger number's."""
+    """Return "12.3%", in `digits` digits, or in all digits of a larger number."""
     value = 100 * fraction
     return f"{value:.0f}%" if abs(value) >= 10**digits else f"{value:.{digits}g}%"
 
@@ -157,8 +158,8 @@ def _advice(ratio: Ratio, paired: bool, margins: Margins) -> str:
 
 
 def memory(ratio: float, counter: str, tolerance: float) -> Judgement:
-    """Of one process on each side: allocators count exactly, the process's resident peak does not."""
-    more = f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'} memory"
+    """Judge the peaks of one process on each side: allocators count exactly, the process's resident peak does not."""
+    difference = f"{abs(ratio - 1):.1%} {'more' if ratio > 1 else 'less'} memory"
     if counter == "process":
         tolerance = max(tolerance, PROCESS_TOLERANCE)
         source = "the resident peak of one process each"
@@ -167,11 +168,11 @@ def memory(ratio: float, counter: str, tolerance: float) -> Judgement:
     word = {"faster": "less", "slower": "more"}.get(statistics.verdict(ratio, ratio, tolerance), "same")
     if word == "same":
         return word, f"the ratio, {ratio:.3f}, is within {percent(tolerance)} ({source})"
-    return word, f"{more} ({source})"
+    return word, f"{difference} ({source})"
 
 
 def errors(baseline: Optional[Correctness], new: Optional[Correctness]) -> Judgement:
-    """Of two ``correctness`` records: errors against the float64 oracle."""
+    """Judge two ``correctness`` records: errors against the float64 oracle."""
     for record, side in ((baseline, "the baseline"), (new, "the new side")):
         if record is None:
             return "unclear", f"{side} was not checked against the oracle (the correctness pass)"

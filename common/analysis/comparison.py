@@ -95,7 +95,7 @@ class ErrorChange:
 
 @dataclass
 class Change:
-    """What changed between the two runs of a pair.  time, memory: by scope; changed: of the code and around it."""
+    """Hold what changed between the two runs of a pair.  time, memory: by scope; changed: of the code and around it."""
 
     name: str
     baseline: Side
@@ -132,49 +132,49 @@ def compare(
 
 
 def rounds_to_detect(rows: Sequence[Change], change: float) -> Optional[int]:
-    """How many rounds would show a slowdown of `change` (0.1 for 10%) in each step time, or in each loss time where no
-    step was timed; None where the rounds are too few to tell."""
+    """Return how many rounds would show a slowdown of `change` (0.1 for 10%) in each step time, or in each loss time
+    where no step was timed; None where the rounds are too few to tell."""
     for scope in SCOPES:
         times = [(row.time[scope], row.tolerance) for row in rows if scope in row.time]
-        found = [(time.new_rounds, time.detectable, limit) for time, limit in times if time.detectable is not None]
-        if found:
-            return max(ratios.rounds_to_detect(change, *one) for one in found)
+        known = [(time.new_rounds, time.detectable, limit) for time, limit in times if time.detectable is not None]
+        if known:
+            return max(ratios.rounds_to_detect(change, *each) for each in known)
     return None
 
 
 def regressions(rows: Sequence[Change], allowed: float) -> List[str]:
-    """Why a change is to be refused: each row whose time grew by more than `allowed` (0.02 for 2%) for sure, and each
-    that could be measured at the baseline but not any more; see ``gone`` too."""
-    found = []
+    """Return why a change is to be refused: each row whose time grew by more than `allowed` (0.02 for 2%) for sure, and
+    each that could be measured at the baseline but not any more; see ``gone`` too."""
+    reasons = []
     for row in rows:
         if row.new.status != "ok" and row.baseline.status == "ok":
-            found.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
+            reasons.append(f"{row.name}: was measured at the baseline, now {row.new.status}")
         for scope, time in row.time.items():
             if time.lost:
-                found.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
+                reasons.append(f"{row.name} {scope}: was timed at the baseline, has no times now")
             if time.low is not None and not time.doubt and time.low > 1 + allowed:
-                found.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
-    return found
+                reasons.append(f"{row.name} {scope}: slower by at least {100 * (time.low - 1):.1f}%")
+    return reasons
 
 
 def gone(sides: Sides) -> List[str]:
-    """Likewise: what was measured at the baseline and is not on the new side at all."""
+    """Return the same for what was measured at the baseline and is not on the new side at all."""
     runs = [run for run in sides.gone if run.failure is None]
     compared = list(dict.fromkeys(pair.baseline.name for pair in sides.pairs))
     whole = list(dict.fromkeys(run.name for run in runs if run.name not in compared))
-    found = []
+    reasons = []
     if whole:
-        found.append(
+        reasons.append(
             f"{', '.join(whole)}: measured at the baseline, not there any more; where that is meant, compare with "
             f"--only {','.join(compared)}"
         )
-    found += [
+    reasons += [
         f"{sides.label(run)}: measured at the baseline, {run.name} has no run with its settings any more; where that "
         "is meant, compare the run folders that both have"
         for run in runs
         if run.name in compared
     ]
-    return found
+    return reasons
 
 
 Rounds = Dict[Any, Dict[Any, List[float]]]
@@ -244,7 +244,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
     before, after, beside_load = _without_load(pair, scope, before, after)
     ratio, paired = ratios.ratio(before, after, pair.together, margins.confidence, pair.new.padding)
     busy = [_busy(run, scope) for run in (pair.baseline, pair.new)]
-    found = TimeChange(
+    change = TimeChange(
         "unclear",
         "",
         paired=paired,
@@ -254,9 +254,9 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
         new_busy=busy[1],
     )
     if ratio is None:
-        found.reason = _nothing_timed(pair, scope, before, after)
-        found.lost = bool(before) and not after and pair.new.failure is None and _was_asked(pair.new, scope)
-        return found
+        change.reason = _nothing_timed(pair, scope, before, after)
+        change.lost = bool(before) and not after and pair.new.failure is None and _was_asked(pair.new, scope)
+        return change
     doubt = _of_two_torches(pair) or change_verdicts.time_doubt(ratio, paired, busy)
     verdict, reason = change_verdicts.time(ratio, paired, margins, doubt, busy)
     detectable = change_verdicts.detectable(ratio, paired, margins.tolerance, margins.confidence, busy)
@@ -266,7 +266,7 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
         doubt = f"{change_verdicts.load(busy)}: {change_verdicts.CALM}"
         verdict, reason, detectable = change_verdicts.BESIDE_LOAD, doubt, None
     return replace(
-        found,
+        change,
         verdict=verdict,
         reason=reason,
         doubt=doubt,
@@ -283,11 +283,13 @@ def _time(pair: Pair, scope: str, before: Rounds, after: Rounds, margins: Margin
 
 
 def _of_two_torches(pair: Pair) -> str:
-    """Why two losses cannot be judged: each ran under a torch of its own; "" where they can."""
-    one, other = pair.baseline, pair.new
-    if one.loss == other.loss or one.torch == other.torch:
+    """Return why two losses cannot be judged: each ran under a torch of its own; "" where they can."""
+    baseline, other = pair.baseline, pair.new
+    if baseline.loss == other.loss or baseline.torch == other.torch:
         return ""
-    return f"they ran under torch {one.torch} and {other.torch}, which is in the ratio too; {_under_one_torch(pair)}"
+    return (
+        f"they ran under torch {baseline.torch} and {other.torch}, which is in the ratio too; {_under_one_torch(pair)}"
+    )
 
 
 def _under_one_torch(pair: Pair) -> str:
@@ -297,7 +299,9 @@ def _under_one_torch(pair: Pair) -> str:
         known = BY_NAME.get(row.loss)
         environment = row.name.partition("@")[2] or (known.environment if known else "main")
         controls = [
-            one.name for one in IMPLEMENTATIONS if one.control and one.kind == row.kind and one.name != row.loss
+            implementation.name
+            for implementation in IMPLEMENTATIONS
+            if implementation.control and implementation.kind == row.kind and implementation.name != row.loss
         ]
         if environment != "main" and controls:
             control = f"{controls[0]}@{environment}"
@@ -311,8 +315,8 @@ def _under_one_torch(pair: Pair) -> str:
 def _ms(rounds: Rounds, others: Rounds) -> float:
     """The mean of the medians of the batches that both have."""
     common = {batch for batches in others.values() for batch in batches}
-    found = gathered((batch, value) for of in rounds.values() for batch in of for value in of[batch] if batch in common)
-    return statistics.mean([statistics.median(values) for values in found.values()])
+    times = gathered((batch, value) for of in rounds.values() for batch in of for value in of[batch] if batch in common)
+    return statistics.mean([statistics.median(values) for values in times.values()])
 
 
 def _nothing_timed(pair: Pair, scope: str, before: Rounds, after: Rounds) -> str:
@@ -347,7 +351,7 @@ def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
             ratio = peaks[1] / peaks[0]
             verdict, reason = change_verdicts.memory(ratio, counter, tolerance)
             return MemoryChange(verdict, reason, ratio, peaks[0], peaks[1], f"{counter}_bytes", len(batches))
-    absent = [side for side, found in zip(("the baseline", "the new side"), sides) if not any(found.values())]
+    absent = [side for side, peaks_of in zip(("the baseline", "the new side"), sides) if not any(peaks_of.values())]
     reason = f"no peaks of the memory pass for {' and '.join(absent) or 'a batch of both'}"
     before_mb, after_mb = (next((max(side[of].values()) for of in PEAKS if side.get(of)), None) for side in sides)
     return MemoryChange("unclear", reason, None, before_mb, after_mb)
@@ -365,13 +369,13 @@ def _errors(pair: Pair) -> ErrorChange:
 
 
 def _changed(baseline: Side, new: Side, one_loss: bool) -> List[str]:
-    """What is recorded of the code and its environment and differs, as "torch 2.10.0 -> 2.11.0"."""
+    """Return what is recorded of the code and its environment and differs, as "torch 2.10.0 -> 2.11.0"."""
     labels = {"git_revision": "revision", "torch": "torch", "implementation_version": "version", "python": "Python"}
     if not one_loss:
         labels = {"torch": "torch"}
     both = [(label, getattr(baseline, key), getattr(new, key)) for key, label in labels.items()]
-    found = [f"{label} {str(one)[:20]} -> {str(other)[:20]}" for label, one, other in both if one != other]
+    changed = [f"{label} {str(before)[:20]} -> {str(other)[:20]}" for label, before, other in both if before != other]
     dirty = [word for word, side in (("baseline", baseline), ("new side", new)) if side.git_dirty]
     if one_loss and dirty:
-        found.append(f"uncommitted changes in the {' and the '.join(dirty)}")
-    return found
+        changed.append(f"uncommitted changes in the {' and the '.join(dirty)}")
+    return changed

@@ -100,9 +100,9 @@ def groups(rows: Sequence[Row]) -> List[List[Row]]:
     return sorted(result, key=lambda group: not group[0].configuration)
 
 
-def _fit(one: Row, other: Row) -> bool:
-    kinds = [(row.unreadable, bool(row.configuration), bool(row.largest)) for row in (one, other)]
-    return kinds[0] == kinds[1] and same_configuration(_shared(one), _shared(other))
+def _fit(first: Row, other: Row) -> bool:
+    kinds = [(row.unreadable, bool(row.configuration), bool(row.largest)) for row in (first, other)]
+    return kinds[0] == kinds[1] and same_configuration(_shared(first), _shared(other))
 
 
 def _shared(row: Row) -> Configuration:

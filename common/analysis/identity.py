@@ -11,17 +11,17 @@ from common.records.schema import Batch
 Item = TypeVar("Item")
 
 
-def differing(one: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
+def differing(first: Mapping[str, object], other: Mapping[str, object]) -> List[str]:
     """Return the keys that both know and that have other values: a run whose package was missing knows no hash of the
     shape file, and differs in nothing by that."""
     return [
-        key for key, value in one.items() if value is not None and other.get(key) is not None and other[key] != value
+        key for key, value in first.items() if value is not None and other.get(key) is not None and other[key] != value
     ]
 
 
-def same_configuration(one: Configuration, other: Configuration) -> bool:
+def same_configuration(first: Configuration, other: Configuration) -> bool:
     """Return whether rows of these configurations stand in one table."""
-    return not differing(one, other)
+    return not differing(first, other)
 
 
 def conditions(row: Row) -> Dict[str, object]:
@@ -46,9 +46,9 @@ def _batches(batches: Sequence[Batch]) -> Optional[str]:
     return f"{len(batches)} from {batches[0].index} on of {useful} cells ({padded} padded)"
 
 
-def differences(one: Row, other: Row) -> List[str]:
+def differences(first: Row, other: Row) -> List[str]:
     """Return why two runs cannot be compared, as "dtype float32 / float64"; [] where they can."""
-    mine, theirs = conditions(one), conditions(other)
+    mine, theirs = conditions(first), conditions(other)
     return [f"{label} {mine[label]} / {theirs[label]}" for label in differing(mine, theirs)]
 
 

@@ -37,7 +37,7 @@ class Log:
     sweeps: List[Sweep]
 
     def __post_init__(self) -> None:
-        give_looks([*self.rows, *self.searches, *(row for one in self.sweeps for row in one.rows)])
+        give_looks([*self.rows, *self.searches, *(row for swept in self.sweeps for row in swept.rows)])
 
     def __bool__(self) -> bool:
         return bool(self.rows or self.searches or self.sweeps)
@@ -46,7 +46,7 @@ class Log:
     def readable(self) -> bool:
         """Could anything that was found be read?"""
         rows = [*self.rows, *self.searches]
-        return any(not row.unreadable for row in rows) or any(not one.reason for one in self.sweeps)
+        return any(not row.unreadable for row in rows) or any(not swept.reason for swept in self.sweeps)
 
     @cached_property
     def groups(self) -> List[Group]:
@@ -60,19 +60,19 @@ class Log:
 
 
 def read(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
-    """What is in, at or under `paths` (default: ``log``).
+    """Return what is in, at or under `paths` (default: ``log``).
 
     A path may also be a single trace, results.jsonl or sweep.jsonl.  `all_runs`: earlier runs too.  Raises UserError
     for a path that does not exist (the default may be absent).
     """
-    found = [row for folder, traces in _folders(paths).items() for row in _rows_of(folder, traces)]
-    rows, searches = ([row for row in found if bool(row.largest) is is_search] for is_search in (False, True))
+    every = [row for folder, traces in _folders(paths).items() for row in _rows_of(folder, traces)]
+    rows, searches = ([row for row in every if bool(row.largest) is is_search] for is_search in (False, True))
     log = Log(rows, searches, sweep.find(paths))
     return log if all_runs else log.newest()
 
 
-def found(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
-    """What `read` gives.  Raises UserError where that is nothing, and no run of a model is there either."""
+def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
+    """Return what `read` gives.  Raises UserError where that is nothing, and no run of a model is there either."""
     log = read(paths, all_runs)
     folders = [Path(path) for path in paths] or [Path("log")]
     if not log and not any(tool.holds(path) for tool in slices.registered() for path in folders):
@@ -87,21 +87,21 @@ def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
 
 
 def _folders(paths: Sequence[Any]) -> Dict[Path, List[Path]]:
-    """The run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
-    found: Dict[Path, List[Path]] = {}
+    """Return the run folders at or under `paths`, each with the traces that were asked for, [] for all of them."""
+    folders: Dict[Path, List[Path]] = {}
     for path in [Path(path) for path in paths] or [Path("log")]:
         problem = not_there(path)
         if problem and paths:
             raise UserError(f"{path}: {problem}; name a log folder, a results.jsonl or a trace")
         if os.path.isdir(path):
             for folder in run_folders(path):
-                found[folder] = []
+                folders[folder] = []
         elif os.path.isfile(path):
             if path.name == schema.FILE_NAME:
-                found[path.parent] = []
+                folders[path.parent] = []
             elif path.name != schema.SWEEP_FILE_NAME:
-                found.setdefault(path.parent, []).append(path)
-    return found
+                folders.setdefault(path.parent, []).append(path)
+    return folders
 
 
 def _rows_of(folder: Path, traces: List[Path]) -> List[Row]:
@@ -150,7 +150,7 @@ def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
     return result
 
 
-def _same_run(one: Row, other: Row) -> bool:
+def _same_run(first: Row, other: Row) -> bool:
     """Return whether two rows are runs of one implementation and configuration."""
-    known = one.run_id is not None and other.run_id is not None
-    return known and one.name == other.name and same_configuration(one.configuration, other.configuration)
+    known = first.run_id is not None and other.run_id is not None
+    return known and first.name == other.name and same_configuration(first.configuration, other.configuration)

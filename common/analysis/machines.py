@@ -16,12 +16,12 @@ MACHINE = ("device", "device_name", "cores", "threads")
 
 
 class Machine(NamedTuple):
-    """A group of the report as one of several machines.  letter: "A"; name: what it is; place: of the group; fastest:
+    """A group of the report as one of several machines.  letter: "A"; name: what it is; number: of the group; fastest:
     of the exact losses, by its step."""
 
     letter: str
     name: str
-    place: int
+    number: int
     rows: List[Row]
     fastest: Optional[Row]
 
@@ -46,24 +46,24 @@ class Machine(NamedTuple):
 def families(groups: Sequence[Group]) -> List[List[Machine]]:
     """The groups that differ only in their machine, together; machines that have no other are left out."""
     rest: Dict[int, Configuration] = {}
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         known = known_configuration(group.rows)
         if known and not group.search:
-            rest[place] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
-    found = grouped(rest, lambda family, place: same_configuration(rest[family[0]], rest[place]))
-    several = [family for family in found if len(family) > 1]
-    return [[_machine(letter(at), place, groups[place].rows) for at, place in enumerate(family)] for family in several]
+            rest[index] = {key: value for key, value in known.items() if key not in (*MACHINE, *OWN)}
+    families = grouped(rest, lambda family, index: same_configuration(rest[family[0]], rest[index]))
+    several = [family for family in families if len(family) > 1]
+    return [[_machine(letter(at), index, groups[index].rows) for at, index in enumerate(family)] for family in several]
 
 
-def _machine(called: str, place: int, rows: List[Row]) -> Machine:
+def _machine(called: str, index: int, rows: List[Row]) -> Machine:
     exact = ranking.standings([row for row in rows if row.is_exact], "step")
-    return Machine(called, _name(rows), place, rows, exact[0].row if exact else None)
+    return Machine(called, _name(rows), index, rows, exact[0].row if exact else None)
 
 
 def letter(at: int) -> str:
     """A, B, ..., Z, A2, ..."""
-    turn, place = divmod(at, len(ascii_uppercase))
-    return ascii_uppercase[place] + (str(turn + 1) if turn else "")
+    turn, index = divmod(at, len(ascii_uppercase))
+    return ascii_uppercase[index] + (str(turn + 1) if turn else "")
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -172,8 +172,8 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
         pass_name = (end and end.pass_name) or job
         done[pass_name] = done.get(pass_name, 0) + 1
         if SEVERITY.index(status) > SEVERITY.index(worst):
-            said = (end.reason or "no reason was recorded") if end else "stopped before its end"
-            worst, reason = status, said if status in ("missing", "unsupported") else f"{job}: {said}"
+            why = (end.reason or "no reason was recorded") if end else "stopped before its end"
+            worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
         planned = {name: settings.get("rounds", 1) if name == "timing" else 1 for name in settings.get("passes", ())}
         absent = [
@@ -191,15 +191,15 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
 
 def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
     """scope -> counter -> batch -> the highest."""
-    found: Dict[str, Dict[str, Dict[str, float]]] = {}
+    highest: Dict[str, Dict[str, Dict[str, float]]] = {}
     for line in lines:
-        of_scope = found.setdefault(line.scope, {counter: {} for counter in COUNTERS})
+        of_scope = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
         for counter in COUNTERS:
             value = getattr(line, f"{counter}_bytes")
             if value is not None:
                 batch = str(line.batch)
                 of_scope[counter][batch] = max(of_scope[counter].get(batch, 0.0), value / MB)
-    return found
+    return highest
 
 
 def _highest(of_scope: Mapping[str, Mapping[str, float]]) -> Dict[str, Optional[float]]:
@@ -224,26 +224,28 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
     if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
         notes.append(f"by its method right for logits up to {line.largest_score:g} only; see conformance.py")
     if line and header.kind == "pruned":
-        said = "approximate by design: its errors are those with the range widened to all of U"
-        notes.append(said + _gaps_in_words(line))
+        note = "approximate by design: its errors are those with the range widened to all of U"
+        notes.append(note + _gaps_in_words(line))
     return notes
 
 
 def _gaps_in_words(line: Correctness) -> str:
-    """How far off an approximate loss is; results from before peaky logits know one gap, on random ones."""
+    """Say how far off an approximate loss is; results from before peaky logits know one gap, on random ones."""
     gaps = _gaps(line)
     if not gaps and line.approximation_gap is None:
         return ""
-    said = "; as timed, its loss is {:.1e} off the exact one"
+    begin = "; as timed, its loss is {:.1e} off the exact one"
     if not gaps:
-        return said.format(line.approximation_gap)
+        return begin.format(line.approximation_gap)
     words: List[str] = []
     for kind, gap in gaps.items():
         words.append(f"{abs(gap):.1e}" + (" off the exact one" if not words else ""))
         words[-1] += f" on {kind} {'ones' if len(words) > 1 else 'logits'}"
-        found = line.gap_ranges.get(kind)
-        if found:
-            words[-1] += f" ({found.lowest:.1e} to {found.highest:.1e} over {count(found.utterances, 'utterance')})"
+        gap_range = line.gap_ranges.get(kind)
+        if gap_range:
+            words[-1] += (
+                f" ({gap_range.lowest:.1e} to {gap_range.highest:.1e} over {count(gap_range.utterances, 'utterance')})"
+            )
     return "; as timed, its loss is " + ", ".join(words)
 
 
@@ -277,8 +279,8 @@ def _inflation(
     schedule = line.schedule
     lead = schedule.wait + schedule.warmup
     for window, durations in enumerate(numbers.step_us):
-        for place, duration in enumerate(durations):
-            step = window * (lead + schedule.active) + lead + place
+        for index, duration in enumerate(durations):
+            step = window * (lead + schedule.active) + lead + index
             batch = environment.batches[step % len(environment.batches)].index
             if batch in by_batch:
                 with_profiler.append(duration)

@@ -54,20 +54,27 @@ class Metric(NamedTuple):
         return Cell(self.shown(row), self.scaled(row) if self.numeric else None)
 
 
-def metric(key: str, title: str = "", said: Optional[Callable[[Any], str]] = None, **more: Any) -> Metric:
-    """Of the field `key`, or of `value`; said: the words of its value."""
-    value = more.pop("value", attrgetter(key))
-    return Metric(key, title, value, (lambda row: said(value(row))) if said else None, **more)
+def metric(
+    key: str,
+    title: str = "",
+    shown: Optional[Callable[[Any], str]] = None,
+    value: Optional[Callable[[Any], Optional[float]]] = None,
+    **fields: Any,
+) -> Metric:
+    """Return the metric of the field `key`, or of `value`.  shown: puts its value in words; fields: others of
+    Metric."""
+    read = value or attrgetter(key)
+    return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
 def values(metrics: Sequence[Metric], row: Any) -> Dict[str, Any]:
-    """By their keys, as CSV and JSON have them."""
-    return {one.key: one.value(row) for one in metrics}
+    """Return key -> value, as CSV and JSON have them."""
+    return {each.key: each.value(row) for each in metrics}
 
 
 def cells(metrics: Sequence[Metric], row: Any) -> Dict[str, Cell]:
-    """By their titles, as a table has those that have one."""
-    return {one.title: one.cell(row) for one in metrics if one.title}
+    """Return title -> cell of the metrics that have a title."""
+    return {each.title: each.cell(row) for each in metrics if each.title}
 
 
 def _part(key: str, part: str) -> Callable[[Row], Optional[float]]:
@@ -111,7 +118,8 @@ def _process(row: Row) -> Optional[float]:
 
 
 def _percent(scope: str) -> Callable[[Row], Optional[float]]:
-    """Of the limit without padding, which no layout can do without; None where it is above 100: that limit is wrong."""
+    """Return a function that gives the percent of the limit without padding, which no layout can do without; None where
+    it is above 100: that limit is wrong."""
 
     def value(row: Row) -> Optional[float]:
         percent = row.limit_percent.get(scope, {}).get("packed")
@@ -334,7 +342,7 @@ ALL = (
     ),
 )
 
-METRICS: Dict[str, Metric] = {one.key: one for one in ALL}
+METRICS: Dict[str, Metric] = {each.key: each for each in ALL}
 
 _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
@@ -389,7 +397,7 @@ _LISTED = {key for keys in COLUMNS.values() for key in keys}
 
 def others() -> List[Metric]:
     """Return the metrics that have a title and are in no list."""
-    return [one for key, one in METRICS.items() if one.title and key not in _LISTED]
+    return [each for key, each in METRICS.items() if each.title and key not in _LISTED]
 
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
@@ -405,13 +413,13 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
 
 
 def exported(row: Row) -> Dict[str, Any]:
-    """What CSV and JSON have of a row."""
+    """Return what CSV and JSON have of a row."""
     return {**row.as_json(), **values(others(), row)}
 
 
 def scalars(row: Row) -> Dict[str, float]:
-    """What TensorBoard has of a row, by tag."""
-    tagged = {one.tag: one for one in METRICS.values() if one.tag}
-    tagged.update({f"metrics/{one.key}": one for one in others() if not one.tag})
-    found = {tag: one.value(row) for tag, one in tagged.items()}
-    return {tag: value for tag, value in found.items() if value is not None}
+    """Return what TensorBoard has of a row, by tag."""
+    tagged = {each.tag: each for each in METRICS.values() if each.tag}
+    tagged.update({f"metrics/{each.key}": each for each in others() if not each.tag})
+    values_of = {tag: metric.value(row) for tag, metric in tagged.items()}
+    return {tag: value for tag, value in values_of.items() if value is not None}

@@ -45,8 +45,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Sides:
-    """What two measurements have in common, and what they have not: runs of the baseline that the new side has none
-    for (gone), runs of the new side alone (added)."""
+    """Hold what two measurements have in common, and what they have not: runs of the baseline that the new side has
+    none for (gone), runs of the new side alone (added)."""
 
     pairs: List[Pair]
     gone: Sequence[Row] = ()
@@ -86,8 +86,8 @@ def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
             failed.append(error)
     if len(failed) == len(files):
         raise failed[0]
-    for one in failed:
-        store.warn(f"{one}; left out")
+    for problem in failed:
+        store.warn(f"{problem}; left out")
 
 
 def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
@@ -104,18 +104,18 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
     before, after = (_newest_of_each(read_runs(path)) for path in (baseline, new))
     if len(before) == len(after) == 1 and not only:
         return Sides([checked(before[0], after[0])])
-    there = list(dict.fromkeys(run.name for run in [*before, *after]))
-    unknown = [name for name in only if name not in there]
+    names = list(dict.fromkeys(run.name for run in [*before, *after]))
+    unknown = [name for name in only if name not in names]
     if unknown:
         raise UserError(
-            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(plain, there))}"
+            f"--only {','.join(unknown)}: not in {baseline} or {new}; there are {', '.join(map(plain, names))}"
         )
     before, after = ([run for run in side if not only or run.name in only] for side in (before, after))
     pairs: List[Pair] = []
-    for name in there:
+    for name in names:
         mine = [run for run in before if run.name == name]
         theirs = [run for run in after if run.name == name]
-        fitting = [Pair(one, other) for one in mine for other in theirs if not differences(one, other)]
+        fitting = [Pair(first, other) for first in mine for other in theirs if not differences(first, other)]
         pairs += fitting or ([checked(newest_first(mine)[0], newest_first(theirs)[0])] if mine and theirs else [])
     compared = [id(run) for pair in pairs for run in (pair.baseline, pair.new)]
     gone, added = ([run for run in side if id(run) not in compared] for side in (before, after))
@@ -131,26 +131,26 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
 
     Raises UserError when one is not there or they were measured otherwise.
     """
-    found = read_runs(log)
-    sides = [[run for run in found if run.name == name] for name in (baseline, new)]
+    runs = read_runs(log)
+    sides = [[run for run in runs if run.name == name] for name in (baseline, new)]
     for name, side in zip((baseline, new), sides):
         if not side:
-            there = ", ".join(dict.fromkeys(plain(run.name) for run in found))
-            raise UserError(f"{log}: no run of {name} in it; there are {there}")
-    pairs = [Pair(one, other) for one in sides[0] for other in sides[1]]
+            names = ", ".join(dict.fromkeys(plain(run.name) for run in runs))
+            raise UserError(f"{log}: no run of {name} in it; there are {names}")
+    pairs = [Pair(first, other) for first in sides[0] for other in sides[1]]
     together = [pair for pair in pairs if pair.together and not differences(pair.baseline, pair.new)]
     if together:
         return [max(together, key=lambda pair: pair.baseline.started or "")]
     return [checked(newest_first(sides[0])[0], newest_first(sides[1])[0])]
 
 
-def checked(one: Row, other: Row) -> Pair:
+def checked(baseline: Row, other: Row) -> Pair:
     """The pair, or UserError with what differs."""
-    different = differences(one, other)
+    different = differences(baseline, other)
     if different:
         raise UserError(
-            f"{one.folder} and {other.folder} are not comparable: "
+            f"{baseline.folder} and {other.folder} are not comparable: "
             f"{'; '.join(map(plain, different))}; "
             "run both with the same flags on the same machine"
         )
-    return Pair(one, other)
+    return Pair(baseline, other)

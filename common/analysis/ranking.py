@@ -37,7 +37,7 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
         return _standing(baseline, row, timed, scope, each)
 
     home = of_one_torch(timed)
-    counts = [len({batch for one in row.round_medians_ms[scope].values() for batch in one}) for row in home]
+    counts = [len({batch for medians in row.round_medians_ms[scope].values() for batch in medians}) for row in home]
     whole = [row for row, count in zip(home, counts) if count == max(counts)]  # a few batches make none the fastest
     fastest = min(whole, key=lambda row: _size(against(whole[0], row).ratio))
     others = sorted((against(fastest, row) for row in timed if row is not fastest), key=lambda each: _size(each.ratio))
@@ -71,13 +71,13 @@ def _standing(baseline: Row, row: Row, rows: Sequence[Row], scope: str, confiden
     pair = _control(baseline, row, rows, scope) if standing.other_torch else None
     if pair is None:
         return standing
-    (before, after, here, there), beside_load = _comparable([baseline, row, *pair], scope)
+    (before, after, here, control), beside_load = _comparable([baseline, row, *pair], scope)
 
     def combined(*powers: float) -> Optional[Ratio]:
         """Return the interval of one paired quantity: `after`, `here` and `there` to these powers, over `before`."""
-        return _ratio(before, _product((after, here, there), powers), baseline, row, confidence)[0]
+        return _ratio(before, _product((after, here, control), powers), baseline, row, confidence)[0]
 
-    divided = _ratio(_product((before, there), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]
+    divided = _ratio(_product((before, control), (1, 1)), _product((after, here), (1, 1)), baseline, row, confidence)[0]
     if divided is None:
         return standing
     kept, beside_load = _surplus_kept(combined), beside_load or standing.beside_load
@@ -108,16 +108,18 @@ def _comparable(rows: Sequence[Row], scope: str) -> Tuple[List[Times], bool]:
 def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
     """A loss of the row's kind under the baseline's torch, and the same one under the row's, all in one run."""
     fitting = [
-        one
-        for one in rows
-        if one.is_comparable and one.kind == row.kind and one.run_id == row.run_id == baseline.run_id
-        if one.round_medians_ms.get(scope)
+        each
+        for each in rows
+        if each.is_comparable and each.kind == row.kind and each.run_id == row.run_id == baseline.run_id
+        if each.round_medians_ms.get(scope)
     ]
     pairs = [
-        (here, there)
+        (here, control)
         for here in fitting
-        for there in fitting
-        if (here.torch, there.torch) == (baseline.torch, row.torch) and here.loss == there.loss and there is not row
+        for control in fitting
+        if (here.torch, control.torch) == (baseline.torch, row.torch)
+        and here.loss == control.loss
+        and control is not row
     ]
     return min(pairs, key=lambda pair: pair[1].name, default=None)
 
@@ -141,11 +143,11 @@ def _product(sides: Sequence[Times], powers: Sequence[float]) -> Times:
 
 
 def _ratio(before: Times, after: Times, baseline: Row, row: Row, confidence: float) -> Tuple[Optional[Ratio], bool]:
-    one, other = (
+    first, other = (
         {name: {batch: [median] for batch, median in batches.items()} for name, batches in rounds.items()}
         for rounds in (before, after)
     )
-    return ratios.ratio(one, other, baseline.run_id == row.run_id, confidence, row.padding)
+    return ratios.ratio(first, other, baseline.run_id == row.run_id, confidence, row.padding)
 
 
 def _size(ratio: Optional[Ratio]) -> float:

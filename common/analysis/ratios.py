@@ -44,7 +44,7 @@ class Pair(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """How many times the baseline's time the new side takes: below 1 is faster.
+    """Hold how many times the baseline's time the new side takes: below 1 is faster.
 
     low, high: the interval, None where the rounds are too few for one.  batches: how many were on both sides.
     baseline, new: each round's time, the geometric mean over batches of its medians, in the unit of the samples.
@@ -69,7 +69,7 @@ class Ratio(NamedTuple):
 def ratio(
     baseline: Rounds, new: Rounds, together: bool, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Tuple[Optional[Ratio], bool]:
-    """(New / baseline, did their rounds run beside each other?), by the design of the two sides.
+    """Return (ratio of new to baseline, whether their rounds are paired), by the design of the two sides.
 
     together: both were measured in one run, round by round.  padding: of the batches, where it is known.  None where no
     batch was measured on both sides.
@@ -103,7 +103,8 @@ def without_load(
 
 
 def own_batches(rounds: Rounds) -> bool:
-    """Whether each round has batches of its own: no batch is in all of them, though some may share one of few."""
+    """Return whether each round has batches of its own: no batch is in all of them, though some may share one of
+    few."""
     return len(rounds) > 1 and not set.intersection(*map(set, rounds.values()))
 
 
@@ -139,9 +140,9 @@ def own_batches_ratio(
     else:
         center, error = _over_rounds([mean([pair.y for pair in pairs]) for pairs in rounds])
     freedom = min(len(rounds) - 1, len(cells) - 2) if of_file else len(rounds) - 1  # a line takes two of the batches
-    found = _ratio(center, error, freedom, confidence, before, after, len(cells))
+    result = _ratio(center, error, freedom, confidence, before, after, len(cells))
     ratios = [math.exp(pair.y) for pair in cells]
-    return found._replace(of_file=of_file, least=min(ratios), most=max(ratios))
+    return result._replace(of_file=of_file, least=min(ratios), most=max(ratios))
 
 
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
@@ -184,7 +185,7 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
     before, after, batches = _round_times([baseline[name] for name in rounds], [new[name] for name in rounds])
     if not batches:
         return None
-    center, error = _over_rounds([math.log(two / one) for one, two in zip(before, after)])
+    center, error = _over_rounds([math.log(two / old) for old, two in zip(before, after)])
     return _ratio(center, error, len(rounds) - 1, confidence, before, after, batches)
 
 
@@ -211,16 +212,16 @@ def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[L
     """The time of each round of both sides over the batches that all of them have, and how many these are."""
     if not baseline or not new:
         return [], [], 0
-    batches = set.intersection(*(set(one) for one in [*baseline, *new]))
+    batches = set.intersection(*(set(each) for each in [*baseline, *new]))
     before, after = (
-        [geometric_mean([median(one[batch]) for batch in batches]) for one in side] if batches else []
+        [geometric_mean([median(each[batch]) for batch in batches]) for each in side] if batches else []
         for side in (baseline, new)
     )
     return before, after, len(batches)
 
 
 def _ratio(center: float, error: Optional[float], freedom: float, confidence: float, *of: Any) -> Ratio:
-    """of: baseline, new, batches of the Ratio."""
+    """Return the ratio of a logarithm and its standard error.  of: its baseline, new and batches."""
     baseline, new, batches = of
     low = high = None
     if error is not None:
@@ -275,8 +276,8 @@ def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float =
     return math.expm1(math.log1p(tolerance) + reach * ratio.error)
 
 
-def rounds_to_detect(change: float, rounds: int, found: float, tolerance: float) -> int:
-    """How many rounds would show a slowdown of `change`, where so many `rounds` show one of `found` (see
+def rounds_to_detect(change: float, rounds: int, detected: float, tolerance: float) -> int:
+    """Return how many rounds would show a slowdown of `change`, where so many `rounds` show one of `found` (see
     ``detectable``), the spread being as it is.  All are shares, 0.1 for 10%; change is above the tolerance."""
-    reach = math.log((1 + found) / (1 + tolerance)) / math.log((1 + change) / (1 + tolerance))
+    reach = math.log((1 + detected) / (1 + tolerance)) / math.log((1 + change) / (1 + tolerance))
     return math.ceil(rounds * reach**2)

@@ -44,7 +44,7 @@ NEEDED = {"dtype", "vocab_size", "encoder_dim", "pruned_recipe", "prune_range"}
 
 
 class Least(NamedTuple):
-    """What one sample must do at least: bytes through memory, floating point operations in matrix products,
+    """Hold what one sample must do at least: bytes through memory, floating point operations in matrix products,
     exponentials; held: the fewest bytes that it works on at a time."""
 
     bytes: float
@@ -54,7 +54,7 @@ class Least(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """What the device does at best: bytes (read + written) of the largest buffer, operations and exponentials per
+    """Hold what the device does at best: bytes (read + written) of the largest buffer, operations and exponentials per
     second, None where not measured; streams: (bytes of the buffer, bytes per second), the largest buffer first."""
 
     bytes_per_second: Optional[float]
@@ -65,12 +65,12 @@ class Peaks(NamedTuple):
     def moving(self, held: float) -> Optional[float]:
         """Bytes per second for work that holds so many bytes: the best of all buffers from the largest on that is no
         larger, or of all."""
-        found = None
+        best = None
         for size, rate in self.streams:
-            found = max(found or 0.0, rate)
+            best = max(best or 0.0, rate)
             if size <= held:
                 break
-        return found
+        return best
 
 
 #: Those of `Peaks`, in their order.
@@ -102,12 +102,12 @@ def peaks(limits: Sequence[Limits]) -> Peaks:
 
 
 def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
-    """Of each rate of `Peaks` that was measured several times: how many times, the lowest and the highest."""
-    each = [peaks([one]) for one in limits]
-    found = {key: [rate for one in each if (rate := getattr(one, key)) is not None] for key in RATES}
+    """Return for each rate of `Peaks` that was measured several times {measurements, lowest, highest}."""
+    each = [peaks([line]) for line in limits]
+    rates_of = {key: [rate for of_line in each if (rate := getattr(of_line, key)) is not None] for key in RATES}
     return {
         key: {"measurements": len(rates), "lowest": min(rates), "highest": max(rates)}
-        for key, rates in found.items()
+        for key, rates in rates_of.items()
         if len(rates) > 1
     }
 
@@ -128,7 +128,7 @@ def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = 
 
 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Least:
-    """Of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
+    """Return the least work of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
     itemsize, V, H = ITEMSIZE[settings["dtype"]], settings["vocab_size"], settings["encoder_dim"]
     met = dict.fromkeys(ONE_SYMBOL, size.met)
     read = {**met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
@@ -162,8 +162,8 @@ def seconds(least: Least, best: Peaks) -> Optional[float]:
 
 
 def limit_percent(bounds: Mapping[Any, float], measured: Mapping[Any, Sequence[float]]) -> Optional[float]:
-    """How much of the time is the bound, in percent: the geometric mean over batches of bound / median of the samples,
-    both in seconds, so that a batch with more samples counts no more.  None unless every batch has a bound."""
+    """Return how much of the time is the bound, in percent: the geometric mean over batches of bound / median of the
+    samples, both in seconds, so that a batch with more samples counts no more.  None unless every batch has a bound."""
     if not measured or not all(batch in bounds for batch in measured):
         return None
     return 100 * statistics.geometric_mean(

@@ -50,8 +50,8 @@ Configuration = Dict[str, Any]
 
 @dataclass(eq=False)
 class Exported:
-    """What CSV and JSON have of a run: the fields are their keys, in this order, each with its value where nothing is
-    known.  ms, us and MB (2**20 bytes) as the names say."""
+    """Hold what CSV and JSON have of a run: the fields are their keys, in this order, each with its value where nothing
+    is known.  ms, us and MB (2**20 bytes) as the names say."""
 
     name: str = ""
     log_dir: str = ""
@@ -169,7 +169,7 @@ class Row(Exported):
 
     @cached_property
     def distribution(self) -> Optional[Distribution]:
-        """Of the utterances of the shape file; None where it was not recorded."""
+        """Return how long the utterances of the shape file are; None where it was not recorded."""
         return next(filter(None, map(schema.distribution, self.environments)), None)
 
     @cached_property
@@ -187,7 +187,7 @@ class Row(Exported):
 
     @property
     def of_one_model(self) -> bool:
-        """Whether it trains the model of the exact losses: additive losses and other lattices train others."""
+        """Return whether it trains the model of the exact losses: additive losses and other lattices train others."""
         return self.is_exact or self.kind == "pruned"
 
     @property
@@ -207,7 +207,7 @@ class Row(Exported):
 
     @property
     def is_comparable(self) -> bool:
-        """Whether its times can be compared: also those of the rounds that ended before it was interrupted."""
+        """Return whether its times can be compared: also those of the rounds that ended before it was interrupted."""
         checked = self.correctness
         return self.status == "ok" or (self.status == "interrupted" and bool(checked and checked.ok))
 
@@ -267,17 +267,17 @@ class Row(Exported):
 
     @cached_property
     def batches(self) -> List[Batch]:
-        """Of all jobs, each once."""
+        """Return the batches of all jobs, each once."""
         return batches_of(self.environments)
 
     @cached_property
     def padding(self) -> Optional[Padding]:
-        """Of the measured batches and of all of the file; None where it is not known."""
-        totals = (one.shape_file_totals for one in self.environments if one.shape_file_totals)
-        share = next((one.mean_log_useful_share for one in totals if one.mean_log_useful_share is not None), None)
+        """Return the padding of the measured batches and of all of the file; None where it is not known."""
+        totals = (line.shape_file_totals for line in self.environments if line.shape_file_totals)
+        share = next((each.mean_log_useful_share for each in totals if each.mean_log_useful_share is not None), None)
         if share is None:
             return None
-        of_batch = {str(one.index): math.log(one.padded_cells / one.useful_cells) for one in self.batches}
+        of_batch = {str(batch.index): math.log(batch.padded_cells / batch.useful_cells) for batch in self.batches}
         return Padding(of_batch, -share)
 
     @property
@@ -290,7 +290,7 @@ class Row(Exported):
 
     @property
     def correctness(self) -> Optional[Correctness]:
-        """Of a failed check too."""
+        """Return the record of the check, also of one that failed; None where there is none."""
         return newest(self.jobs, Correctness)
 
     @property
@@ -299,8 +299,8 @@ class Row(Exported):
         for job, lines in self.jobs.items():
             end = status_of(lines)
             if end is None or end.status != "ok":
-                said = end and end.reason
-                return (end.status if end else "interrupted"), f"{job}: {said or 'stopped before its end'}"
+                reason = end and end.reason
+                return (end.status if end else "interrupted"), f"{job}: {reason or 'stopped before its end'}"
         return None if self.jobs else ("interrupted", "stopped before its first pass")
 
     @property
@@ -314,7 +314,7 @@ class Row(Exported):
         return [sample for sample in self.timed if sample.scope == scope]
 
     def is_beside_load(self, scope: str) -> bool:
-        """Whether its times of a scope are of rounds beside other load, too few others being left to compare."""
+        """Return whether its times of a scope are of rounds beside other load, too few others being left to compare."""
         return ratios.without_load([self.round_medians_ms.get(scope, {})], self.loaded_rounds.get(scope, ()))[1]
 
     def stage_medians(self, scope: str) -> Dict[str, float]:
@@ -424,14 +424,14 @@ def _ratio_as_json(ratio: Optional[Ratio]) -> Dict[str, Any]:
 
 
 def batches_of(environments: Sequence[Environment]) -> List[Batch]:
-    """Those of all jobs, each once: rounds may have batches of their own."""
-    return list({batch.index: batch for one in environments for batch in one.batches or ()}.values())
+    """Return the batches of all jobs, each once: rounds may have batches of their own."""
+    return list({batch.index: batch for line in environments for batch in line.batches or ()}.values())
 
 
 def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
     """The last record of a kind."""
-    found = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
-    return found[-1] if found else None
+    lines_of_kind = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
+    return lines_of_kind[-1] if lines_of_kind else None
 
 
 def search_of(row: Row) -> Largest:

@@ -32,29 +32,29 @@ def relevant(records: Sequence[Line]) -> List[Line]:
     size, _ = bounds(answers(store.latest_jobs(records)))
     timed = [line for line in records if isinstance(line, Status) and line.pass_name == "throughput"]
     pool = next((line.pool for line in reversed(timed) if line.size == size), None)
-    own = {line.job for line in timed if line.size == size and line.pool == pool}
-    given_up = {line.job for line in timed} - own
+    kept = {line.job for line in timed if line.size == size and line.pool == pool}
+    given_up = {line.job for line in timed} - kept
     return [line for line in records if not (isinstance(line, JobLine) and line.job in given_up)]
 
 
 def row(records: Sequence[Line], folder: Path) -> Row:
     """Return the row of a search."""
-    found = measured.row(relevant(records), folder)
-    settings, jobs = found.header.settings, store.latest_jobs(records)
-    limit = found.header.memory_limit or MemoryLimit()
+    result = measured.row(relevant(records), folder)
+    settings, jobs = result.header.settings, store.latest_jobs(records)
+    limit = result.header.memory_limit or MemoryLimit()
     size, too_large = bounds(answers(jobs))
     heaviest = _probe(jobs, size)
     totals = _totals(jobs)
-    timed = _at(found.jobs, size, "throughput")
-    found.status, found.reason = _status(jobs, timed, settings, size, too_large, totals)
+    timed = _at(result.jobs, size, "throughput")
+    result.status, result.reason = _status(jobs, timed, settings, size, too_large, totals)
     utterances, frames, timed_over = _throughput(timed)
-    found.utterances_per_second, found.frames_per_second = utterances.median, frames.median
-    found.largest = Largest(
+    result.utterances_per_second, result.frames_per_second = utterances.median, frames.median
+    result.largest = Largest(
         of=settings["find_largest"],
         scope=settings["scopes"][0],
         size=size,
         too_large=too_large,
-        at_least=size is not None and found.status in ("interrupted", "error"),
+        at_least=size is not None and result.status in ("interrupted", "error"),
         limited_by=_limited_by(jobs, settings, size, too_large, totals),
         limit_bytes=heaviest.limit_bytes or limit.bytes,
         limit_kind=heaviest.limit_kind,
@@ -74,16 +74,16 @@ def row(records: Sequence[Line], folder: Path) -> Row:
         utterances_per_second_rounds=utterances.rounds,
         timed_over=timed_over,
     )
-    found.configuration.update(
+    result.configuration.update(
         batch_size=None,
         max_frames=None,
         find_largest=settings["find_largest"],
         memory_limit=settings.get("memory_limit"),
         largest_cap=settings.get("largest_cap"),
     )
-    if found.largest.limited_by == "time":
-        found.notes.append(f"limited by --timeout, not by memory: {_reason(jobs, too_large)}")
-    return found
+    if result.largest.limited_by == "time":
+        result.notes.append(f"limited by --timeout, not by memory: {_reason(jobs, too_large)}")
+    return result
 
 
 def _totals(jobs: Jobs) -> Optional[Totals]:
@@ -98,8 +98,8 @@ def _at(jobs: Jobs, size: Optional[int], pass_name: str) -> List[Sequence[JobLin
 
 
 def _reason(jobs: Jobs, size: Optional[int]) -> str:
-    found = [end for name in ("throughput", "probe") for end in ends(jobs, name) if end.size == size]
-    return next((end.reason or "" for end in found if end.status != "ok"), "")
+    every = [end for name in ("throughput", "probe") for end in ends(jobs, name) if end.size == size]
+    return next((end.reason or "" for end in every if end.status != "ok"), "")
 
 
 def _status(
@@ -145,8 +145,8 @@ def _limited_by(
 
 def _probe(jobs: Jobs, size: Optional[int]) -> Probe:
     """The first ``probe`` record of a size: of the batch with the most padded cells."""
-    found = (line for lines in _at(jobs, size, "probe") for line in lines if isinstance(line, Probe))
-    return next(found, Probe(job=""))
+    probes = (line for lines in _at(jobs, size, "probe") for line in lines if isinstance(line, Probe))
+    return next(probes, Probe(job=""))
 
 
 def _peak_mb(jobs: Jobs, size: Optional[int]) -> Optional[float]:

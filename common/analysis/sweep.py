@@ -102,14 +102,14 @@ def read(path: Path) -> Sweep:
     return Sweep(path, header, sorted(runs, key=lambda run: (run.cell, rank(run.row))))
 
 
-def newest(found: Iterable[Sweep]) -> List[Sweep]:
-    """Of several sweeps of the same grid, settings, machine and implementations the newest."""
+def newest(sweeps: Iterable[Sweep]) -> List[Sweep]:
+    """Return the newest of several sweeps of the same grid, settings, machine and implementations."""
     kept: Dict[str, Sweep] = {}
-    for sweep in sorted(found, key=lambda one: one.header.started if one.header else ""):
+    for sweep in sorted(sweeps, key=lambda one: one.header.started if one.header else ""):
         same = str(sweep.path)
         if sweep.header:
-            about = (sweep.header.grid, sweep.header.settings, sweep.header.names, sweep.header.machine)
-            same = repr(about)
+            identity = (sweep.header.grid, sweep.header.settings, sweep.header.names, sweep.header.machine)
+            same = repr(identity)
         sweep.earlier = kept.pop(same).earlier + 1 if same in kept else 0
         kept[same] = sweep
     return sorted(kept.values(), key=lambda sweep: str(sweep.path))
@@ -138,8 +138,9 @@ def median_ms(row: Row) -> Optional[Tuple[str, Summary]]:
 
 
 def exponents(sweep: Sweep) -> List[Exponent]:
-    """How the times of each implementation grow with each numeric setting, where enough of them were measured."""
-    found = []
+    """Return how the times of each implementation grow with each numeric setting, where enough of them were
+    measured."""
+    result = []
     for key, values in sweep.grid.items():
         if not is_numeric(values) or min(values) <= 0:
             continue
@@ -147,8 +148,8 @@ def exponents(sweep: Sweep) -> List[Exponent]:
             for same in _stretches(points):
                 if len(same) >= FEWEST_POINTS:
                     slope, low, high = _slope(same), same[0].value, same[-1].value
-                    found.append(Exponent(name, key, scope, slope, low, high, len(same)))
-    return found
+                    result.append(Exponent(name, key, scope, slope, low, high, len(same)))
+    return result
 
 
 class _Point(NamedTuple):
@@ -160,78 +161,78 @@ class _Point(NamedTuple):
 
 
 def _points(sweep: Sweep, key: str) -> Dict[Tuple[str, str], List[_Point]]:
-    """Of each implementation and scope, by value."""
-    found: Dict[Tuple[str, str], List[_Point]] = {}
+    """Return (implementation, scope) -> its points, by the value of the setting."""
+    points: Dict[Tuple[str, str], List[_Point]] = {}
     for scope in SCOPES:
         for run in sorted(along(sweep, key), key=lambda run: float(run.values[key])):
             times = run.row.ms(scope)
             if run.row.status == "ok" and times and times.median > 0:
                 point = _Point(run.values[key], times.median, _faults(run.row, scope))
-                found.setdefault((run.row.name, scope), []).append(point)
-    return found
+                points.setdefault((run.row.name, scope), []).append(point)
+    return points
 
 
 def _faults(row: Row, scope: str) -> Optional[float]:
     lines = [line for of_job in row.jobs.values() for line in of_job if isinstance(line, Sample) and not line.warmup]
-    found = [line.minor_faults for line in lines if line.scope == scope and line.minor_faults is not None]
-    return median(found) if found else None
+    faults = [line.minor_faults for line in lines if line.scope == scope and line.minor_faults is not None]
+    return median(faults) if faults else None
 
 
 def _stretches(points: Sequence[_Point]) -> List[List[_Point]]:
     """Parted where the allocator begins or ends to map memory anew in each step, which takes time of its own: there the
     faults change FAULTS_JUMP times as much as the time."""
-    found: List[List[_Point]] = []
+    stretches: List[List[_Point]] = []
     for point in points:
-        before = found[-1][-1] if found else None
+        before = stretches[-1][-1] if stretches else None
         if before is None or _other_regime(before, point):
-            found.append([])
-        found[-1].append(point)
-    return found
+            stretches.append([])
+        stretches[-1].append(point)
+    return stretches
 
 
-def _other_regime(one: _Point, other: _Point) -> bool:
-    if one.faults is None or other.faults is None:
+def _other_regime(first: _Point, other: _Point) -> bool:
+    if first.faults is None or other.faults is None:
         return False
-    few, many = sorted((one, other), key=lambda point: point.faults or 0.0)
+    few, many = sorted((first, other), key=lambda point: point.faults or 0.0)
     jump = ((many.faults or 0.0) + FEW_FAULTS) / ((few.faults or 0.0) + FEW_FAULTS)
     return jump > FAULTS_JUMP * max(many.ms / few.ms, 1.0)
 
 
 def _slope(points: Sequence[_Point]) -> float:
-    """Of the least squares line through the logarithms."""
+    """Return the slope of the least squares line through the logarithms."""
     pairs = [(math.log(point.value), math.log(point.ms)) for point in points]
     x_mean, y_mean = mean([x for x, _ in pairs]), mean([y for _, y in pairs])
     return sum((x - x_mean) * (y - y_mean) for x, y in pairs) / sum((x - x_mean) ** 2 for x, _ in pairs)
 
 
 def growth(sweep: Sweep, of_key: Optional[str] = None) -> List[str]:
-    """How time grows with each numeric setting, or `of_key`, one line for each scope."""
-    of_scope = gathered(((one.key, one.scope), one) for one in exponents(sweep) if of_key in (None, one.key))
+    """Say how time grows with each numeric setting, or `of_key`, one line for each scope."""
+    of_scope = gathered(((each.key, each.scope), each) for each in exponents(sweep) if of_key in (None, each.key))
     lines = []
-    for (key, scope), found in of_scope.items():
+    for (key, scope), of_key_and_scope in of_scope.items():
         others = {other: values[0] for other, values in sweep.grid.items() if other != key}
         where = f" (at {grid.words(others)})" if others else ""
-        slopes = ", ".join(f"{one.name} {one.slope:.2f}{_where_less(one, sweep)}" for one in found)
+        slopes = ", ".join(f"{each.name} {each.slope:.2f}{_where_less(each, sweep)}" for each in of_key_and_scope)
         lines.append(f"{scope} time grows as {grid.flag(key)} to the power of{where}: {slopes}")
     return lines + _borders(sweep, of_key)
 
 
 def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
-    """Where no power is given, since memory is taken in another way on the other side."""
-    found = []
+    """Say where no exponent is given, since the allocator begins or ends to map memory anew there."""
+    sentences = []
     for key in (key for key, values in sweep.grid.items() if is_numeric(values) and of_key in (None, key)):
         for (name, scope), points in _points(sweep, key).items():
-            for one, other in zip(points, points[1:]):
-                if _other_regime(one, other):
-                    between = f"{grid.flag(key)} {number(one.value)} and {number(other.value)}"
-                    faults = f"{number(one.faults)} and {number(other.faults)} page faults a step"
-                    found.append(
+            for first, other in zip(points, points[1:]):
+                if _other_regime(first, other):
+                    between = f"{grid.flag(key)} {number(first.value)} and {number(other.value)}"
+                    faults = f"{number(first.faults)} and {number(other.faults)} page faults a step"
+                    sentences.append(
                         f"{name} {scope}: no power across {between}: memory is taken in another way ({faults})"
                     )
-    return found
+    return sentences
 
 
-def _where_less(one: Exponent, sweep: Sweep) -> str:
+def _where_less(exponent: Exponent, sweep: Sweep) -> str:
     """The range of an exponent that is not of all values."""
-    whole = one.points == len(sweep.grid[one.key])
-    return "" if whole else f" ({number(one.low)} to {number(one.high)})"
+    whole = exponent.points == len(sweep.grid[exponent.key])
+    return "" if whole else f" ({number(exponent.low)} to {number(exponent.high)})"

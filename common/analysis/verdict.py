@@ -78,7 +78,7 @@ class LogitsPick:
 
     @property
     def basis(self) -> str:
-        """What decides: "both", or the scope in which a loss is surely the fastest that none surely beats in the
+        """Return what decides: "both", or the scope in which a loss is surely the fastest that none surely beats in the
         other; "" where it is unclear."""
         if self.step is None:
             return "loss" if self.loss.sure else ""
@@ -108,7 +108,8 @@ class Verdict(NamedTuple):
 
 
 def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
-    """Of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides docs/."""
+    """Return the picks of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides
+    docs/."""
     quick, small, approximate = fastest(rows, EXACT), smallest(rows), fastest(rows, ("pruned",))
     if approximate:
         approximate = replace(approximate, caveats=slices.caveats(approximate.row.loss, folders))
@@ -167,19 +168,19 @@ def largest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opti
 
 
 def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
-    """Of --find-largest: by utterances per second, each at its own largest size; None where none was timed, or not all
-    over the same utterances."""
+    """Return the row of --find-largest with the most utterances per second, each at its own largest size; None where
+    none was timed, or not all over the same utterances."""
     timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.utterances_per_second])
     over = [search_of(row).timed_over for row in timed]
     if not timed or any(each != over[0] for each in over):
         return None
     best = max(timed, key=lambda row: row.utterances_per_second or 0)
-    found = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
-    found.sort(key=lambda each: each[1].ratio)
-    rivals = [(row, ratio) for row, ratio in found if statistics.verdict(ratio.low, ratio.high) != "slower"]
+    slowdowns = [(row, ratio) for row in timed if row is not best and (ratio := _slowdown(best, row))]
+    slowdowns.sort(key=lambda each: each[1].ratio)
+    rivals = [(row, ratio) for row, ratio in slowdowns if statistics.verdict(ratio.low, ratio.high) != "slower"]
     if any(row.is_beside_load(search_of(row).scope) for row in timed):
         return Pick(best, [row for row, _ in rivals], withheld=True)
-    first, slowdown = next(iter(rivals or found), (None, None))
+    first, slowdown = next(iter(rivals or slowdowns), (None, None))
     return Pick(best, [row for row, _ in rivals], first, slowdown and slowdown.ratio, next_ratio=slowdown)
 
 
@@ -188,7 +189,7 @@ def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
 
 
 def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
-    """How many times the time of an utterance the other takes.  Rounds are paired within one run only."""
+    """Return how many times the time of an utterance the other takes.  Rounds are paired within one run only."""
     compare = ratios.paired_ratio if best.run_id == other.run_id else ratios.independent_ratio
     loaded = {name for row in (best, other) for name in row.loaded_rounds.get(search_of(row).scope, ())}
     (before, after), _ = ratios.without_load([_rounds(best), _rounds(other)], loaded)
@@ -201,10 +202,10 @@ def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:
     return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
 
 
-def _by_size(found: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
+def _by_size(sizes: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
     """The smallest, or with `most` the largest."""
-    if not found:
+    if not sizes:
         return None
-    (best, size), *others = sorted(found, key=lambda each: -each[1] if most else each[1])
+    (best, size), *others = sorted(sizes, key=lambda each: -each[1] if most else each[1])
     rivals = [row for row, other in others if max(size, other) / min(size, other) <= 1 + margin]
     return Pick(best, rivals, *((others[0][0], others[0][1] / size) if others else ()))

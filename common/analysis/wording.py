@@ -25,7 +25,7 @@ LOGITS = {"peaky": "peaky logits (made, sharper than a trained model's)"}
 
 
 class Measure(NamedTuple):
-    """What rows are compared by.  shown: gives a row's value in words; noun: what a ratio is of."""
+    """Hold what rows are compared by.  shown: gives a row's value in words; noun: what a ratio is of."""
 
     shown: Callable[[Row], str]
     noun: str

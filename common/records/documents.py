@@ -20,10 +20,10 @@ def read(path: Path, kind: Any) -> Any:
     """The JSON of a file, checked.  kind: of its content.  Raises FileNotFoundError, and UserError with the reason for
     what cannot be read."""
     try:
-        found = json.loads(read_bytes(path).decode("utf-8"))
-        msgspec.convert(found, kind)
+        content = json.loads(read_bytes(path).decode("utf-8"))
+        msgspec.convert(content, kind)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise UserError(f"{type(error).__name__}: {clipped(str(error))}") from error
-    return found
+    return content

@@ -51,8 +51,9 @@ class Run:
         self.failed = False
 
     def add(self, new: Union[Record, Iterable[Record]]) -> None:
-        """Where the disk has no room for a job, the job becomes one that failed, on disk too if there is room for that.
-        Raises NotWritten for records that are not the end of a job; the next addition tries to write them again."""
+        """Add records.  Where the disk has no room for a job, the job becomes one that failed, on disk too if there is
+        room for that. Raises NotWritten for records that are not the end of a job; the next addition tries to write
+        them again."""
         added = [new] if isinstance(new, dict) else list(new)
         known = len(self.records), len(self.unwritten)
         try:
@@ -63,7 +64,7 @@ class Run:
             del self.records[known[0] :], self.unwritten[known[1] :]
             with suppress(store.NotWritten):
                 self._add([{**added[-1], "status": "error", "reason": str(error)}])
-        ends = (one.status for one in self.records[known[0] :] if isinstance(one, Status))
+        ends = (record.status for record in self.records[known[0] :] if isinstance(record, Status))
         self.failed = self.failed or any(status != "ok" for status in ends)
 
     def _add(self, new: Sequence[Record]) -> None:
@@ -119,7 +120,7 @@ class Run:
 
 
 def kept(lines: Iterable[Line]) -> List[Line]:
-    """What a run holds in memory, so that it is bounded by the number of its jobs."""
+    """Return what a run holds in memory, so that it is bounded by the number of its jobs."""
     return [line for line in lines if not isinstance(line, MANY)]
 
 
@@ -177,9 +178,9 @@ def claim_held(folder: Path) -> Claim:
         raise UserError(f"--resume: {words}") from error
 
 
-def about(of: Optional[Record] = None) -> Dict[str, Any]:
-    """The keys of a file's first record that tell where and by which revision it is measured.  of: the machine, where
-    that is not this one."""
+def origin(of: Optional[Record] = None) -> Record:
+    """Return the keys of a file's first record that tell where and by which revision it is measured.  of: the machine,
+    where that is not this one."""
     revision, dirty = machine.git_state(ROOT)
     return {"git_revision": revision, "git_dirty": dirty, "machine": of or machine.describe()}
 
@@ -198,33 +199,39 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def header(name: str, settings: Settings, run_id: str, started: str, more: Mapping[str, Any]) -> Record:
+def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapping[str, Any]) -> Record:
     """The ``run`` record."""
-    found = find(name)
-    row = {"name": name, "suffix": settings.suffix, "package": found.package, "kind": found.kind, "exact": found.exact}
-    run = {"settings": settings.to_json(), "command": sys.argv, "started": started, **more}
+    implementation = find(name)
+    row = {
+        "name": name,
+        "suffix": settings.suffix,
+        "package": implementation.package,
+        "kind": implementation.kind,
+        "exact": implementation.exact,
+    }
+    run = {"settings": settings.to_json(), "command": sys.argv, "started": started, **extra}
     return {"record": "run", "schema": schema.SCHEMA, "run_id": run_id, **row, **run}
 
 
 def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record]) -> List[Tuple[Head, Path]]:
     """The first line and the path of each file of this name under `log_dir`, on the machine `of`, the newest last."""
-    found = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
-    warn_of_unreadable([path.parent.name for head, path in found if not isinstance(head, kind)], log_dir)
-    there = [(head, path) for head, path in found if isinstance(head, kind) and is_of(head, of)]
-    return sorted(there, key=lambda one: one[0].started)
+    heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
+    warn_of_unreadable([path.parent.name for head, path in heads if not isinstance(head, kind)], log_dir)
+    here = [(head, path) for head, path in heads if isinstance(head, kind) and is_of(head, of)]
+    return sorted(here, key=lambda one: one[0].started)
 
 
 def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
     """Files of the newest run under `log_dir` with the same settings, on the machine `of`, by
     implementation; UserError without any."""
     wanted = read_back(settings.to_json())
-    found: Dict[str, Dict[str, Path]] = {}
+    runs: Dict[str, Dict[str, Path]] = {}
     for head, path in earlier(log_dir, schema.FILE_NAME, Header, of):
         if head.name in names and head.settings == wanted:
-            found.setdefault(head.run_id, {})[head.name] = path
-    if not found:
+            runs.setdefault(head.run_id, {})[head.name] = path
+    if not runs:
         raise NothingToResume(f"--resume: no run with these settings under {log_dir}; leave the flag out to start one")
-    return list(found.values())[-1]
+    return list(runs.values())[-1]
 
 
 def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
@@ -236,13 +243,13 @@ def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
 
 @contextmanager
 def open_runs(
-    names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, more: Optional[Mapping[str, Any]] = None
+    names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, extra: Optional[Mapping[str, Any]] = None
 ) -> Iterator[Dict[str, Run]]:
     """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
-    more: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError when
-    there is nothing to resume, or when another process is measuring it."""
-    paths = _resumable(names, settings, log_dir, (more or {}).get("machine")) if resume else {}
-    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), more or {})
+    extra: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError
+    when there is nothing to resume, or when another process is measuring it."""
+    paths = _resumable(names, settings, log_dir, (extra or {}).get("machine")) if resume else {}
+    run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra or {})
     opened: Dict[str, Run] = {}
     try:
         for name in names:
@@ -263,12 +270,12 @@ def open_runs(
             run.close()
 
 
-def _shared_keys(resumed: Optional[Path], more: Mapping[str, Any]) -> Tuple[str, str, Dict[str, Any]]:
+def _shared_keys(resumed: Optional[Path], extra: Mapping[str, Any]) -> Tuple[str, str, Record]:
     """run_id, started and the further keys of the ``run`` records; those of the file `resumed` where there is one."""
     if resumed is None:
-        return uuid.uuid4().hex[:12], now(), {**about(), **more}
+        return uuid.uuid4().hex[:12], now(), {**origin(), **extra}
     head = store.first(resumed)
-    kept = {key: schema.as_written(value) for key in more if (value := getattr(head, key, None)) is not None}
-    if not isinstance(head, Header) or kept.keys() != more.keys():
+    kept = {key: schema.as_written(value) for key in extra if (value := getattr(head, key, None)) is not None}
+    if not isinstance(head, Header) or kept.keys() != extra.keys():
         raise UserError(f"{resumed}: its first line is not as this suite writes it; leave out --resume to start anew")
-    return head.run_id, head.started, {**about(), **kept}
+    return head.run_id, head.started, {**origin(), **kept}

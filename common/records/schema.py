@@ -103,7 +103,7 @@ class Machine(Struct, kw_only=True, frozen=True):
 
 
 class Gpu(Struct, kw_only=True, frozen=True):
-    """What the driver says of a GPU (NVML, where nvidia-ml-py is installed)."""
+    """The driver's account of a GPU (NVML, where nvidia-ml-py is installed)."""
 
     uuid: Annotated[Optional[str], of("of the GPU, as the driver has it")] = None
     driver: Annotated[Optional[str], of("version")] = None
@@ -119,7 +119,7 @@ class Gpu(Struct, kw_only=True, frozen=True):
 
 
 class MemoryLimit(Struct, kw_only=True, frozen=True):
-    """What --find-largest may use."""
+    """The memory that --find-largest may use."""
 
     bytes: Annotated[Optional[Bytes], of("above the loaded process; null on CUDA, where the probe records tell")] = None
     source: Annotated[Optional[str], of("where the limit is from, in words")] = None
@@ -148,7 +148,7 @@ class Batch(Struct, kw_only=True, frozen=True):
 
 
 class Totals(Struct, kw_only=True, frozen=True):
-    """Of all utterances of the shape file, as the run varied them."""
+    """Totals of all utterances of the shape file, as the run varied them."""
 
     utterances: Annotated[Positive, of("how many there are")]
     frames: Annotated[Positive, of("sum of T")]
@@ -176,7 +176,7 @@ class Histogram(Struct, kw_only=True, frozen=True):
 
 
 class Distribution(Struct, kw_only=True, frozen=True):
-    """How long the utterances are."""
+    """The lengths of the utterances."""
 
     T: Annotated[Histogram, of("frames")]
     U: Annotated[Histogram, of("tokens")]
@@ -226,7 +226,7 @@ class AtSize(Struct, kw_only=True, frozen=True):
 
 
 class GapRange(Struct, kw_only=True, frozen=True):
-    """Of the gaps of single utterances."""
+    """The range of the gaps of single utterances."""
 
     median: Annotated[float, of("relative difference to the exact loss")]
     lowest: Annotated[float, of("of the utterance that pruning costs least")]
@@ -292,7 +292,7 @@ class JobLine(Line, kw_only=True, frozen=True):
 
 
 class FirstLine(Line, kw_only=True, frozen=True):
-    """What is always on the first line of a file."""
+    """The fields of the first line of every file."""
 
     schema: Annotated[int, of("version of this format")] = SCHEMA
     settings: Annotated[Dict[str, Any], of("every flag as resolved")] = {}
@@ -424,19 +424,19 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
 
     @property
     def beside_load(self) -> bool:
-        """Whether others took so much of the CPU that its time cannot be compared."""
+        """Return whether others took so much of the CPU that its time cannot be compared."""
         return "loaded" in (self.flags or ())
 
     @property
     def ranked_ns(self) -> float:
-        """What tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the wall time of a
-        step, which training waits for."""
+        """Return the time that tables and ratios are made of: on CUDA the events of a loss, which are steadier, and the
+        wall time of a step, which training waits for."""
         by_events = self.scope == "loss" and self.total_event_ns
         return by_events or self.total_wall_ns
 
 
 class Stop(JobLine, kw_only=True, frozen=True, tag="stop"):
-    """Why the samples of a scope ended, in one round."""
+    """The reason why the samples of a scope ended, in one round."""
 
     scope: Annotated[str, of('"loss" or "step"')]
     round: Annotated[Optional[int], of("of the timing and throughput passes")] = None
@@ -474,7 +474,7 @@ class Memory(JobLine, kw_only=True, frozen=True, tag="memory"):
 
 
 class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
-    """What the trace pass left in the folder."""
+    """The files that the trace pass left in the folder."""
 
     files: Annotated[List[str], of("names of traces, .json or .json.gz")]
     steps: Annotated[Optional[int], of("that the loop ran, of all windows")] = None
@@ -489,7 +489,7 @@ class Trace(JobLine, kw_only=True, frozen=True, tag="trace"):
 
 
 class Limits(Line, kw_only=True, frozen=True, tag="limits"):
-    """What the device does at best: in each run that was timed one at the begin of each round, on the device of the
+    """The best that the device does: in each run that was timed one at the begin of each round, on the device of the
     round; the same in all implementations of the run.  The best of all counts."""
 
     node: Annotated[Optional[str], of("as in ``environment``")] = None
@@ -511,8 +511,8 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
 
 
 class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
-    """With --find-largest, before each step that must fit: of the batch with the most padded cells, then of that with
-    the most useful ones."""
+    """Written with --find-largest before each step that must fit: of the batch with the most padded cells, then of that
+    with the most useful ones."""
 
     scope: Annotated[Optional[str], of('"loss" or "step"')] = None
     index: Annotated[Optional[int], of("of the batch")] = None
@@ -530,7 +530,7 @@ class Probe(JobLine, kw_only=True, frozen=True, tag="probe"):
 
 
 class Fit(JobLine, kw_only=True, frozen=True, tag="fit"):
-    """With --find-largest, after a step that did fit."""
+    """Written with --find-largest after a step that did fit."""
 
     scope: Annotated[Optional[str], of('"loss" or "step"')] = None
     batch: Annotated[Optional[int], of("index")] = None
@@ -633,7 +633,7 @@ class ProfiledCalls(JobLine, kw_only=True, frozen=True, tag="profiled_calls"):
 
 
 class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
-    """Of one call of a stage, forward, counted as count_flops.py counts."""
+    """The operations of one call of a stage, forward, counted as count_flops.py counts."""
 
     stage: Annotated[Optional[str], of("of a pipeline")] = None
     torch: Annotated[Optional[str], of("version, in the process of the stage")] = None
@@ -646,7 +646,8 @@ class Operations(JobLine, kw_only=True, frozen=True, tag="operations"):
 
 
 class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
-    """Of a model that is compiled, quantized or in another dtype: its outputs against those of the plain one."""
+    """The check of a model that is compiled, quantized or in another dtype: its outputs against those of the plain
+    one."""
 
     error: Annotated[float, of("RMS of the difference over RMS of the plain outputs; of symbols the share that differ")]
     tolerance: Annotated[float, of("above it, nothing is timed")]
@@ -655,12 +656,12 @@ class OutputCheck(JobLine, kw_only=True, frozen=True, tag="output_check"):
 
 #: The types above that no other inherits from: every kind of record, and what records are made of.
 _TYPES = [
-    one
-    for name, one in list(globals().items())
-    if isinstance(one, type) and issubclass(one, Struct) and not one.__subclasses__() and not name.startswith("_")
+    kind
+    for name, kind in list(globals().items())
+    if isinstance(kind, type) and issubclass(kind, Struct) and not kind.__subclasses__() and not name.startswith("_")
 ]
-KINDS: Dict[str, Type[Line]] = {str(one.__struct_config__.tag): one for one in _TYPES if issubclass(one, Line)}
-PARTS = [one for one in _TYPES if not issubclass(one, Line)]
+KINDS: Dict[str, Type[Line]] = {str(kind.__struct_config__.tag): kind for kind in _TYPES if issubclass(kind, Line)}
+PARTS = [kind for kind in _TYPES if not issubclass(kind, Line)]
 Kind: Any = Union[tuple(KINDS.values())]
 _DECODER = msgspec.json.Decoder(Kind)
 _STRUCTURE = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[][{}]', re.DOTALL)
@@ -677,8 +678,8 @@ def decoded(line: bytes) -> Optional[Line]:
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
         raise ValueError(f"more than {DEEPEST} lists and objects in each other")
     try:
-        found: Line = _DECODER.decode(line)
-        return found
+        record: Line = _DECODER.decode(line)
+        return record
     except msgspec.ValidationError:
         if msgspec.json.decode(line, type=_Head).record not in KINDS:
             return None
@@ -688,18 +689,18 @@ def decoded(line: bytes) -> Optional[Line]:
 
 
 def _depth(line: bytes) -> int:
-    """How many lists and objects of a JSON text are in each other."""
+    """Return how deep the lists and objects of a JSON text are in each other."""
     deepest = depth = 0
-    for found in _STRUCTURE.finditer(line):
-        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(found[0], 0)  # 0: a text
+    for match in _STRUCTURE.finditer(line):
+        depth += {b"[": 1, b"{": 1, b"]": -1, b"}": -1}.get(match[0], 0)  # 0: a text
         deepest = max(deepest, depth)
     return deepest
 
 
 def typed(record: Record) -> Line:
     """A record as it is written, checked.  Raises ValueError."""
-    found: Line = msgspec.convert(record, Kind)
-    return found
+    line: Line = msgspec.convert(record, Kind)
+    return line
 
 
 def as_written(part: Any) -> Any:
@@ -709,7 +710,7 @@ def as_written(part: Any) -> Any:
 
 
 def version(line: bytes) -> int:
-    """Of the format, by the first line of a file; 0 where it does not tell."""
+    """Return the version of the format, by the first line of a file; 0 where it does not tell."""
     try:
         return msgspec.json.decode(line, type=_Head).schema
     except (ValueError, RecursionError):

@@ -21,9 +21,9 @@ def ends(jobs: Jobs, pass_name: str) -> List[Status]:
 
 def answers(jobs: Jobs) -> Dict[int, bool]:
     """Does a size fit?  A size at which the throughput pass ran out of memory or time does not."""
-    found = {end.size: OUTCOMES[end.status] for end in ends(jobs, "probe") if end.status in OUTCOMES}
-    found.update({end.size: False for end in ends(jobs, "throughput") if end.status in TOO_LARGE})
-    return {size: fits for size, fits in found.items() if size is not None}
+    known = {end.size: OUTCOMES[end.status] for end in ends(jobs, "probe") if end.status in OUTCOMES}
+    known.update({end.size: False for end in ends(jobs, "throughput") if end.status in TOO_LARGE})
+    return {size: fits for size, fits in known.items() if size is not None}
 
 
 def bounds(known: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:

@@ -69,7 +69,8 @@ def append(path: Path, new: Iterable[Record]) -> None:
 
 
 def _end_of_line(stream: BinaryIO, size: int) -> bytes:
-    """What is left of an addition that could not be undone ends here, so that it costs no line but its own."""
+    """Return the newline that ends what is left of an addition that could not be undone, so that it costs no line but
+    its own."""
     if not size:
         return b""
     stream.seek(size - 1)
@@ -138,9 +139,11 @@ def _records(path: Path) -> List[Line]:
         raise UserError(f"{path}, line 1: not a record of this suite ({broken[1]}); {ANEW}")
     if broken:
         (number, reason), *others = broken.items()
-        listed = ", ".join(str(place) for place, _ in others[:MOST_LINES]) + ", ..." * (len(others) > MOST_LINES)
-        more = f"; likewise {len(others)} more: {listed}" if others else ""
-        warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{more}")
+        listed = ", ".join(str(number) for number, _ in others[:MOST_LINES]) + (
+            ", ..." if len(others) > MOST_LINES else ""
+        )
+        rest = f"; likewise {len(others)} more: {listed}" if others else ""
+        warn(f"{path}, line {number}: not a record of this suite ({reason}), left out{rest}")
     return records
 
 
@@ -171,11 +174,11 @@ def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line
         if record.cell is None or record.implementation is None:
             strays += 1
             continue
-        place = record.cell, record.implementation
-        if place in runs:
-            runs[place].append(record)
+        key = record.cell, record.implementation
+        if key in runs:
+            runs[key].append(record)
         elif isinstance(record, Header) and header.grid.keys() <= record.values.keys():
-            runs[place] = [record]
+            runs[key] = [record]
         else:
             strays += 1
     if strays:
@@ -229,5 +232,5 @@ def loaded_scopes(lines: Iterable[Line]) -> List[str]:
 
 
 def status_of(lines: Sequence[JobLine]) -> Optional[Status]:
-    """With which a job ended; None where it did not."""
+    """Return the status with which a job ended; None where it did not."""
     return lines[-1] if isinstance(lines[-1], Status) else None

@@ -40,16 +40,16 @@ class SweepFile:
     def __init__(self, path: Path, header: SweepHeader, runs: Mapping[Tuple[int, str], Sequence[Line]], claim: Claim):
         self.path, self.folder, self.claim = path, path.parent, claim
         self.header = header
-        self.runs = {place: SweepRun(self, *place, existing) for place, existing in runs.items()}
+        self.runs = {key: SweepRun(self, *key, existing) for key, existing in runs.items()}
 
     def open_run(self, cell: int, values: grid.Values, name: str, settings: Settings) -> SweepRun:
         """The run of an implementation in a cell, with its header on disk."""
         if (cell, name) not in self.runs:
             opened = self.runs[cell, name] = SweepRun(self, cell, name, [])
             of = self.header
-            about = {"git_revision": of.git_revision, "git_dirty": of.git_dirty, "values": values}
-            about["machine"] = schema.as_written(of.machine)
-            opened.add(run.header(name, settings, of.sweep_id, run.now(), about))
+            extra = {"git_revision": of.git_revision, "git_dirty": of.git_dirty, "values": values}
+            extra["machine"] = schema.as_written(of.machine)
+            opened.add(run.header(name, settings, of.sweep_id, run.now(), extra))
         return self.runs[cell, name]
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class SweepFile:
 
     def discard_if_empty(self) -> None:
         """Remove the folder of a sweep that never measured anything."""
-        if all(isinstance(record, Header) for one in self.runs.values() for record in one.records):
+        if all(isinstance(record, Header) for each in self.runs.values() for record in each.records):
             self.close()
             run.remove(self.path)
 
@@ -73,8 +73,8 @@ def start(
     """A new sweep in a folder of its own.  shared: the settings that all cells have in common; machine: where that is
     not this one."""
     grid_ = {axis.key: list(axis.values) for axis in axes}
-    about = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.about(machine)}
-    header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **about}
+    head = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.origin(machine)}
+    header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **head}
     claim = run.claim_folder(log_dir, "sweep-" + "_".join(grid.flag(axis.key) for axis in axes))
     path = claim.path.with_name(schema.SWEEP_FILE_NAME)
     try:
@@ -93,8 +93,8 @@ def resume(
 ) -> SweepFile:
     """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
     wanted = _identity({axis.key: axis.values for axis in axes}, shared)
-    found = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)
-    same = [path for head, path in found if _identity(head.grid, head.settings) == wanted]
+    heads = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)
+    same = [path for head, path in heads if _identity(head.grid, head.settings) == wanted]
     if not same:
         words = f"no sweep of this grid with these settings under {log_dir}; leave the flag out"
         raise run.NothingToResume(f"--resume: {words}")

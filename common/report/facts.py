@@ -16,7 +16,7 @@ from common.tables import remarks
 
 
 def load(entries: Sequence[Row]) -> Optional[Table]:
-    """How busy other processes kept the machine while each was timed."""
+    """Return a table of how busy other processes kept the machine while each was timed."""
     rows = []
     for entry in entries:
         shares = [100 * sample.foreign_cpu for sample in entry.timed if sample.foreign_cpu is not None]
@@ -59,16 +59,16 @@ def machine(entries: Sequence[Row]) -> List[Tuple[str, str]]:
 
 
 def _facts(entry: Row) -> List[Tuple[str, str]]:
-    settings, about = entry.header.settings, entry.header.machine
-    memory = f", {about.memory_bytes / GIB:.0f} GiB" if about.memory_bytes is not None else ""
-    cores = f", {about.cores} cores" if about.cores else ""
+    settings, machine = entry.header.settings, entry.header.machine
+    memory = f", {machine.memory_bytes / GIB:.0f} GiB" if machine.memory_bytes is not None else ""
+    cores = f", {machine.cores} cores" if machine.cores else ""
     batches, rounds = entry.batches, entry.rounds
     revision = str(entry.header.git_revision or "")[:12]
     schedule, vocabulary = settings.get("schedule"), settings.get("vocab_size")
     command = entry.header.command
-    found: List[Tuple[str, Any]] = [
-        ("Machine", f"{about.cpu}{cores}{memory}" if about.cpu else None),
-        ("System", about.os),
+    facts: List[Tuple[str, Any]] = [
+        ("Machine", f"{machine.cpu}{cores}{memory}" if machine.cpu else None),
+        ("System", machine.os),
         ("Device", " ".join(str(part) for part in (entry.device, entry.device_name) if part)),
         ("Driver", entry.environment.gpu and entry.environment.gpu.driver),
         ("Threads", entry.environment.threads),
@@ -83,12 +83,12 @@ def _facts(entry: Row) -> List[Tuple[str, str]]:
         ("Shapes", _shapes(entry, settings)),
         ("Options", ", ".join(described(settings, (MEASURED,))) or None),
         ("Seed", settings.get("seed")),
-        ("Rounds", f"{rounds} fresh process{'es' * (rounds != 1)}" if rounds else None),
+        ("Rounds", f"{rounds} fresh process{'' if rounds == 1 else 'es'}" if rounds else None),
         ("Trace", ", ".join(f"{k} {v}" for k, v in schedule.items()) if schedule else None),
         ("Suite", revision and revision + (" with uncommitted changes" if entry.header.git_dirty else "")),
         ("Command", " ".join(map(str, command)) if isinstance(command, list) else None),
     ]
-    return [(term, plain(value)) for term, value in found if value is not None and str(value)]
+    return [(term, plain(value)) for term, value in facts if value is not None and str(value)]
 
 
 def _rate(entry: Row, key: str, unit: str) -> Optional[str]:
@@ -99,8 +99,8 @@ def _batches(settings: Dict[str, Any], batches: Sequence[Batch]) -> str:
     utterances = sum(batch.N for batch in batches)
     useful = sum(batch.useful_cells for batch in batches) / sum(batch.padded_cells for batch in batches)
     order = "sorted by length" if settings.get("sort_utterance") else "in file order"
-    said = f"{len(batches)} ({settings.get('batches')}) of {utterances} utterances"
-    return f"{said}, {order}; {useful:.0%} of the cells useful"
+    begin = f"{len(batches)} ({settings.get('batches')}) of {utterances} utterances"
+    return f"{begin}, {order}; {useful:.0%} of the cells useful"
 
 
 def _shapes(entry: Row, settings: Dict[str, Any]) -> Optional[str]:

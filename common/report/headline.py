@@ -16,15 +16,15 @@ NAMED = 3  # of those whose difference is not certain
 
 
 def headline(rows: Sequence[Row], folders: Sequence[Path]) -> List[Verdict]:
-    """Of rows of one configuration; folders: where a conformance matrix may be, besides docs/."""
-    found = verdict.of(rows, folders)
+    """Return the cards for rows of one configuration.  folders: where a conformance matrix may be, besides docs/."""
+    picks = verdict.of(rows, folders)
     cards = []
-    if found.fastest:
-        lines: List[Line] = [("Speed", _speed(found.fastest)), ("Memory", _memory(found.fastest.row, found.smallest))]
-        cards.append(_card("Use", found.fastest, [*lines, _corners(found.fastest)]))
-    if found.approximate and _gains(found.approximate):
-        lines = [*_against(found.approximate, found.fastest), *_accuracy(found.approximate.row)]
-        cards.append(_card("If approximate will do", found.approximate, [*lines, _corners(found.approximate)]))
+    if picks.fastest:
+        lines: List[Line] = [("Speed", _speed(picks.fastest)), ("Memory", _memory(picks.fastest.row, picks.smallest))]
+        cards.append(_card("Use", picks.fastest, [*lines, _corners(picks.fastest)]))
+    if picks.approximate and _gains(picks.approximate):
+        lines = [*_against(picks.approximate, picks.fastest), *_accuracy(picks.approximate.row)]
+        cards.append(_card("If approximate will do", picks.approximate, [*lines, _corners(picks.approximate)]))
     return cards
 
 
@@ -53,7 +53,8 @@ def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:
 
 
 def _gains(pick: Pick) -> bool:
-    """Whether an approximation takes less time or memory than what is exact; also where there is nothing exact."""
+    """Return whether an approximation takes less time or memory than what is exact; also where there is nothing
+    exact."""
     known = [pick.over and pick.over.ratio, pick.memory]
     return not any(known) or any(value < 1 for value in known if value)
 

@@ -7,7 +7,7 @@ loss there; these ratios are shown side by side.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from common.analysis import groups, metrics
 from common.analysis.machines import Machine, rows_by_name, shared_configuration
@@ -20,12 +20,19 @@ from common.present.table import Cell, Column, Table
 TITLE = "Machines side by side"
 
 
-def section(family: Sequence[Machine], place: int) -> Section:
-    figure, name = relative_times(family), f"machines-{place}"
-    heading = groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows])
-    shown: Dict[str, Any] = {"table": numbers(family), "figures": [figure] if figure else []}
-    shown["content"] = [(f"group-{one.place}", one.title) for one in family]
-    return Section("report/templates/machines.html.jinja", name, TITLE, name, heading, **shown)
+def section(family: Sequence[Machine], number: int) -> Section:
+    """Return the section of one configuration on several machines.  number: of the section among those of its kind."""
+    figure, name = relative_times(family), f"machines-{number}"
+    return Section(
+        "report/templates/machines.html.jinja",
+        name,
+        TITLE,
+        name,
+        groups.heading([replace(row, configuration=shared_configuration(row)) for row in family[0].rows]),
+        table=numbers(family),
+        figures=[figure] if figure else [],
+        content=[(f"group-{machine.number}", machine.title) for machine in family],
+    )
 
 
 def numbers(family: Sequence[Machine]) -> Table:
@@ -35,21 +42,21 @@ def numbers(family: Sequence[Machine]) -> Table:
     columns += [Column(f"{title}, {machine.letter}") for title in titles for machine in family]
     rows = []
     for name, first in rows_by_name(family).items():
-        found = [_cells(machine, machine.row(name)) for machine in family]
-        rows.append([Cell(first.marked, mark="name"), *(cell for of_title in zip(*found) for cell in of_title)])
+        cells = [_cells(machine, machine.row(name)) for machine in family]
+        rows.append([Cell(first.marked, mark="name"), *(cell for of_title in zip(*cells) for cell in of_title)])
     return Table("machines", TITLE, columns, rows)
 
 
 def _cells(machine: Machine, row: Optional[Row]) -> List[Cell]:
-    """Of one machine; a loss that did not run there has its status in the first."""
+    """Return the cells of one machine; a loss that did not run there has its status in the first."""
     if row is None:
         return [Cell("-")] * 4
     ms, percent = row.median_ms("step"), metrics.METRICS["step_limit"].value(row)
     over = machine.over_fastest(row)
-    found = [
+    values = [
         (ms, number(ms) if ms or row.status == "ok" else plain(row.status)),
         (over, number(over, 3)),
         (percent, number(percent, 2)),
         (row.peak_mb, number(row.peak_mb, 3)),
     ]
-    return [Cell(words, value, row.results) for value, words in found]
+    return [Cell(words, value, row.results) for value, words in values]

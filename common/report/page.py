@@ -6,9 +6,10 @@ Without scripts the page is still whole: every plot has its numbers as a table.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Set
+from typing import Dict, List, Optional, Sequence, Set
 
 from common.analysis.groups import Group
 from common.analysis.machines import families as families_of
@@ -34,14 +35,15 @@ LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 def page(
     groups: Sequence[Group], base: Path, library: Optional[str] = None, swept: Sequence[Sweep] = (), paths: Paths = ()
 ) -> str:
-    """The page as text.  base: the folder it will be in, which its links start from; library: JavaScript in the place
-    of plotly.js; paths: the logs it is of, in which a conformance matrix may be too.  UserError without jinja2."""
+    """Return the page as text.  base: the folder it will be in, which its links start from; library: JavaScript in the
+    place of plotly.js; paths: the logs it is of, in which a conformance matrix may be too.  UserError without
+    jinja2."""
     families = families_of(groups)
-    titles = {**_titles(groups), **{machine.place: machine.title for family in families for machine in family}}
+    titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
     sections = [
-        *(machines.section(family, place) for place, family in enumerate(families)),
-        *(_section(group, place, titles[place], [base, *paths]) for place, group in enumerate(groups)),
-        *(sweep.section(one, place) for place, one in enumerate(swept)),
+        *(machines.section(family, number) for number, family in enumerate(families)),
+        *(_section(group, index, titles[index], [base, *paths]) for index, group in enumerate(groups)),
+        *(sweep.section(each, number) for number, each in enumerate(swept)),
         *(section for tool in slices.registered() for section in tool.sections(base, paths)),
     ]
     return assembled(sections, base, TITLE, _lead(groups, swept), library, reading=True)
@@ -55,32 +57,38 @@ def assembled(
     library: Optional[str] = None,
     reading: bool = False,
 ) -> str:
-    """The page of these sections.  reading: with how to read the tables of losses."""
+    """Return the page of these sections.  reading: with how to read the tables of losses."""
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
-    content: Dict[str, Any] = {
-        "title": title,
-        "lead": lead,
-        "sections": sections,
-        "reading": reading,
-        "style": _source(HERE / "page.css"),
-    }
-    content["policy"] = (
+    policy = (
         f"default-src 'none'; script-src {html.script_hash(library)} {html.script_hash(script)}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-    content["figures"] = {
-        f"{one.key}-{section.suffix}": {
-            "data": one.data,
-            "layout": one.layout,
-            "names": one.names and {"at": one.names.at, "places": one.names.of_a_page(one.height - ABOVE_AND_BELOW)},
+    drawn = {
+        f"{part.key}-{section.suffix}": {
+            "data": part.data,
+            "layout": part.layout,
+            "names": part.names
+            and {"at": part.names.at, "places": part.names.of_a_page(part.height - ABOVE_AND_BELOW)},
         }
         for section in sections
         for figure in section.figures
-        for one in figure.drawn
+        for part in figure.drawn
     }
-    content.update(library=html.packed(library), script=script, written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}")
-    return html.render("report/templates/page.html.jinja", base, **content)
+    return html.render(
+        "report/templates/page.html.jinja",
+        base,
+        title=title,
+        lead=lead,
+        sections=sections,
+        reading=reading,
+        style=_source(HERE / "page.css"),
+        policy=policy,
+        figures=drawn,
+        library=html.packed(library),
+        script=script,
+        written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
+    )
 
 
 def _source(path: Path) -> str:
@@ -88,7 +96,7 @@ def _source(path: Path) -> str:
 
 
 def _lead(groups: Sequence[Group], swept: Sequence[Sweep]) -> str:
-    rows = [row for group in groups for row in group.rows] + [row for one in swept for row in one.rows]
+    rows = [row for group in groups for row in group.rows] + [row for each in swept for row in each.rows]
     devices = list(dict.fromkeys(row.device_name for row in rows if row.device_name))
     days = sorted({(row.started or "")[:10] for row in rows} - {""})
     parts = _counts(rows)
@@ -114,40 +122,57 @@ def _counts(rows: Sequence[Row]) -> List[str]:
 
 
 def _titles(groups: Sequence[Group]) -> Dict[int, str]:
-    """Of the section of each place; those of a kind are counted where there are several."""
+    """Return the title of each section; sections of a kind are counted where there are several."""
     kinds, titles = [group.search for group in groups], {}
-    for place, kind in enumerate(kinds):
+    for index, kind in enumerate(kinds):
         alone, one_of = ("Largest batch", "Largest batch") if kind else ("Verdict", "Configuration")
-        many, nth = kinds.count(kind), kinds[: place + 1].count(kind)
-        titles[place] = alone if many == 1 else f"{one_of} {nth} of {many}"
+        many, nth = kinds.count(kind), kinds[: index + 1].count(kind)
+        titles[index] = alone if many == 1 else f"{one_of} {nth} of {many}"
     return titles
 
 
-def _section(group: Group, place: int, title: str, folders: Paths) -> Section:
-    """A configuration; of --find-largest without shapes.  folders: where a conformance matrix may be."""
+def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
+    """Return the section of a configuration; of --find-largest without shapes.  folders: where a conformance matrix may
+    be."""
     rows, known = group.rows, facts.machine(group.rows)
-    ran = [row for row in rows if row.is_measured]
-    about: Dict[str, Any] = {"versions": facts.versions(rows), "load": facts.load(rows), "notes": _notes(rows)}
-    about["beside_load"] = remarks.beside_load(rows)
+    measured = [row for row in rows if row.is_measured]
     failed = [(row.status, row.label, row.folder, row.reason) for row in rows if row.reason]
-    about["failures"] = [Failure(status, name, [Link(status, at), f": {why}"]) for status, name, at, why in failed]
-    if group.search:  # its table tells the batches of each row
-        about["facts"] = [fact for fact in known if fact[0] != "Batches"]
-        about["verdicts"] = verdicts.of_search(rows)
-        about["table"] = results.table("page search", "Largest batch that fits", ran, "largest") if ran else None
-        about["figures"] = search.figures(rows)
-    else:
-        utterances, small = shapes.shapes(rows)
-        about["headline"], about["measured"] = headline.headline(rows, folders), headline.measured(rows)
-        about.update(facts=known, verdicts=verdicts.verdicts(rows), shapes=utterances)
-        about["table"] = results.table("page", "Results", ran) if ran else None
-        about["figures"] = runs.figures(rows) + small
-    return Section("report/templates/timed.html.jinja", f"group-{place}", title, str(place), group.heading, **about)
+    section = Section(
+        "report/templates/timed.html.jinja",
+        f"group-{index}",
+        title,
+        str(index),
+        group.heading,
+        beside_load=remarks.beside_load(rows),
+        failures=[Failure(status, name, [Link(status, at), f": {why}"]) for status, name, at, why in failed],
+        versions=facts.versions(rows),
+        load=facts.load(rows),
+        notes=_notes(rows),
+    )
+    if group.search:
+        return replace(
+            section,
+            facts=[fact for fact in known if fact[0] != "Batches"],  # the table tells the batches of each row
+            verdicts=verdicts.of_search(rows),
+            table=results.table("page search", "Largest batch that fits", measured, "largest") if measured else None,
+            figures=search.figures(rows),
+        )
+    utterances, small = shapes.shapes(rows)
+    return replace(
+        section,
+        headline=headline.headline(rows, folders),
+        measured=headline.measured(rows),
+        facts=known,
+        verdicts=verdicts.verdicts(rows),
+        shapes=utterances,
+        table=results.table("page", "Results", measured) if measured else None,
+        figures=runs.figures(rows) + small,
+    )
 
 
 def _notes(rows: Sequence[Row]) -> List[Line]:
-    found = gathered((str(note), row.label) for row in rows for note in row.notes)
-    notes: List[Line] = [(", ".join(labels), [note]) for note, labels in found.items()]
+    labels_of = gathered((str(note), row.label) for row in rows for note in row.notes)
+    notes: List[Line] = [(", ".join(labels), [note]) for note, labels in labels_of.items()]
     earlier = sum(row.earlier_runs for row in rows)
-    said = f"{count(earlier, 'earlier run')} of the same configuration not shown."
-    return notes + ([("", [said])] if earlier else [])
+    line = f"{count(earlier, 'earlier run')} of the same configuration not shown."
+    return notes + ([("", [line])] if earlier else [])

@@ -17,7 +17,7 @@ FEWEST = 10  # batches: a histogram of fewer shows less than their table
 
 
 def shapes(rows: Sequence[Row]) -> Tuple[Optional[Shapes], List[Figure]]:
-    """What the page says of the shapes, and its plots; None where no batches are known."""
+    """Return what the page says of the shapes, and its plots; None where no batches are known."""
     measured = next((row for row in rows if row.batches), None)
     known = next((row for row in rows if row.distribution), None)
     if measured is None:
@@ -37,6 +37,6 @@ def _sentence(row: Row) -> str:
     size = " and ".join(dict.fromkeys(str(batch.N) for batch in batches))
     longest = [f"{batch.T_max} x {batch.U_max} ({padding(batch):.0f}% padding)" for batch in batches]
     return (
-        f"{len(batches)} batch{'es' * (len(batches) != 1)} of {size} utterances; longest T x U of each: "
+        f"{len(batches)} batch{'' if len(batches) == 1 else 'es'} of {size} utterances; longest T x U of each: "
         f"{', '.join(longest)}. How all utterances of the shape file are distributed was not recorded with this run."
     )

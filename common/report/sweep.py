@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import List
 
 from common.analysis.sweep import Sweep
 from common.core import grid
@@ -15,19 +15,25 @@ from common.tables import remarks
 from common.tables import sweep as sweep_table
 
 
-def section(sweep: Sweep, place: int) -> Section:
+def section(sweep: Sweep, number: int) -> Section:
+    """Return the section of a sweep.  number: of the section among those of its kind."""
     first = {row.label: row for row in reversed(sweep.rows)}  # of each implementation
-    keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{place}"
+    keys, name = " and ".join(grid.flag(key) for key in sweep.grid), f"sweep-{number}"
     title = f"Sweep over {keys}" if keys else "A sweep that cannot be read"
-    about: Dict[str, Any] = {"figures": figures(sweep), "heading": sweep.name}
-    if sweep.rows:
-        about.update(heading=sweep_table.heading(sweep), table=sweep_table.table("page sweep", title, sweep))
-        about["versions"] = facts.versions([first[label] for label in sorted(first)])
-    about["beside_load"] = remarks.beside_load(sweep.rows)
-    about["facts"] = [*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)]
-    about["failures"] = _failures(sweep)
-    about["notes"] = [("", [line]) for line in sweep_table.notes(sweep)]
-    return Section("report/templates/sweep.html.jinja", name, title, name, **about)
+    return Section(
+        "report/templates/sweep.html.jinja",
+        name,
+        title,
+        name,
+        sweep_table.heading(sweep) if sweep.rows else sweep.name,
+        beside_load=remarks.beside_load(sweep.rows),
+        table=sweep_table.table("page sweep", title, sweep) if sweep.rows else None,
+        figures=figures(sweep),
+        facts=[*facts.machine(sweep.rows), ("Results", schema.SWEEP_FILE_NAME)],
+        versions=facts.versions([first[label] for label in sorted(first)]) if sweep.rows else None,
+        failures=_failures(sweep),
+        notes=[("", [line]) for line in sweep_table.notes(sweep)],
+    )
 
 
 def _failures(sweep: Sweep) -> List[Failure]:

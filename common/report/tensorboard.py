@@ -51,18 +51,18 @@ COMPARED = ("step_median", "loss_median", "utterances_per_second", "peak_mb", "l
 
 def of_row(row: Row, prefix: str = "") -> List[Value]:
     """The scalars of a row; `prefix` tells the rows of one folder apart."""
-    found = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
+    values = [(0, tag, value) for tag, value in metrics.scalars(row).items()]
     for scope in SCOPES:
-        found += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
+        values += [(step, f"1_time/{scope}_ms", sample.ms) for step, sample in enumerate(row.of_scope(scope), start=1)]
     for step, window in enumerate(row.windows, start=1):
-        found.append((step, "4_profiled/step_us", window.average_step_time_us))
-        found.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
-    known = [(step, prefix + tag, number) for step, tag, number in found if number is not None]
+        values.append((step, "4_profiled/step_us", window.average_step_time_us))
+        values.append((step, "4_profiled/peak_memory_mb", window.peak_memory_mb))
+    known = [(step, prefix + tag, number) for step, tag, number in values if number is not None]
     return [(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
 
 
 def settings(row: Row) -> Dict[str, Any]:
-    """Those of SETTINGS that are known."""
+    """Return the settings of SETTINGS that are known."""
     known = {**row.configuration, "implementation": plain(row.name), "kind": row.kind, "torch": row.torch}
     return {key: known[key] for key, kind in SETTINGS.items() if type(known.get(key)) is kind}
 
@@ -75,8 +75,8 @@ def session(row: Row, name: str, wall_time: float) -> Value:
 def experiment(rows: Sequence[Row]) -> Value:
     """The columns of the HParams table."""
     known = [settings(row) for row in rows]
-    values = {key: sorted({one[key] for one in known if key in one}) for key in SETTINGS}
-    columns = [hparams.HParam(key, hparams.Discrete(found)) for key, found in values.items() if found]
+    values = {key: sorted({each[key] for each in known if key in each}) for key in SETTINGS}
+    columns = [hparams.HParam(key, hparams.Discrete(of_key)) for key, of_key in values.items() if of_key]
     compared = [metrics.METRICS[key] for key in COMPARED]
     shown = [hparams.Metric(metric.tag, display_name=metric.on_page or metric.title) for metric in compared]
     return 0, hparams.hparams_config_pb(columns, shown, time_created_secs=0.0).value[0]
@@ -85,9 +85,9 @@ def experiment(rows: Sequence[Row]) -> Value:
 def text(log: logs.Log) -> str:
     """The results in Markdown, in as many columns as TensorBoard shows without breaking a word."""
     tables = [results.table("text tab", heading(group), group) for group in groups(log.rows)]
-    found = [block(table, "markdown") for table in tables]
-    found += [search.render(log.searches, "markdown")] if log.searches else []
-    return "\n\n".join([*found, *remarks.remarks(log.rows, "markdown")]) + "\n"
+    blocks = [block(table, "markdown") for table in tables]
+    blocks += [search.render(log.searches, "markdown")] if log.searches else []
+    return "\n\n".join([*blocks, *remarks.remarks(log.rows, "markdown")]) + "\n"
 
 
 def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
@@ -96,16 +96,16 @@ def drawn(log_dir: Path, main: Optional[Path]) -> List[Value]:
         print(f"{log_dir}: no pictures of the report: {environments.reason('main')}", file=sys.stderr)
         return []
     with tempfile.TemporaryDirectory() as scratch:
-        failed, _, said = writing.run(main, log_dir, f"--output={scratch}/report.html", f"--png={scratch}")
-        found = pictures(Path(scratch), "report/")
-    if failed and not found:
-        print(f"{log_dir}: no pictures of the report: {plain(said)}", file=sys.stderr)
-    return found
+        failed, _, output = writing.run(main, log_dir, f"--output={scratch}/report.html", f"--png={scratch}")
+        images = pictures(Path(scratch), "report/")
+    if failed and not images:
+        print(f"{log_dir}: no pictures of the report: {plain(output)}", file=sys.stderr)
+    return images
 
 
 def pictures(folder: Path, prefix: str = "") -> List[Value]:
     """Return the PNG files directly in a folder, without those that cannot be read."""
-    found = []
+    images = []
     for path in sorted(folder.glob("*.png")):
         try:
             data = read_bytes(path)
@@ -114,14 +114,14 @@ def pictures(folder: Path, prefix: str = "") -> List[Value]:
         if data.startswith(PNG):
             width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
             image = summary_pb2.Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=data)
-            found.append((0, summary_pb2.Summary.Value(tag=plain(prefix + path.stem), image=image)))
-    return found
+            images.append((0, summary_pb2.Summary.Value(tag=plain(prefix + path.stem), image=image)))
+    return images
 
 
-def fingerprint(paths: Sequence[Path], *more: Any) -> str:
-    """Of names, sizes and times of change: the contents may be gigabytes; and of what else matters."""
+def fingerprint(paths: Sequence[Path], *extra: Any) -> str:
+    """Return a hash of names, sizes and times of change, since the contents may be gigabytes, and of `extra`."""
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(paths)]
-    return hashlib.sha256(repr((VERSION, states, *more)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((VERSION, states, *extra)).encode()).hexdigest()[:16]
 
 
 def sources(folder: Path) -> List[Path]:
@@ -131,7 +131,7 @@ def sources(folder: Path) -> List[Path]:
 
 
 def is_written(folder: Path, mark: str) -> bool:
-    """Whether the event file with this mark is there; others of ours are removed."""
+    """Return whether the event file with this mark is there; others of ours are removed."""
     ours = list(folder.glob(f"events.out.tfevents.*{MARK}*"))
     others = [path for path in ours if not path.name.endswith(mark)]
     for path in others:

@@ -42,8 +42,8 @@ UNFOLDED = f"/index.html#!/?startupCommands={quote(json.dumps(_COMMANDS))}"
 
 def traced_folders(log_dir: Path) -> Dict[Path, List[Path]]:
     """The folders in, at or under `log_dir` that hold traces, the newest first, each with its traces by time."""
-    found = {folder: files for folder in run_folders(log_dir) if (files := trace_files(folder))}
-    return dict(sorted(found.items(), key=lambda each: each[1][-1].stat().st_mtime, reverse=True))
+    traced = {folder: files for folder in run_folders(log_dir) if (files := trace_files(folder))}
+    return dict(sorted(traced.items(), key=lambda each: each[1][-1].stat().st_mtime, reverse=True))
 
 
 def implementation(folder: Path) -> str:
@@ -78,8 +78,8 @@ def choose(name: str, log_dir: Path, window: int) -> Path:
         meant = [folder.name for folder in untraced if name in (folder.name, implementation(folder))]
         if meant:
             why = "its trace pass was left out, or failed"
-            said = f"there, but without a trace: {plain(meant[0])} ({why})"
-            raise UserError(f"NAME={plain(name)}: {said}; with one: {here}")
+            reason = f"there, but without a trace: {plain(meant[0])} ({why})"
+            raise UserError(f"NAME={plain(name)}: {reason}; with one: {here}")
         matching = [folder for folder in folders if folder.name.startswith(name)]
     if not matching:
         raise UserError(f"NAME={plain(name)}: no such run; {log_dir} holds {here}")

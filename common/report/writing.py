@@ -38,11 +38,11 @@ def after_run(log_dir: Path, quiet: bool, log: Optional[Log] = None) -> None:
     try:
         main = interpreters.other("main") if interpreters.lacks("jinja2") else None
         if main is not None:
-            _, printed, said = run(main, log_dir, f"--output={path}")
+            _, printed, errors = run(main, log_dir, f"--output={path}")
             if printed != f"{path}\n":
-                raise UserError(f"no report: {main}: {said.replace('report.py: error: ', '')}")
+                raise UserError(f"no report: {main}: {errors.replace('report.py: error: ', '')}")
         else:
-            write(log.newest() if log else logs.found([log_dir]), path, [log_dir])
+            write(log.newest() if log else logs.read_any([log_dir]), path, [log_dir])
     except KeyboardInterrupt:
         print("warning: the report was interrupted: report.py writes it", file=sys.stderr)
     except UserError as error:
@@ -58,5 +58,5 @@ def run(python: Path, log_dir: Path, *flags: str) -> Tuple[int, str, str]:
     """report.py under another Python: its exit code, what it printed, and the last line of its errors."""
     command = [str(python), str(ROOT / "report.py"), *flags, "--", str(log_dir)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
-    said = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
-    return done.returncode, done.stdout, said[-1]
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode} and no output"]
+    return done.returncode, done.stdout, lines[-1]

@@ -104,7 +104,7 @@ def fitted(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) 
     shown: List[Metric] = []
     text = ""
     for metric in order:
-        tried = [one for one in every if one in shown or one is metric]
+        tried = [each for each in every if each in shown or each is metric]
         table = Table(of, "", results.columns(tried, of), [_cells(row, tried) for row in rows])
         if shown and max(map(len, aligned(table, LONGEST_NAME).splitlines())) > width:
             continue
@@ -113,8 +113,8 @@ def fitted(of: str, rows: Sequence[Row], width: int, colors: Mapping[str, str]) 
 
 
 def _tells(metric: Metric, rows: Sequence[Row]) -> bool:
-    said = {metric.shown(row) for row in rows}
-    return bool(said - ({"ok"} if metric.key == "status" else {"-", ""}))
+    words = {metric.shown(row) for row in rows}
+    return bool(words - ({"ok"} if metric.key == "status" else {"-", ""}))
 
 
 def _cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
@@ -140,28 +140,28 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
 
 
 def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
-    """What could have run and did not come to its end, and why."""
+    """Return lines on what could have run and did not come to its end, and why."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
     lines: List[str] = []
     for row in failed[:MOST_FAILURES]:
         reason = f"{row.name}: {row.status}: {row.reason or 'no reason known'}"
-        first, *more = wrapped(reason, width, "  ", MOST_LINES + 1)
-        lines += [painted(first, "bad", colors), *more]
+        first, *further = wrapped(reason, width, "  ", MOST_LINES + 1)
+        lines += [painted(first, "bad", colors), *further]
     others = len(failed) - MOST_FAILURES
     return lines + ([f"and {others} more (--details)"] if others > 0 else [])
 
 
 def absent(rows: Sequence[Row], width: int) -> List[str]:
-    """What cannot run here, and how to get it."""
-    found = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
-    if not found:
+    """Return lines on what cannot run here, and how to get it."""
+    names_by_way = gathered((_obtained(row), row.name) for row in rows if row.status in NOT_RUNNABLE)
+    if not names_by_way:
         return []
-    said = "; ".join(f"{', '.join(names)} ({how})" for how, names in found.items())
-    return wrapped(f"did not run: {said}", width, "  ", MOST_LINES)
+    ways = "; ".join(f"{', '.join(names)} ({how})" for how, names in names_by_way.items())
+    return wrapped(f"did not run: {ways}", width, "  ", MOST_LINES)
 
 
 def _obtained(row: Row) -> str:
-    """What a row that cannot run wants, in a few words."""
+    """Return what a row that cannot run needs, in a few words."""
     reason = re.sub(r"^[a-z]+(-[\w-]+)?: ", "", row.reason)
     implementation = obtaining.implementation_of(row.name)
     if row.status == "unsupported":
@@ -175,7 +175,7 @@ def _obtained(row: Row) -> str:
 
 
 def correctness(rows: Sequence[Row], width: int) -> List[str]:
-    """Of the rows that were compared with the oracle and are right; those that are not are failures."""
+    """Return lines on the rows that were compared with the oracle and are right; the others are failures."""
     right = [row for row in rows if row.loss_error is not None and row.grad_error is not None and row.status == "ok"]
     if not right:
         return []

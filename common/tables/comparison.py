@@ -59,8 +59,8 @@ def screen(
     width: int = answer.WIDTH,
     colors: Mapping[str, str] = answer.NO_COLORS,
 ) -> str:
-    """What the comparison comes to, as lines of at most `width` characters, the last with a newline: all times, what
-    else is not the same, and the verdict."""
+    """Return what the comparison comes to, as lines of at most `width` characters, the last with a newline: all times,
+    what else is not the same, and the verdict."""
     shown = [row for row in rows if _measured(row)] or rows
     lines = [(row.name, line) for row in shown for line in _lines(row)]
     lines = [(name, line) for name, line in lines if line.what.endswith(" time") or line.verdict != "same"]
@@ -88,16 +88,16 @@ MARKS = {
 
 
 def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[str, str]:
-    found = {"times": next(_power(rows), "none to compare").partition("times: ")[2] or "none to compare"}
-    said = gathered((line.verdict, f"{name} {line.what.replace(' time', '')}") for name, line in lines)
+    answers = {"times": next(_power(rows), "none to compare").partition("times: ")[2] or "none to compare"}
+    names_by_verdict = gathered((line.verdict, f"{name} {line.what.replace(' time', '')}") for name, line in lines)
     for verdict in MARKS:
-        if verdict in said:
-            found[verdict] = ", ".join(said[verdict])
+        if verdict in names_by_verdict:
+            answers[verdict] = ", ".join(names_by_verdict[verdict])
     for verdict in WITHHELD:
         reasons = gathered((line.reason, name) for name, line in lines if line.verdict == verdict)
         if reasons:
-            found[verdict] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
-    return found
+            answers[verdict] = "; ".join(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items())
+    return answers
 
 
 def table(rows: Sequence[Change]) -> Table:
@@ -119,7 +119,7 @@ def on_one_side(sides: Sides) -> List[str]:
 
 
 def _head(rows: Sequence[Change]) -> List[str]:
-    """Where both sides come from, and how the intervals were made."""
+    """Say where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
         runs = [getattr(row, side) for row in rows]
@@ -212,8 +212,8 @@ def _sides(change: Any, metric: Metric) -> List[str]:
 
 def _notes(rows: Sequence[Change]) -> List[str]:
     """Each note once, with the rows it is about."""
-    found = gathered((note, row.name) for row in rows for note in _notes_of(row))
-    return [f"{', '.join(names)}: {note}" for note, names in found.items()]
+    names_by_note = gathered((note, row.name) for row in rows for note in _notes_of(row))
+    return [f"{', '.join(names)}: {note}" for note, names in names_by_note.items()]
 
 
 #: What a side that is no exact loss is, for a comparison of two implementations.
@@ -225,7 +225,7 @@ OTHER_KINDS = {
 
 
 def _notes_of(row: Change) -> Iterator[str]:
-    """What changed in the code and around it; failures; approximations."""
+    """Yield what changed in the code and around it; failures; approximations."""
     sides = {side: getattr(row, side) for side in ("baseline", "new")}
     one_loss = sides["baseline"].name == sides["new"].name
     if row.changed:

@@ -87,14 +87,16 @@ def _repeats(rows: Sequence[Row]) -> Lines:
 
 
 def _stopped(rows: Sequence[Row]) -> Lines:
-    """Where time ran out before the wanted spread was reached."""
+    """Say where time ran out before the wanted spread was reached."""
     cut = [
         f"{row.name} {scope} in {whys['time cap']} of {count(sum(whys.values()), 'round')}"
         for row in rows
         for scope, whys in row.stopped.items()
         if "time cap" in whys
     ]
-    return [f"sampling ended at the time limit (--max-seconds), not at the wanted spread: {', '.join(cut)}"] * bool(cut)
+    if not cut:
+        return []
+    return [f"sampling ended at the time limit (--max-seconds), not at the wanted spread: {', '.join(cut)}"]
 
 
 def _clocks(rows: Sequence[Row]) -> Lines:
@@ -118,15 +120,15 @@ def _at_size(rows: Sequence[Row]) -> Lines:
 
 def _limits(rows: Sequence[Row]) -> Lines:
     """The peaks behind the column "% of limit", and what it would be if the padding were work to do."""
-    found: Dict[str, List[str]] = {}
+    of_peaks: Dict[str, List[str]] = {}
     for row in rows:
         padded = [row.limit_percent.get(scope, {}).get("padded") for scope in ("step", "loss")]
         if any(padded):
             peaks = ", ".join(f"{what} {rate_text(row, key, unit)}" for what, key, unit in RATES)
-            found.setdefault(peaks, []).append(f"{row.name} {' / '.join(number(value, 2) for value in padded)}")
+            of_peaks.setdefault(peaks, []).append(f"{row.name} {' / '.join(number(value, 2) for value in padded)}")
     return [
         f"this device's limits, measured beside: {peaks}; % of limit with the padding counted as work: {', '.join(of)}"
-        for peaks, of in found.items()
+        for peaks, of in of_peaks.items()
     ]
 
 
@@ -141,11 +143,11 @@ RATES = (
 def rate_text(row: Row, key: str, unit: str) -> str:
     """ "40.1 GB/s (31.2 to 40.1 in 10 measurements)"."""
     rate = getattr(row, key)
-    said, of = f"{number(rate and rate / 1e9, 3)} {unit}", row.limit_ranges.get(key)
+    words, of = f"{number(rate and rate / 1e9, 3)} {unit}", row.limit_ranges.get(key)
     if not of:
-        return said
+        return words
     low, high = (number(of[end] / 1e9, 3) for end in ("lowest", "highest"))
-    return f"{said} ({low} to {high} in {of['measurements']} measurements)"
+    return f"{words} ({low} to {high} in {of['measurements']} measurements)"
 
 
 def _options(rows: Sequence[Row]) -> Lines:
@@ -163,7 +165,7 @@ def options_text(options: Mapping[str, Option]) -> str:
 
 
 def _stages(rows: Sequence[Row]) -> Lines:
-    """Where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
+    """Say where the time goes: the stages of the timing pass, or, where only traces are there, their labelled spans."""
     lines = []
     for row in rows:
         stages = {scope: (parts, "ms") for scope, parts in row.stages.items() if parts}
@@ -177,8 +179,8 @@ def _stages(rows: Sequence[Row]) -> Lines:
 
 def _notes(rows: Sequence[Row]) -> Lines:
     """Each note once, with the rows it is about."""
-    about = gathered((note, row.name) for row in rows for note in row.notes)
-    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in about.items()]
+    names_by_note = gathered((note, row.name) for row in rows for note in row.notes)
+    lines = [f"{', '.join(dict.fromkeys(names))}: {note}" for note, names in names_by_note.items()]
     inflated = [f"{row.name} {number(row.profiler_inflation, 3)}x" for row in rows if row.profiler_inflation]
     if inflated:
         lines.append(f"profiled steps over the same steps without the profiler: {', '.join(inflated)}")

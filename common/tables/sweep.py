@@ -23,10 +23,10 @@ GAP = (
 MOST_CELLS = 3  # that a failure names one by one
 
 
-def render(found: Sequence[Sweep], format: str) -> str:
+def render(sweeps: Sequence[Sweep], format: str) -> str:
     """The sweeps as text of the "table" or "markdown" format, that ends with a newline."""
     blocks: List[str] = []
-    for sweep in found:
+    for sweep in sweeps:
         if sweep.rows:
             blocks.append(block(table("sweep", heading(sweep), sweep), format))
         lines = [*failures(sweep), *growth(sweep), *notes(sweep)]
@@ -47,7 +47,7 @@ def table(of: str, title: str, sweep: Sweep) -> Table:
 
 
 def _is_told(metric: metrics.Metric, of: str, sweep: Sweep) -> bool:
-    """In the terminal: where rows differ in it."""
+    """Return whether a column tells something in the terminal: whether rows differ in it."""
     if of == "sweep" and metric.key == "useful":  # one value is in the heading
         return len({row.useful_fraction for row in sweep.rows} - {None}) > 1
     return of != "sweep" or metric.key != "gap" or any(row.approximation_gap is not None for row in sweep.rows)
@@ -89,7 +89,7 @@ def where(sweep: Sweep, cells: Sequence[Dict[str, Any]]) -> str:
 
 
 def notes(sweep: Sweep) -> List[str]:
-    """What a reader of the numbers must know."""
+    """Return what a reader of the numbers must know."""
     lines = []
     for name in dict.fromkeys(row.name for row in sweep.rows):
         mine = [row for row in sweep.rows if row.name == name]
@@ -110,17 +110,18 @@ def notes(sweep: Sweep) -> List[str]:
 # On a screen.
 
 
-def screen(found: Sequence[Sweep], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
+def screen(sweeps: Sequence[Sweep], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
     """The sweeps as lines of at most `width` characters, the last with a newline: time and peak of each implementation,
     a column for each cell."""
-    return spaced(block for sweep in found for block in _on_screen(sweep, width, colors))
+    return spaced(block for sweep in sweeps for block in _on_screen(sweep, width, colors))
 
 
 def _on_screen(sweep: Sweep, width: int, colors: Mapping[str, str]) -> List[List[str]]:
     scope = "step" if any(row.step_ms for row in sweep.rows) else "loss"
     shown = [(f"{scope} ms", f"{scope}_median"), ("peak MB", "peak_mb")]
     known = [each for each in shown if any(metrics.METRICS[each[1]].value(row) is not None for row in sweep.rows)]
-    known = known or [("grad error", "grad_error")] * bool(sweep.rows)
+    if not known and sweep.rows:
+        known = [("grad error", "grad_error")]
     below = [*failures(sweep), *growth(sweep), *notes(sweep)]
     return [
         answer.wrapped(heading(sweep) if sweep.rows else sweep.name, width),
@@ -167,19 +168,21 @@ def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
 
 
 def _verdict(sweep: Sweep) -> Dict[str, str]:
-    """Who is the fastest of the exact losses, and which is the smallest, with the cells where it is."""
+    """Return which exact loss is the fastest, and which the smallest, with the cells where it is."""
     cells = {cell: [run for run in sweep.runs if run.cell == cell] for cell in sorted({run.cell for run in sweep.runs})}
-    found: Dict[str, Dict[str, List[Dict[str, Any]]]] = {"fastest exact": {}, "smallest exact": {}}
+    answers: Dict[str, Dict[str, List[Dict[str, Any]]]] = {"fastest exact": {}, "smallest exact": {}}
     for runs in cells.values():
         rows = [run.row for run in runs]
-        for question, pick in zip(found, (verdict.fastest(rows), verdict.smallest(rows))):
+        for question, pick in zip(answers, (verdict.fastest(rows), verdict.smallest(rows))):
             if pick and pick.withheld:
-                found[question].setdefault(wording.WITHHELD, []).append(runs[0].values)
+                answers[question].setdefault(wording.WITHHELD, []).append(runs[0].values)
             elif pick:
-                said = pick.row.name if pick.sure else " or ".join([pick.row.name, *(row.name for row in pick.rivals)])
-                found[question].setdefault(said, []).append(runs[0].values)
+                winners = (
+                    pick.row.name if pick.sure else " or ".join([pick.row.name, *(row.name for row in pick.rivals)])
+                )
+                answers[question].setdefault(winners, []).append(runs[0].values)
     return {
         question: "; ".join(f"{name}{where(sweep, at) or ' everywhere'}" for name, at in of.items())
-        for question, of in found.items()
+        for question, of in answers.items()
         if of
     }

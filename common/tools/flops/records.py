@@ -27,7 +27,7 @@ def write(folder: Path, record: Mapping[str, Any]) -> Path:
 
     Raises UserError where it cannot be written.
     """
-    head: Record = {"started": run.now(), "command": sys.argv, **run.about()}
+    head: Record = {"started": run.now(), "command": sys.argv, **run.origin()}
     path = folder / FILE_NAME
     write_whole(another("--log-dir", "folder"), (path, json.dumps({**head, **record}) + "\n"))
     return path

@@ -42,7 +42,7 @@ def open_run(header: Record, log_dir: Path, resume: bool, machine: Optional[Reco
     else:
         claim = run.claim_folder(log_dir, f"{header['record']}-{header['name']}")
         opened = Run(claim.path.with_name(file_name), claim=claim)
-        origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.about(machine)}
+        origin = {"run_id": uuid.uuid4().hex[:12], "command": sys.argv, "started": run.now(), **run.origin(machine)}
         try:
             opened.add({**header, "schema": schema.SCHEMA, **origin})
         except store.NotWritten:
