@@ -12,6 +12,7 @@ from common.present import scales
 from common.present.style import (
     INK,
     Figure,
+    Plotly,
     Trace,
     about_whiskers,
     axis,
@@ -100,11 +101,11 @@ def _lane(row: Row, value: Optional[float], unit: str) -> str:
     return f"{shown(row.marked)}  <b>{number(value)} {unit}</b>"
 
 
-def _layout(names: Sequence[str], x: Dict[str, Any], legend: Optional[int] = LEGEND, **options: Any) -> Dict[str, Any]:
+def _layout(names: Sequence[str], x: Plotly, legend: Optional[int] = LEGEND, **options: Any) -> Plotly:
     return layout(LANE * len(names) + 64, legend, **lanes(names, LANE, ABOVE), xaxis=x, **options)
 
 
-def until(end: Optional[float], title: str = "ms") -> Dict[str, Any]:
+def until(end: Optional[float], title: str = "ms") -> Plotly:
     """Return the axis of bars, up to `end` where that is known."""
     return axis(title, range=[0, end]) if end else axis(title)
 

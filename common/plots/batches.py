@@ -3,7 +3,7 @@ to the fastest loss against padding and against size."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis import by_size
 from common.analysis.groups import apart
@@ -11,7 +11,7 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import gathered, number
 from common.present import scales
-from common.present.style import Figure, Trace, axis, axis_of, band, color, dash, layout, marker, points
+from common.present.style import Figure, Plotly, Trace, axis, axis_of, band, color, dash, layout, marker, points
 from common.present.table import Cell, Table, measured, tabulated
 from common.records.schema import Batch
 
@@ -19,7 +19,6 @@ HEIGHT = 420
 FEWEST = 3  # batches
 PADDED = "What rises to the left is slow on padding."
 LINES = "Lines: a power of the size through the medians of the batches; bands: its 95% interval over rounds."
-Axis = Dict[str, Any]
 
 
 class Point(NamedTuple):
@@ -86,7 +85,7 @@ def _figures(compared: Sequence[Point], key: str, whose: str) -> List[Figure]:
         "Step time over the fastest, against",
         "Each mark is a batch: the loss over the fastest of its kind, where both ran under one torch.",
     )
-    kinds: List[Tuple[str, str, str, str, Axis]] = [
+    kinds: List[Tuple[str, str, str, str, Plotly]] = [
         ("ratio-useful", f"{against} padding", f"{each} {PADDED}", "useful", padding),
         ("ratio-cells", f"{against} size", each, size, sizes),
     ]
@@ -103,7 +102,7 @@ def _figures(compared: Sequence[Point], key: str, whose: str) -> List[Figure]:
     return figures
 
 
-def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, key: str, whose: str) -> Figure:
+def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Plotly, key: str, whose: str) -> Figure:
     """Draw a line with its band for each loss, through marks for its batches; the marks alone, joined, where there are
     too few rounds."""
     data: List[Trace] = []
@@ -114,8 +113,8 @@ def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Axis, 
         sizes = {str(point.batch.index): getattr(point, size) for point in some}
         scope = row.against_fastest.scope if row.against_fastest else row.scope
         fit = by_size.line(row.round_medians_ms[scope], sizes)
-        line: Dict[str, Any] = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
-        marks: Dict[str, Any] = {} if fit else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
+        line: Plotly = {"color": color(row.look), "width": 2.2, "dash": dash(row.look)}
+        marks: Plotly = {} if fit else {"mode": "lines+markers", "line": {**line, "width": 1.5}}
         if fit:
             x, ms, low, high = zip(*fit)
             together = {"legendgroup": row.label, "showlegend": False}

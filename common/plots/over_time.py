@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from common.analysis.groups import apart
 from common.analysis.parts import Sample
 from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import gathered, number
-from common.present.style import INK, Figure, Trace, axis, color, lanes, layout, marker, points, shown, symbol
+from common.present.style import INK, Figure, Plotly, Trace, axis, color, lanes, layout, marker, points, shown, symbol
 from common.present.table import Cell, measured, tabulated
 from common.traces.memory_curve import Curve
 
@@ -93,7 +93,7 @@ def _samples(row: Row, lane: int, samples: Sequence[Sample], values: Sequence[fl
     flags = [sample.flagged for sample, _ in drawn]
     symbols = [_symbol(row, *each) for each in drawn]
     sizes = [9 if sample.flagged or abs(value - 1) > MOST else 6 for sample, value in drawn]
-    marker: Dict[str, Any] = {"opacity": 1, "color": color(row.look), "size": sizes, "symbol": symbols}
+    marker: Plotly = {"opacity": 1, "color": color(row.look), "size": sizes, "symbol": symbols}
     marker["line"] = {"width": [2 if flagged else 0.5 for flagged in flags], "color": INK}
     shares = [min(max(value - 1, -MOST), MOST) for _, value in drawn]
     at = [(sample.at_s / whole, -lane + share * scale) for (sample, _), share in zip(drawn, shares)]
@@ -108,7 +108,7 @@ def _symbol(row: Row, sample: Sample, value: float) -> str:
     return "x-thin-open" if sample.flagged else symbol(row.look)
 
 
-def _line(lane: int, begin: float, end: float) -> Dict[str, Any]:
+def _line(lane: int, begin: float, end: float) -> Plotly:
     """Return a line along the median of a lane, or across the lane where it begins and ends at once."""
     across = FARTHEST if begin == end else 0
     ends = {"x0": begin, "x1": end, "y0": -lane - across, "y1": -lane + across}
@@ -167,7 +167,7 @@ def _memory_within(rows: Sequence[Row], key: str, whose: str) -> Figure:
     )
 
 
-def _small(row: Row, curve: Curve, up: Dict[str, Any], key: str) -> Figure:
+def _small(row: Row, curve: Curve, up: Plotly, key: str) -> Figure:
     line = {"color": color(row.look), "width": 2.2, "shape": "hv", "dash": "solid"}
     top = [(curve.ms[curve.mb.index(curve.peak_mb)], curve.peak_mb)]
     data = [

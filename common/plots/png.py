@@ -21,7 +21,7 @@ from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.plots import runs, search, sweep
 from common.present.labels import Names
-from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Trace
+from common.present.style import DASHES, INK, MARKS, PATTERNS, Figure, Plotly, Trace
 
 #: plotly's names of markers, lines and patterns -> matplotlib's.
 MARKERS = {**dict(zip(MARKS, "osD^PX*vph")), "triangle-right": ">", "x-thin": "x"}
@@ -136,9 +136,7 @@ def _parts(figure: Figure) -> Any:
     return drawn
 
 
-def _plot(
-    axes: Any, traces: Sequence[Trace], layout: Dict[str, Any], up: Dict[str, Any], labelled: bool = True
-) -> None:
+def _plot(axes: Any, traces: Sequence[Trace], layout: Plotly, up: Plotly, labelled: bool = True) -> None:
     """Draw one plot.  up: the axis of y; labelled: with the title of the axis of x."""
     for line in layout.get("shapes", ()):
         _background(axes, line)
@@ -162,7 +160,7 @@ def _legend_lines(figure: Figure) -> int:
     return -(-sum(trace.get("showlegend", True) for trace in figure.data) // _legend_columns(figure))
 
 
-def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
+def _bars(axes: Any, traces: Sequence[Trace], layout: Plotly) -> None:
     """Fill bars with a white pattern, then outline them, as the pattern has the colour of the edge."""
     ends: Dict[Any, float] = {}
     for index, trace in enumerate(traces):
@@ -189,7 +187,7 @@ def _bars(axes: Any, traces: Sequence[Trace], layout: Dict[str, Any]) -> None:
             _whiskers(axes, trace, at)
 
 
-def _hatch(pattern: Dict[str, Any]) -> str:
+def _hatch(pattern: Plotly) -> str:
     return HATCHES[pattern.get("shape", "")][: 1 if "size" in pattern else 2]
 
 
@@ -198,7 +196,7 @@ def _points(axes: Any, trace: Trace) -> None:
     if "fill" in trace:
         axes.fill(x, y, color=trace["fillcolor"], lw=0, label="_")
         return
-    style: Dict[str, Any] = {"clip_on": trace.get("cliponaxis", True), "label": _label(trace)}
+    style: Plotly = {"clip_on": trace.get("cliponaxis", True), "label": _label(trace)}
     if "lines" in trace["mode"]:
         style.update(color=_ink(line["color"]), lw=POINT * line["width"], ls=LINES[line["dash"]])
         style["drawstyle"] = "steps-post" if line.get("shape") == "hv" else "default"
@@ -225,7 +223,7 @@ def _names(drawn: Any, axes: Any, names: Names) -> None:
         text.set_in_layout(False)
 
 
-def _marker(kind: Optional[str], size: float, marker: Dict[str, Any]) -> Dict[str, Any]:
+def _marker(kind: Optional[str], size: float, marker: Plotly) -> Plotly:
     if not kind:
         return {}
     name, hollow, _ = kind.partition("-open")
@@ -243,7 +241,7 @@ def _whiskers(axes: Any, trace: Trace, x: Sequence[float]) -> None:
             axes.errorbar(x, trace["y"], **ends, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2.5, zorder=3)
 
 
-def _axis(axes: Any, letter: str, of: Dict[str, Any], labelled: bool = True) -> None:
+def _axis(axes: Any, letter: str, of: Plotly, labelled: bool = True) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
     line, limit = getattr(axes, f"{letter}axis"), getattr(axes, f"set_{letter}lim")
@@ -274,14 +272,14 @@ def _axis(axes: Any, letter: str, of: Dict[str, Any], labelled: bool = True) -> 
         line.set_label_text(unescape(of["title"]["text"]))
 
 
-def _note(axes: Any, note: Dict[str, Any]) -> None:
+def _note(axes: Any, note: Plotly) -> None:
     """Write the name of a lane at the left edge; what is bold on the page is not bold here."""
     name, offset = unescape(re.sub("</?b>", "", note["text"])), (0, POINT * note["yshift"])
     where = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "bottom"}
     axes.annotate(name, (0, note["y"]), offset, annotation_clip=False, **where)
 
 
-def _background(axes: Any, line: Dict[str, Any]) -> None:
+def _background(axes: Any, line: Plotly) -> None:
     ends = ([line["x0"], line["x1"]], [line["y0"], line["y1"]])
     style = {"ls": LINES[line["line"]["dash"]], "lw": POINT, "alpha": line["opacity"], "zorder": 0.5}
     axes.plot(*ends, color=QUIET, label="_", **style)

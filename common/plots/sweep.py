@@ -5,7 +5,7 @@ Several settings: one plot for each, the others at the first of their values; th
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence
 
 from common.analysis.identity import grouped
 from common.analysis.metrics import METRICS, Metric, others
@@ -18,6 +18,7 @@ from common.core.text import gathered, number
 from common.present import scales
 from common.present.style import (
     Figure,
+    Plotly,
     Trace,
     axis,
     axis_of,
@@ -159,7 +160,7 @@ def _in_words(curve: Curve, unit: str) -> str:
     return ", ".join(f"{number(point.measured.median)} {unit} at {worded(point.value)}" for point in curve)
 
 
-def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence[Curve]) -> Dict[str, Any]:
+def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence[Curve]) -> Plotly:
     ticks = {"tickvals": sorted(values), "ticktext": [worded(value) for value in sorted(values)]}
     if min(values) <= 0 or max(values) / min(values) < LOGARITHMIC_FROM:
         return {"xaxis": axis(flag, **ticks), "yaxis": axis(unit)}
@@ -168,12 +169,12 @@ def _curve_frame(values: Sequence[float], flag: str, unit: str, curves: Sequence
     return {"xaxis": axis(flag, type="log", **ticks), "yaxis": axis_of(unit, scales.logarithmic(ends))}
 
 
-def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Dict[str, Any]:
+def _bar_frame(values: Sequence[Any], flag: str, unit: str) -> Plotly:
     order = {"type": "category", "categoryorder": "array", "categoryarray": [worded(value) for value in values]}
     return {"xaxis": axis(flag, **order), "yaxis": axis(unit), "barmode": "group", "bargap": 0.25}
 
 
-def _spread(curve: Curve) -> Dict[str, Any]:
+def _spread(curve: Curve) -> Plotly:
     known = all(point.measured.p20 and point.measured.p80 for point in curve)
     return {"error_y": whiskers([point.measured for point in curve])} if known else {}
 

@@ -7,7 +7,7 @@ another model is trained.  The exact losses have a front of their own; a second 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from common.analysis.groups import pareto
 from common.analysis.row import Row
@@ -17,6 +17,7 @@ from common.present.labels import Names, Point
 from common.present.style import (
     INK,
     Figure,
+    Plotly,
     Trace,
     about_whiskers,
     axis_of,
@@ -99,7 +100,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     )
 
 
-def _hollow(look: int, ink: str) -> Dict[str, Any]:
+def _hollow(look: int, ink: str) -> Plotly:
     return {"symbol": f"{symbol(look)}-open", "size": 13, "color": ink, "line": {"width": 2}}
 
 

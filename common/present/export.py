@@ -10,20 +10,21 @@ import csv
 import io
 import json
 import math
-from typing import Any, Dict, Sequence
+from typing import Any, Sequence
 
 from common.core.text import plain
+from common.present.table import Values
 
 #: Each batch and round, each option of a package would be columns of their own.
 NOT_IN_CSV = ("round_medians_ms", "options")
 
 
-def json_text(rows: Sequence[Dict[str, Any]]) -> str:
+def json_text(rows: Sequence[Values]) -> str:
     """Return a list of objects; in ASCII, so that no control character gets through."""
     return json.dumps([_finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
 
 
-def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
+def csv_text(rows: Sequence[Values]) -> str:
     """Return one line per row, flat columns: step_ms_median, memory_step_process_mb, ..."""
     flat = [_flat({key: value for key, value in row.items() if key not in NOT_IN_CSV}) for row in rows]
     names = list(dict.fromkeys(name for cells in flat for name in cells))
@@ -34,9 +35,9 @@ def csv_text(rows: Sequence[Dict[str, Any]]) -> str:
     return stream.getvalue()
 
 
-def _flat(value: Dict[str, Any], prefix: str = "") -> Dict[str, Any]:
+def _flat(value: Values, prefix: str = "") -> Values:
     """Flatten to one level: {"step_ms": {"p20": 1}} -> {"step_ms_p20": 1}; a list becomes one cell."""
-    result: Dict[str, Any] = {}
+    result: Values = {}
     for key, item in value.items():
         if isinstance(item, dict):
             result.update(_flat(item, f"{prefix}{key}_"))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, List, Optional, Sequence, Tuple
 
 from common.present.section import Section
 from common.present.style import Figure
+from common.present.table import Values
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Slice:
 
     sections: Callable[[Path, Sequence[Path]], List[Section]]
     holds: Callable[[Path], bool] = lambda path: False
-    rows: Callable[[Sequence[Path]], List[Dict[str, Any]]] = lambda paths: []
+    rows: Callable[[Sequence[Path]], List[Values]] = lambda paths: []
     text: Callable[[Sequence[Path], str], List[str]] = lambda paths, format: []
     figures: Callable[[Sequence[Path]], Iterable[Tuple[str, Figure]]] = lambda paths: ()
     caveats: Optional[Callable[[Optional[str], Sequence[Path]], Optional[List[str]]]] = None

@@ -30,16 +30,19 @@ CLEAR = "rgba(0,0,0,0)"
 INK = "#777777"  # page.css and the PNGs draw it in the colour of the text
 NEUTRAL = "#7f8791"  # of no implementation; visible beside black and white
 
-_AXIS: Dict[str, Any] = {
+#: A part of a figure as plotly takes it: a trace, a marker, an axis, a layout.
+Plotly = Dict[str, Any]
+Trace = Plotly
+_AXIS: Plotly = {
     **{"title": {"font": {"size": 13}}, "automargin": True, "zeroline": False, "fixedrange": True},
     **{"ticks": "", "rangemode": "tozero"},
 }
-_WHISKERS: Dict[str, Any] = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
+_WHISKERS: Plotly = {"type": "data", "symmetric": False, "color": INK, "thickness": 1.5, "width": 5}
 _PATTERN = {"fillmode": "overlay", "size": 7, "solidity": 0.25, "fgcolor": "#ffffff", "fgopacity": 0.85}
 _BAR = {"error_y": _WHISKERS, "marker": {"line": {"width": 1, "color": INK}, "pattern": _PATTERN}}
 _POINTS = {"error_x": _WHISKERS, "error_y": _WHISKERS, "marker": {"line": {"width": 1}}}
 #: What plotly takes where a figure does not say it.  page.js gives the legend the height that its lines take.
-TEMPLATE: Dict[str, Any] = {
+TEMPLATE: Plotly = {
     "layout": {
         **{"autosize": True, "hovermode": "closest", "dragmode": False, "showlegend": True},
         **{"paper_bgcolor": CLEAR, "plot_bgcolor": CLEAR, "xaxis": _AXIS, "yaxis": _AXIS},
@@ -53,8 +56,6 @@ TEMPLATE: Dict[str, Any] = {
     "data": {"bar": [_BAR], "scatter": [_POINTS]},
 }
 
-Trace = Dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -67,7 +68,7 @@ class Figure:
     caption: str
     summary: str
     data: List[Trace]
-    layout: Dict[str, Any]
+    layout: Plotly
     table: Optional[Table]
     small: bool = False
     names: Optional[Names] = None
@@ -96,7 +97,7 @@ def dash(number: int) -> str:
     return DASHES[number % len(DASHES)]
 
 
-def pattern(number: int) -> Dict[str, Any]:
+def pattern(number: int) -> Plotly:
     """Return plotly's pattern `number`; after the last, all but the plain one again with larger tiles."""
     turn = number - len(PATTERNS)
     return {"shape": PATTERNS[number]} if turn < 0 else {"shape": PATTERNS[1 + turn % (len(PATTERNS) - 1)], "size": 14}
@@ -107,7 +108,7 @@ def shown(label: str) -> str:
     return html.escape(label, quote=False)
 
 
-def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], hover: str, **options: Any) -> Trace:
+def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str, **options: Any) -> Trace:
     """Return a trace of bars.
 
     look: plotly's marker; hover: plotly's template of what is shown of a bar that is pointed at, beside its name;
@@ -117,7 +118,7 @@ def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Dict[str, Any], ho
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
-def bar_of(look: int) -> Dict[str, Any]:
+def bar_of(look: int) -> Plotly:
     """Return the marker of an implementation's bars."""
     return {"color": color(look), "pattern": pattern(look)}
 
@@ -133,7 +134,7 @@ def parts(
     return [drawn, bars(name, [0], [10 + number], neutral, "", orientation="h", width=width)]
 
 
-def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Dict[str, Any], hover: str = "", **options: Any) -> Trace:
+def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str = "", **options: Any) -> Trace:
     """Return a trace of markers, or of lines with another `mode`.
 
     at: (x, y) of each; hover: as for bars, with another name after <extra>, "" shows nothing; options: of the trace.
@@ -151,11 +152,11 @@ def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[flo
     return points(name, edge, {}, showlegend=False, **drawn)
 
 
-def marker(look: int, size: int) -> Dict[str, Any]:
+def marker(look: int, size: int) -> Plotly:
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 
-def mark(number: int, size: int) -> Dict[str, Any]:
+def mark(number: int, size: int) -> Plotly:
     """Return the marker of a symbol without a colour of its own."""
     return {"symbol": MARKS[number % len(MARKS)], "size": size, "color": INK}
 
@@ -177,11 +178,11 @@ def about_whiskers(summaries: Sequence[Summary]) -> str:
     return f" Whiskers{whose}: the 20th and 80th percentile of samples over their own batch's median."
 
 
-def axis(title: str, **options: Any) -> Dict[str, Any]:
+def axis(title: str, **options: Any) -> Plotly:
     return {"title": {"text": title}, **options}
 
 
-def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
+def axis_of(title: str, span: scales.Span) -> Plotly:
     """Return an axis between the ends of `span`, with plain numbers at 1, 2, 5, 10, ... where it is logarithmic."""
     if not span.logarithmic:
         return axis(title, range=[span.low, span.high])
@@ -189,13 +190,13 @@ def axis_of(title: str, span: scales.Span) -> Dict[str, Any]:
     return axis(f"{title} (logarithmic)", type="log", range=ends, tickvals=span.ticks, ticktext=span.words)
 
 
-def layout(height: int, legend: Optional[int] = None, **options: Any) -> Dict[str, Any]:
+def layout(height: int, legend: Optional[int] = None, **options: Any) -> Plotly:
     """Return plotly's layout.  height: pixels; legend: pixels of each of its words, None for no legend."""
     of_legend = {"showlegend": False} if legend is None else {"legend": {"entrywidth": legend}}
     return {"template": TEMPLATE, "height": height, **of_legend, **options}
 
 
-def lanes(names: Sequence[str], lane: int, gap: int) -> Dict[str, Any]:
+def lanes(names: Sequence[str], lane: int, gap: int) -> Plotly:
     """Return the layout of lanes under each other, the first on top at y = 0, the next at -1.
 
     Each is `lane` pixels high, with its name `gap` pixels above its middle at the left edge, so that long names leave

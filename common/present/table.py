@@ -8,6 +8,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 from common.core.text import number
 
 Value = Union[str, int, float, None]
+#: A row as CSV and JSON have it: key or title -> value.
+Values = Dict[str, Any]
 
 
 class Link(NamedTuple):
@@ -55,7 +57,7 @@ class Table(NamedTuple):
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
 
-    def values(self) -> List[Dict[str, Any]]:
+    def values(self) -> List[Values]:
         """Return each row as title of the column -> value."""
         return [{column.title: column.value(cell) for cell, column in zip(row, self.columns)} for row in self.rows]
 

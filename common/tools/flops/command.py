@@ -18,6 +18,7 @@ from common.core.text import plain
 from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.spec import Task
+from common.records.schema import Record
 from common.setup import interpreters
 from common.tools import commands as model_run
 from common.tools.flops import records
@@ -197,7 +198,7 @@ def _flags(arguments: argparse.Namespace) -> Dict[str, Any]:
     return {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
 
 
-def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str, Any]]:
+def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Record]:
     """The ``count`` records of a process that may end as the model likes.  Raises UserError."""
     python, here = interpreters.with_torch(), Path.cwd()
     task = Task("count", "flops", {"flags": _flags(arguments), "current": str(here)})
@@ -208,7 +209,7 @@ def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Dict[str
     return counts
 
 
-def _buckets(counted: List[Dict[str, Any]], arguments: argparse.Namespace) -> List[tables.Bucket]:
+def _buckets(counted: List[Record], arguments: argparse.Namespace) -> List[tables.Bucket]:
     """Return the buckets of --audio or --pseudo-input, [] without these."""
     rate = arguments.sample_rate
     spoken = [

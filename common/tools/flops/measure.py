@@ -14,11 +14,12 @@ import torch
 from common.core.errors import UserError
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
+from common.records.schema import Record
 from common.tools import inputs, loading
 from common.tools.loading import Loaded
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+def run(job: Mapping[str, Any]) -> Iterator[Record]:
     """The ``count`` records of count_flops.py: its one document, or one for each bucket of audio, with the samples and
     MACs of each utterance.  ``given`` has its `flags`, and `current`, the folder that their paths are relative to.
     Raises UserError."""
@@ -84,16 +85,16 @@ class Counting:
     def counter(self) -> FlopCounter:
         return FlopCounter(self.loaded.model, strict=self.strict, timed=self.timed, convention=self.convention)
 
-    def once(self) -> Dict[str, Any]:
+    def once(self) -> Record:
         """The document of one run on the inputs as they are given."""
         counter = self.counter()
         self._run(counter, *inputs.made(self.given, self.device))
         return self._document(counter)
 
-    def _document(self, counter: FlopCounter) -> Dict[str, Any]:
+    def _document(self, counter: FlopCounter) -> Record:
         return {**counter.document(), "device": self.device}
 
-    def utterances(self, lengths: Sequence[int], batch: int = 1) -> Tuple[Dict[str, Any], List[int]]:
+    def utterances(self, lengths: Sequence[int], batch: int = 1) -> Tuple[Record, List[int]]:
         """(the document of all, the MACs of each) of utterances of so many samples; `batch` equal ones at a time."""
         counter = self.counter()
         macs: List[int] = []

@@ -15,6 +15,7 @@ from common.analysis.metrics import Metric, metric
 from common.core.errors import UserError
 from common.core.text import percent
 from common.core.units import quantity
+from common.present.table import Values
 from common.records import documents
 from common.tools import files
 from common.tools.flops import records
@@ -109,11 +110,11 @@ class Breakdown:
     not_counted: List[Tuple[str, str]] = field(default_factory=list)
     remarks: List[str] = field(default_factory=list)
 
-    def rows(self) -> List[Dict[str, Any]]:
+    def rows(self) -> List[Values]:
         """Return each part as CSV and JSON have it, with its shares of the total."""
         return list(map(self.row, self.parts))
 
-    def row(self, part: Part) -> Dict[str, Any]:
+    def row(self, part: Part) -> Values:
         """Return a part with its shares, None where the total is nothing."""
         known = {**asdict(part), **{f"{key}_share": self._share(part, key) for key in ("macs", "flops", "ns")}}
         return {**known, **metrics.values(NUMBERS, known)}

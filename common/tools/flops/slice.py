@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, List, Sequence
 
 from common.present.slices import Slice
+from common.present.table import Values
 from common.tools.files import files
 from common.tools.flops.records import FILE_NAME
 from common.tools.flops.rows import Count, find
@@ -12,7 +13,7 @@ from common.tools.flops.section import sections
 from common.tools.flops.table import Bucket, render
 
 
-def _rows(paths: Sequence[Any]) -> List[Dict[str, Any]]:
+def _rows(paths: Sequence[Any]) -> List[Values]:
     readable = [count for count in find(paths) if not count.reason]
     return [{"model": count.model, **row} for count in readable for row in count.breakdown.rows()]
 

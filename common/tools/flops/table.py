@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 from common.analysis import metrics
 from common.analysis.metrics import Metric, metric
 from common.core.text import plain
 from common.core.units import quantity
 from common.present.export import csv_text, json_text
-from common.present.table import Cell, Column, Table, tabulated
+from common.present.table import Cell, Column, Table, Values, tabulated
 from common.present.text import aligned, listed, markdown
 from common.tools.flops import rows as flops
 from common.tools.flops.rows import Breakdown, amount
@@ -51,7 +51,7 @@ class Bucket:
     flops: int
     sample_rate: int
 
-    def row(self) -> Dict[str, Any]:
+    def row(self) -> Values:
         """Return the bucket as CSV and JSON have it; rates in MACs per second of audio."""
         seconds = [samples / self.sample_rate for samples in self.samples]
         rates = [macs / length for macs, length in zip(self.macs, seconds)]
