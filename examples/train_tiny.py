@@ -50,37 +50,37 @@ class Data(NamedTuple):
 
 
 def recordings(folder: Path) -> List[Tuple[Tensor, str]]:
-    """(samples, text) of each line "NAME TEXT" of trans.txt and its NAME.flac, of 16 kHz."""
+    """Return (samples, text) of each line "NAME TEXT" of trans.txt and its NAME.flac, of 16 kHz."""
     import soundfile
 
-    found = []
+    pairs = []
     for line in (folder / "trans.txt").read_text(encoding="utf-8").splitlines():
         name, _, text = line.partition(" ")
         samples, rate = soundfile.read(str(folder / f"{name}.flac"), dtype="float32", always_2d=True)
         if rate != RATE:
             raise UserError(f"{folder / name}.flac: has {rate} samples a second; make it {RATE}")
         if len(samples) <= LONGEST:
-            found.append((torch.from_numpy(samples[:, 0].copy()), text))
-    if not found:
+            pairs.append((torch.from_numpy(samples[:, 0].copy()), text))
+    if not pairs:
         raise UserError(f"{folder / 'trans.txt'}: names no recording of at most {LONGEST // RATE} s; add some")
-    return found
+    return pairs
 
 
 def tones(utterances: int = 3, letters: int = 40) -> List[Tuple[Tensor, str]]:
-    """Made utterances: each letter is 0.1 s of a tone of its own, in noise."""
+    """Return made utterances (samples, text): each letter is 0.1 s of a tone of its own, in noise."""
     generator = torch.Generator().manual_seed(0)
-    found = []
+    pairs = []
     for _ in range(utterances):
         codes = torch.randint(1, len(LETTERS), (letters,), generator=generator)
         at = torch.arange(RATE // 10) / RATE * 2 * torch.pi
         samples = torch.sin((200 + 100 * codes).unsqueeze(1) * at).flatten()
         samples += 0.1 * torch.randn(len(samples), generator=generator)
-        found.append((samples, "".join(LETTERS[code] for code in codes)))
-    return found
+        pairs.append((samples, "".join(LETTERS[code] for code in codes)))
+    return pairs
 
 
 def prepared(utterances: List[Tuple[Tensor, str]]) -> Data:
-    """Log-mel features, STACKED frames side by side, of mean 0 and variance 1; letters as numbers."""
+    """Return log-mel features, STACKED frames side by side, of mean 0 and variance 1, and letters as numbers."""
     from torchaudio.transforms import MelSpectrogram
 
     mel = MelSpectrogram(RATE, n_fft=512, win_length=400, hop_length=160, n_mels=40)
@@ -90,7 +90,8 @@ def prepared(utterances: List[Tuple[Tensor, str]]) -> Data:
         frames = (frames - frames.mean()) / frames.std()
         features.append(frames[: len(frames) // STACKED * STACKED].reshape(-1, STACKED * 40))
         targets.append(torch.tensor([LETTERS.index(letter) for letter in text.upper() if letter in LETTERS[1:]]))
-    T_lengths, U_lengths = (torch.tensor([len(one) for one in many], dtype=torch.int32) for many in (features, targets))
+    T_lengths = torch.tensor([len(frames) for frames in features], dtype=torch.int32)
+    U_lengths = torch.tensor([len(letters) for letters in targets], dtype=torch.int32)
     pad = nn.utils.rnn.pad_sequence
     return Data(pad(features, batch_first=True), pad(targets, batch_first=True).int(), T_lengths, U_lengths)
 
@@ -242,7 +243,7 @@ def main(arguments: argparse.Namespace) -> int:
     if len(curves) < 2:
         raise UserError("there are no two losses to compare; `make setup` installs them")
     draw(curves, arguments.allowed, arguments.picture)
-    return EXIT_FAILED if any(one["status"].shown == "differs" for one in rows) else EXIT_OK
+    return EXIT_FAILED if any(row["status"].shown == "differs" for row in rows) else EXIT_OK
 
 
 def parser() -> Parser:
