@@ -2,8 +2,8 @@
 
 Time is judged over rounds: paired where both sides' rounds ran beside each other, else as two independent groups.
 All intervals of one comparison hold together with 95% (Bonferroni), so that a comparison of many rows cries wolf no
-oftener than one of a single row.  What the rounds of two separate runs cannot tell, a change of the machine between
-them, is guarded against by the tolerance, by the drift within each run and by the load recorded beside each sample.
+oftener than one of a single row.  The rounds of two separate runs cannot tell a change of the machine between them.
+The tolerance, the drift within each run and the load recorded beside each sample guard against that.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from common.core import statistics
 from common.core.implementations import BY_NAME, IMPLEMENTATIONS
 from common.core.statistics import TOLERANCE
 from common.core.text import gathered, gathered_twice
+from common.records.schema import Record
 
 
 @dataclass
@@ -109,7 +110,8 @@ class Change:
     errors: ErrorChange
     changed: List[str]
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> Record:
+        """Return the change as JSON has it."""
         return asdict(self)
 
 

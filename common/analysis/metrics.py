@@ -16,6 +16,7 @@ from common.core import statistics
 from common.core.text import error, gathered, number
 from common.core.units import GIB, MB
 from common.present.table import Cell
+from common.records.schema import Record
 
 
 def _unknown(row: Any) -> Optional[float]:
@@ -67,7 +68,7 @@ def metric(
     return Metric(key, title, read, (lambda row: shown(read(row))) if shown else None, **fields)
 
 
-def values(metrics: Sequence[Metric], row: Any) -> Dict[str, Any]:
+def values(metrics: Sequence[Metric], row: Any) -> Record:
     """Return key -> value, as CSV and JSON have them."""
     return {each.key: each.value(row) for each in metrics}
 
@@ -412,7 +413,7 @@ def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     return list(filter(is_shown, [*listed, *(others() if table in OPEN else [])]))
 
 
-def exported(row: Row) -> Dict[str, Any]:
+def exported(row: Row) -> Record:
     """Return what CSV and JSON have of a row."""
     return {**row.as_json(), **values(others(), row)}
 

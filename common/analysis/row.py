@@ -28,6 +28,7 @@ from common.records.schema import (
     Header,
     JobLine,
     Option,
+    Record,
 )
 from common.records.store import status_of
 from common.traces import memory_curve
@@ -126,7 +127,7 @@ class Exported:
     unreadable: bool = False  # nothing of it could be read
     notes: List[str] = field(default_factory=list)
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> Record:
         """Return the fields as JSON has them."""
         values = {key: getattr(self, key) for key in Exported.__dataclass_fields__}
         for key in ("against_fastest", "loss_against_fastest"):
@@ -397,7 +398,7 @@ class Standing:
             return times < BEYOND_LOAD
         return self.verdict != "slower" and (times < FAR or bool(self.ratio and self.ratio.low is not None))
 
-    def as_json(self) -> Dict[str, Any]:
+    def as_json(self) -> Record:
         """Return the standing as JSON has it, rows by their names."""
         controlled = {"through_control": self.through_control, "surplus_kept": self.surplus_kept}
         return {
@@ -416,7 +417,7 @@ class Standing:
         }
 
 
-def _ratio_as_json(ratio: Optional[Ratio]) -> Dict[str, Any]:
+def _ratio_as_json(ratio: Optional[Ratio]) -> Record:
     """Return what JSON has of a ratio, None for each number where there is none."""
     keys = ("ratio", "low", "high", "batches", "least", "most")
     numbers = {key: getattr(ratio, key, None) for key in keys}

@@ -29,7 +29,7 @@ class SweptRun(NamedTuple):
     """The row of one implementation in one cell.  values: of the swept settings."""
 
     cell: int
-    values: Dict[str, Any]
+    values: grid.Values
     row: Row
 
 
@@ -66,8 +66,8 @@ class Sweep:
 
 
 class Exponent(NamedTuple):
-    """Time grows as the swept setting to the power `slope`, between its values `low` and `high`, by least squares over
-    the logarithms of `points` medians, all with the same way to take memory."""
+    """Hold how time grows: as the swept setting to the power `slope`, between its values `low` and `high`.  It is the
+    least squares line through the logarithms of `points` medians, all with the same way to take memory."""
 
     name: str
     key: str

@@ -295,7 +295,7 @@ class FirstLine(Line, kw_only=True, frozen=True):
     """The fields of the first line of every file."""
 
     schema: Annotated[int, of("version of this format")] = SCHEMA
-    settings: Annotated[Dict[str, Any], of("every flag as resolved")] = {}
+    settings: Annotated[Record, of("every flag as resolved")] = {}
     command: Annotated[Any, of("the command line, a list")] = None
     started: Annotated[str, of("ISO 8601, UTC")] = ""
     git_revision: Annotated[Optional[str], of("of this suite")] = None
@@ -562,7 +562,7 @@ class SweepHeader(FirstLine, kw_only=True, frozen=True, tag="sweep"):
 
     sweep_id: Annotated[str, of("the run_id of its runs")]
     grid: Annotated[Dict[str, Annotated[List[Value], Meta(min_length=1)]], of("{setting: values}")]
-    settings: Annotated[Dict[str, Any], of("those that all cells share")]
+    settings: Annotated[Record, of("those that all cells share")]
     names: Annotated[List[str], of("implementations")] = []
 
 
@@ -571,7 +571,7 @@ class InferenceHeader(FirstLine, kw_only=True, frozen=True, tag="inference"):
 
     name: Annotated[str, of("of the configuration")]
     run_id: Annotated[str, of("of this run alone")] = ""
-    config: Annotated[Dict[str, Any], of("what is profiled: the file with its overrides")] = {}
+    config: Annotated[Record, of("what is profiled: the file with its overrides")] = {}
     grid: Annotated[
         Dict[str, List[Union[int, float, bool, str, None]]],
         of("{axis: values}: threads, compile, dtype, quantize, audio_mockup_secs (seconds), batch_sizes"),
@@ -587,7 +587,7 @@ class PipelineHeader(FirstLine, kw_only=True, frozen=True, tag="pipeline"):
 
     name: Annotated[str, of("of the configuration")]
     run_id: Annotated[str, of("of this run alone")] = ""
-    config: Annotated[Dict[str, Any], of("of the whole and of each stage, as resolved")] = {}
+    config: Annotated[Record, of("of the whole and of each stage, as resolved")] = {}
     stages: Annotated[List[str], Meta(min_length=1, description="in their order")]
     examples: Annotated[List[str], Meta(min_length=1, description="one job each")]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from common.core import grid
 from common.core.settings import Settings
@@ -65,7 +65,7 @@ class SweepFile:
 
 def start(
     axes: Sequence[grid.Axis],
-    shared: Dict[str, Any],
+    shared: Record,
     names: Sequence[str],
     log_dir: Path,
     machine: Optional[Record] = None,
@@ -88,9 +88,7 @@ def start(
     return SweepFile(path, typed, {}, claim)
 
 
-def resume(
-    axes: Sequence[grid.Axis], shared: Dict[str, Any], log_dir: Path, machine: Optional[Record] = None
-) -> SweepFile:
+def resume(axes: Sequence[grid.Axis], shared: Record, log_dir: Path, machine: Optional[Record] = None) -> SweepFile:
     """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
     wanted = _identity({axis.key: axis.values for axis in axes}, shared)
     heads = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)

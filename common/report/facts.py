@@ -11,7 +11,7 @@ from common.core.settings import LENGTHS, MEASURED, described
 from common.core.text import plain
 from common.core.units import GIB
 from common.present.table import Cell, Column, Table, measured, tabulated
-from common.records.schema import Batch
+from common.records.schema import Batch, Record
 from common.tables import remarks
 
 
@@ -95,7 +95,7 @@ def _rate(entry: Row, key: str, unit: str) -> Optional[str]:
     return remarks.rate_text(entry, key, unit) if getattr(entry, key) else None
 
 
-def _batches(settings: Dict[str, Any], batches: Sequence[Batch]) -> str:
+def _batches(settings: Record, batches: Sequence[Batch]) -> str:
     utterances = sum(batch.N for batch in batches)
     useful = sum(batch.useful_cells for batch in batches) / sum(batch.padded_cells for batch in batches)
     order = "sorted by length" if settings.get("sort_utterance") else "in file order"
@@ -103,7 +103,7 @@ def _batches(settings: Dict[str, Any], batches: Sequence[Batch]) -> str:
     return f"{begin}, {order}; {useful:.0%} of the cells useful"
 
 
-def _shapes(entry: Row, settings: Dict[str, Any]) -> Optional[str]:
+def _shapes(entry: Row, settings: Record) -> Optional[str]:
     path, digest = entry.environment.shape_file, entry.environment.shape_file_sha256
     if not path or not digest:
         return None

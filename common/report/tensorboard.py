@@ -1,12 +1,11 @@
 """Ordinary TensorBoard summaries of what is in a log folder: they need no plugin and no internet.
 
 ``python -m common.cli.tensorboard LOGDIR``, run by the viewer environment before `make tensorboard` starts the server.
-Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0, the
-profiled ones by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.  The log folder
-itself gets the results as text, the columns of the HParams table, its PNGs, and those of the report, drawn by the main
-environment.  The file's name ends in a fingerprint of what it was made from: nothing is written again until that
-changes.  No torch.
-"""
+Each run folder gets one event file: every timed sample at the step of its number, the numbers of its row at step 0.
+It has the profiled numbers by window at steps 1, 2, ..., its line of the HParams table, and the PNGs in the folder.
+The log folder itself gets the results as text, the columns of the HParams table, its PNGs, and those of the report,
+drawn by the main environment.  The file's name ends in a fingerprint of what it was made from: nothing is written again
+until that changes.  No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import sys
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.hparams import summary_v2 as hparams
@@ -61,7 +60,7 @@ def of_row(row: Row, prefix: str = "") -> List[Value]:
     return [(step, summary_pb2.Summary.Value(tag=tag, simple_value=number)) for step, tag, number in known]
 
 
-def settings(row: Row) -> Dict[str, Any]:
+def settings(row: Row) -> Dict[str, Union[str, int]]:
     """Return the settings of SETTINGS that are known."""
     known = {**row.configuration, "implementation": plain(row.name), "kind": row.kind, "torch": row.torch}
     return {key: known[key] for key, kind in SETTINGS.items() if type(known.get(key)) is kind}

@@ -55,10 +55,11 @@ def implementation(folder: Path) -> str:
 
 
 def choose(name: str, log_dir: Path, window: int) -> Path:
-    """The trace of the run that `name` means: a folder as seen from `log_dir`, else the newest one of that name, else
-    the newest run of the implementation of that name, else the newest of the one implementation whose folders begin so.
-    UserError, with what is there, when nothing or more than one implementation matches, the run has no trace, or there
-    is no such window."""
+    """Return the trace of the run that `name` means.
+
+    It is a folder as seen from `log_dir`, else the newest folder of that name.  Else it is the newest run of the
+    implementation of that name, or of the one implementation whose folders begin so.  Raises UserError, with what is
+    there, when nothing or more than one implementation matches, the run has no trace, or there is no such window."""
     problem = not_a_folder(log_dir)
     if problem:
         raise UserError(f"{log_dir}: {problem}; run `make bench` first, or name one with LOGDIR=...")

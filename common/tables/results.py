@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import List, Sequence
 
 from common.analysis import metrics
 from common.analysis.groups import groups, heading
@@ -13,6 +13,7 @@ from common.core.text import plain
 from common.present.export import csv_text, json_text
 from common.present.table import Cell, Column, Table
 from common.present.text import block
+from common.records.schema import Record
 from common.tables import remarks
 
 FORMATS = ("table", "markdown", "csv", "json")
@@ -30,7 +31,7 @@ def render(rows: Sequence[Row], format: str = "table") -> str:
     return "\n\n".join(blocks + remarks.remarks(rows, format)) + "\n"
 
 
-def tidy(rows: Sequence[Row]) -> List[Dict[str, Any]]:
+def tidy(rows: Sequence[Row]) -> List[Record]:
     """Return the rows with ten columns, the same for every run; then the values that a sweep varied, and the size that
     a search found, where there are any.
 
@@ -39,9 +40,9 @@ def tidy(rows: Sequence[Row]) -> List[Dict[str, Any]]:
     return [_tidy(row) for row in rows]
 
 
-def _tidy(row: Row) -> Dict[str, Any]:
+def _tidy(row: Row) -> Record:
     low, high = row.step_ms_interval or (None, None)
-    columns: Dict[str, Any] = {"name": row.name, "kind": row.kind, "status": row.status, "device": row.device}
+    columns: Record = {"name": row.name, "kind": row.kind, "status": row.status, "device": row.device}
     columns["vocab_size"] = row.configuration.get("vocab_size")
     columns.update(step_ms=row.median_ms("step"), step_ms_low=low, step_ms_high=high, loss_ms=row.median_ms("loss"))
     columns["peak_mb"] = row.peak_mb

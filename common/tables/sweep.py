@@ -75,7 +75,7 @@ def failed(sweep: Sweep) -> List[Tuple[str, str, str, str]]:
     return [(name, where(sweep, values), status, reason) for (name, status, reason), values in cells.items()]
 
 
-def where(sweep: Sweep, cells: Sequence[Dict[str, Any]]) -> str:
+def where(sweep: Sweep, cells: Sequence[grid.Values]) -> str:
     """The cells in words, as few as tell them: " at dtype float16"; nothing for all cells."""
     among = {
         key: [value for value in every if any(cell[key] == value for cell in cells)]
@@ -170,7 +170,7 @@ def _value(row: Optional[Row], metric: metrics.Metric) -> Cell:
 def _verdict(sweep: Sweep) -> Dict[str, str]:
     """Return which exact loss is the fastest, and which the smallest, with the cells where it is."""
     cells = {cell: [run for run in sweep.runs if run.cell == cell] for cell in sorted({run.cell for run in sweep.runs})}
-    answers: Dict[str, Dict[str, List[Dict[str, Any]]]] = {"fastest exact": {}, "smallest exact": {}}
+    answers: Dict[str, Dict[str, List[grid.Values]]] = {"fastest exact": {}, "smallest exact": {}}
     for runs in cells.values():
         rows = [run.row for run in runs]
         for question, pick in zip(answers, (verdict.fastest(rows), verdict.smallest(rows))):

@@ -10,7 +10,8 @@ from common.core.units import MB, quantity
 from common.present.export import csv_text, json_text
 from common.present.table import Cell, Table, filled, measured, tabulated
 from common.present.text import block, listed
-from common.tools.inference.pipeline_rows import NUMBERS, Costs, Pipeline
+from common.tools.inference import pipeline_rows
+from common.tools.inference.pipeline_rows import Costs, Pipeline
 
 HOW = "run time, MACs and FLOPs of stages add up; memory is the largest of a stage"
 
@@ -31,7 +32,7 @@ def _row(pipeline: Pipeline, part: Costs) -> Dict[str, Cell]:
     )
     names = {"pipeline": Cell(pipeline.name), "stage": Cell(part.name), "examples": examples}
     status = Cell(f"{part.failed} failed") if part.failed else Cell("")
-    return {**names, **metrics.cells(NUMBERS, part), "status": status}
+    return {**names, **metrics.cells(pipeline_rows.NUMBERS, part), "status": status}
 
 
 def total(pipeline: Pipeline) -> List[str]:
