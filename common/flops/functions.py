@@ -28,7 +28,7 @@ class Applied(NamedTuple):
 
 
 class Functions:
-    """The custom functions that are running, kept up to date as each one begins."""
+    """Holds the custom functions that are running, kept up to date as each one begins."""
 
     def __init__(self) -> None:
         self._running: List[Any] = []

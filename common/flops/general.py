@@ -109,7 +109,7 @@ def _has_no_tensors(operator: Any, name: str) -> bool:
     reason="random numbers: the generator's work is no arithmetic on data",
 )
 def _is_random(operator: Any, name: str) -> bool:
-    """Attention and recurrent layers with dropout have the tag, too, and more than two tensors."""
+    """Return whether it is a generator: attention with dropout has the tag, too, and more than two tensors."""
     few = _tensors(operator._schema.arguments) <= 2
     return name.startswith("aten::") and few and _tagged(operator, "nondeterministic_seeded")
 

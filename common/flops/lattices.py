@@ -19,17 +19,17 @@ def _shapes(T_lengths: Any, U_lengths: Any) -> List[Tuple[int, int]]:
 
 
 def _lattice(T: int, U: int) -> int:
-    """Forward (or backward) variables: two sums and their sum in the log domain within, one sum on both edges."""
+    """Count forward (or backward) variables: two sums and their sum in the log domain within, one sum on both edges."""
     return 6 * (T - 1) * U + (T - 1) + U
 
 
 def _marked(T: int, U: int) -> int:
-    """Elements of blanks and targets, but for the last blank."""
+    """Count the elements of blanks and targets, but for the last blank."""
     return (T - 1) * (U + 1) + T * U
 
 
 def _both(shapes: Shapes) -> int:
-    """Forward and backward variables, and the last blank."""
+    """Count forward and backward variables, and the last blank."""
     return sum(2 * _lattice(T, U) + 1 for T, U in shapes)
 
 
@@ -38,7 +38,7 @@ def _log_probs(shapes: Shapes) -> int:
 
 
 def _merged_gradient(shapes: Shapes, V: int) -> int:
-    """Through the softmax: 2 per cell; add, add, exp per element; add, exp, subtract for blanks and targets."""
+    """Count the gradient through the softmax: 2 per cell; 3 per element (add, add, exp) and per blank or target."""
     return sum((2 + 3 * V) * T * (U + 1) + 3 * _marked(T, U) + 2 for T, U in shapes)
 
 
@@ -124,7 +124,7 @@ add(
 
 
 def _joined(call: Call) -> Tuple[int, int]:
-    """H V, the products of one cell's logits, and H."""
+    """Return H V, the products of one cell's logits, and H."""
     V, H = call["weight"].shape
     return H * V, H
 

@@ -24,7 +24,7 @@ class _Sizes(NamedTuple):
 
 
 def _sizes(query: Any, key: Any, value: Any) -> _Sizes:
-    """query: (..., T, D); key, value: (..., S, D)."""
+    """Return the sizes of an attention.  query: (..., T, D); key, value: (..., S, D)."""
     rows = query.numel() // query.shape[-1]
     S = key.shape[-2]
     repeated = rows // query.shape[-2] * S
@@ -78,7 +78,7 @@ def _attention_backward(call: Call) -> Count:
 
 
 def _flexible(call: Call) -> _Sizes:
-    """A higher-order operator's arguments have no names; query, key and value come first."""
+    """Return the sizes of a higher-order operator, whose arguments have no names: query, key and value come first."""
     return _sizes(*call.args[:3])
 
 
@@ -121,7 +121,7 @@ def _multi_head_attention(call: Call) -> Count:
 
 
 def _squares(source: Any) -> int:
-    """T^2 of all utterances, of (N, T, E) or nested (T, E)."""
+    """Return T^2 of all utterances, of (N, T, E) or nested (T, E)."""
     if source.is_nested:
         return sum(int(frames) ** 2 for frames, _ in source._nested_tensor_size())
     batch, frames, _ = source.shape
@@ -133,7 +133,7 @@ def _features(source: Any) -> int:
 
 
 def _self_attention(source: Any, heads: int, mask: Any, scaled: int = 2) -> Count:
-    """scaled: 2 where queries and keys are, 1 where queries alone are."""
+    """Count projections and attention.  scaled: 2 where queries and keys are, 1 where queries alone are."""
     scores, features = heads * _squares(source), _features(source)
     macs = 4 * source.numel() * features + 2 * scores * (features // heads)
     return products(macs, (4 + scaled) * source.numel() + (3 if mask is None else 4) * scores)
@@ -166,12 +166,12 @@ _MODES = ("rnn", "rnn", "lstm", "gru")  # cuDNN's and oneDNN's numbers
 
 
 def _steps(call: Call) -> int:
-    """Steps of all utterances; a packed input has no padding."""
+    """Return the steps of all utterances; a packed input has no padding."""
     return call["input"].numel() // call["input"].shape[-1]
 
 
 def _recurrent(steps: int, weights: Sequence[Any], cell: str, units: int) -> Count:
-    """`weights`: matrices and biases of every layer and direction, which together have `units` hidden units."""
+    """Count recurrent layers.  weights: matrices and biases of every layer and direction; units: hidden ones in all."""
     matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
     biases = sum(weight.numel() for weight in weights if weight.dim() == 1)
     return products(steps * matrices, steps * (biases + _CELLS[cell] * units))

@@ -11,7 +11,7 @@ from common.flops.rules import Call, Count, add, elements, is_sparse, products, 
 
 
 def _real(tensor: Any, macs: int, others: int = 0) -> Count:
-    """A complex multiply-accumulate is four of real numbers."""
+    """Count multiply-accumulates, four for one of complex numbers."""
     return products(4 * macs if tensor.is_complex() else macs, others)
 
 
@@ -68,8 +68,8 @@ for _names, _inner in (
     reason="torch.nn.Bilinear: (N, I) times (O, I, J) over I, then times (N, J) over J",
 )
 def _trilinear(call: Call) -> Count:
-    """i1, i2, i3 are unsqueezed at the dimensions of their expand1, expand2, expand3, multiplied, and summed over
-    sumdim; those that i3 lacks are summed first."""
+    """Count a bilinear form: i1, i2, i3, unsqueezed at the dimensions of their expand1, expand2, expand3, are multiplied
+    and summed over sumdim; those that i3 lacks are summed first."""
     expanded = [call[f"expand{number}"] for number in (1, 2, 3)]
     shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
     for shape, dims in zip(shapes, expanded):
@@ -121,7 +121,7 @@ def _quantized_linear(call: Call) -> Count:
 
 
 def _convolved(source: Any, weight: Any, out_shape: Sequence[int], transposed: bool) -> int:
-    """MACs: each output is a sum over the kernel and the group's channels; transposed, each input is spread so."""
+    """Count MACs: each output sums over the kernel and the group's channels; transposed, each input is spread so."""
     positions = source.numel() if transposed else math.prod(out_shape)
     return positions * (weight.numel() // weight.shape[0])
 
@@ -155,18 +155,18 @@ def _convolution_backward(call: Call) -> Count:
 
 
 def _square(tensor: Any) -> Tuple[int, int]:
-    """(matrices, rows) of a batch of square matrices."""
+    """Return (matrices, rows) of a batch of square matrices."""
     rows = tensor.shape[-1]
     return size(tensor) // max(rows * rows, 1), rows
 
 
 def _lu(rows: int) -> Count:
-    """MACs n (n - 1) (2 n - 1) / 6, divisions n (n - 1) / 2."""
+    """Count an elimination: MACs n (n - 1) (2 n - 1) / 6, divisions n (n - 1) / 2."""
     return products(rows * (rows - 1) * (2 * rows - 1) // 6, rows * (rows - 1) // 2)
 
 
 def _triangular(rows: int, sides: int, unit: bool = False) -> Count:
-    """Substitution for `sides` right-hand sides: n (n - 1) / 2 MACs and n divisions each, none for a unit diagonal."""
+    """Count a substitution for `sides` right-hand sides: n (n - 1) / 2 MACs each, n divisions but for a unit diagonal."""
     return products(sides * rows * (rows - 1) // 2, 0 if unit else sides * rows)
 
 

@@ -9,7 +9,7 @@ from common.flops.rules import Call, Count, add, elements, per_input, per_output
 
 
 def _per_number(tensor: Any) -> int:
-    """2 where a number is complex, 0 where it is an integer."""
+    """Return 2 where a number is complex, 0 where it is an integer."""
     return elements(tensor) // max(size(tensor), 1)
 
 
@@ -141,7 +141,7 @@ add(
 
 
 def _bagged(call: Call) -> Tuple[int, int]:
-    """(values that are looked up, those of all bags)."""
+    """Return (values that are looked up, those of all bags)."""
     bags = call["grad"] if call["grad"] is not None else call.out[0]
     return call["indices"].numel() * bags.shape[-1], bags.numel()
 

@@ -93,7 +93,7 @@ _REGISTERED: Dict[str, Rule] = {}  # these come first
 
 
 def add(operators: str, count: Optional[Callable[[Any], Counted]], *, flops: str, macs: str = "", reason: str) -> None:
-    """A row of the table, for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
+    """Add a row of the table, for names parted by spaces: a bare one is aten's, one with dots a custom function's."""
     names = tuple(name if "::" in name or "." in name else f"aten::{name}" for name in operators.split())
     rule = Rule(names, count, flops, macs, reason)
     twice = [name for name in names if name in _BY_NAME]
@@ -147,7 +147,7 @@ def register(operator: Any, count: Optional[Callable[[Any], Counted]], reason: s
 
 
 def named(name: str) -> Optional[Rule]:
-    """The rule of this name, or none."""
+    """Return the rule of this name, or None."""
     return _REGISTERED.get(name) or _BY_NAME.get(name)
 
 
@@ -167,7 +167,7 @@ def _general(operator: Any, name: str) -> Optional[Rule]:
 
 
 def name_of(operator: Any) -> str:
-    """ "aten::addmm" of aten.addmm.default."""
+    """Return "aten::addmm" of aten.addmm.default."""
     schema = getattr(operator, "_schema", None)
     return schema.name if schema is not None else f"higher_order::{operator.name()}"
 
@@ -188,7 +188,7 @@ def is_sparse(tensor: torch.Tensor) -> bool:
 
 
 def size(tensor: Any) -> int:
-    """Elements of a tensor, of a sparse one those it stores, or of a list of tensors; 0 for None."""
+    """Return the elements of a tensor, of a sparse one those it stores, or of a list of tensors; 0 for None."""
     if isinstance(tensor, torch.Tensor):
         if tensor.layout is torch.sparse_coo:
             return tensor._values().numel()
@@ -197,7 +197,7 @@ def size(tensor: Any) -> int:
 
 
 def elements(tensor: Any, complex_factor: int = 2) -> int:
-    """Floating-point elements, those of complex numbers times `complex_factor`; integers and booleans are none."""
+    """Count floating-point elements, of complex numbers times `complex_factor`; integers and booleans are none."""
     if isinstance(tensor, (list, tuple)):
         return sum(elements(each, complex_factor) for each in tensor)
     if not isinstance(tensor, torch.Tensor):
@@ -208,10 +208,10 @@ def elements(tensor: Any, complex_factor: int = 2) -> int:
 
 
 def per_output(factor: int) -> Callable[[Call], int]:
-    """`factor` FLOPs for each element of what is returned."""
+    """Count `factor` FLOPs for each element of what is returned."""
     return lambda call: factor * elements(call.out)
 
 
 def per_input(factor: int, name: str = "self") -> Callable[[Call], int]:
-    """`factor` FLOPs for each element of the argument `name`."""
+    """Count `factor` FLOPs for each element of the argument `name`."""
     return lambda call: factor * elements(call[name])

@@ -51,7 +51,7 @@ def _multi_head(
     *_: Any,
     **__: Any,
 ) -> int:
-    """query, key, value: (T, N, E), or (T, E)."""
+    """Count one attention.  query, key, value: (T, N, E), or (T, E)."""
     batch = query.shape[1] if query.dim() == 3 else 1
     scores = batch * num_heads * query.shape[0] * key.shape[0]
     biases = 0 if in_proj_bias is None else query.numel() + key.numel() + value.numel()

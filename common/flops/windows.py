@@ -10,7 +10,7 @@ from common.flops.rules import Call, add, elements, per_output, rule, size
 
 
 def _dims(call: Call) -> int:
-    """2 of "aten::avg_pool2d_backward"."""
+    """Return 2 of "aten::avg_pool2d_backward"."""
     return int(re.findall(r"(\d)d", call.name)[-1])
 
 
@@ -20,7 +20,7 @@ def _window(call: Call) -> int:
 
 
 def _adaptive_windows(call: Call, narrow: Any) -> int:
-    """Numbers in all windows of the input for a tensor like `narrow`."""
+    """Return how many numbers are in all windows of the input for a tensor like `narrow`."""
     wide, dims = call["self"].shape, _dims(call)
     total = math.prod(wide[:-dims])
     for size_in, size_out in zip(wide[-dims:], narrow.shape[-dims:]):
@@ -77,7 +77,7 @@ MEAN, SUM = 1, 2  # torch's numbers of reductions
 
 
 def _reduced(call: Call, count: int) -> int:
-    """Operations that reduce `count` numbers as the argument `reduction` says."""
+    """Count the operations that reduce `count` numbers as the argument `reduction` says."""
     return {MEAN: count, SUM: max(count - 1, 0)}.get(call["reduction"], 0)
 
 
@@ -124,12 +124,12 @@ add(
 
 
 def _ctc_lengths(call: Call) -> List[Tuple[int, int]]:
-    """(frames, labels) of each utterance."""
+    """Return (frames, labels) of each utterance."""
     return [(int(T), int(U)) for T, U in zip(call["input_lengths"], call["target_lengths"])]
 
 
 def _ctc_recursion(T: int, U: int) -> int:
-    """Blanks have 2 states before them and labels 3; the sum of two probabilities in the log domain is 4."""
+    """Count alpha or beta: blanks have 2 states before them, labels 3; a sum of two in the log domain is 4."""
     return max(T - 1, 0) * (U * (2 * 4 + 1) + (U + 1) * (4 + 1))
 
 

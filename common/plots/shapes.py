@@ -17,7 +17,7 @@ MOST_BINS = 20
 
 
 class Quantity(NamedTuple):
-    """key: in the records; title, unit: of its plot; whose: what is counted."""
+    """A quantity of the shapes.  key: in the records; title, unit: of its plot; whose: what is counted."""
 
     key: str
     title: str

@@ -180,7 +180,7 @@ def _spread(curve: Curve) -> Plotly:
 
 
 def _curve(curve: Curve, unit: str, widened: int) -> Trace:
-    """widened: how many curves are drawn on this one."""
+    """Return a curve.  widened: how many curves are drawn on this one."""
     curve, look = sorted(curve, key=lambda point: point.value), curve[0].row.look
     line_color = color(look) + ("80" if widened else "")  # half transparent
     line = {"color": line_color, "width": 2.2 + 4.5 * widened, "dash": dash(look)}

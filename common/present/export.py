@@ -50,7 +50,7 @@ def _flat(value: Values, prefix: str = "") -> Values:
 
 
 def _cell(value: Any) -> Any:
-    """A spreadsheet takes text that begins so for a formula, unless it is a number."""
+    """Return a cell as text: what a spreadsheet would take for a formula is marked, unless it is a number."""
     if value is None or isinstance(value, (bool, int, float)):
         return value
     text = plain(value)
@@ -66,7 +66,7 @@ def _reads_as_number(text: str) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN."""
+    """Replace infinity and NaN, which JSON has not, by None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -15,8 +15,11 @@ Line = Tuple[str, Sentence]
 
 @dataclass(frozen=True)
 class Verdict:
-    """question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
-    there is to know of the answer, each with its title."""
+    """An answer to a question.
+
+    question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
+    there is to know of the answer, each with its title.
+    """
 
     question: str
     answer: str
@@ -53,9 +56,12 @@ TABLES = "present/templates/tables.html.jinja"
 
 @dataclass(frozen=True)
 class Section:
-    """template: shows it, as a path below common/; id: its address on the page; suffix: of the ids of its figures;
+    """A section of the page.
+
+    template: shows it, as a path below common/; id: its address on the page; suffix: of the ids of its figures;
     headline: what to use; measured: of how much of the data; beside_load: a line where samples ran beside other load;
-    content: what only its template knows; the others: None or empty where there is nothing."""
+    content: what only its template knows; the others: None or empty where there is nothing.
+    """
 
     template: str
     id: str

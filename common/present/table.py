@@ -23,8 +23,11 @@ Sentence = Sequence[Union[str, Link]]
 
 
 class Cell(NamedTuple):
-    """shown: the words; value: what is sorted by and written to a CSV, `shown` where None; target: the file it is from;
-    mark: a class of page.css, which other renderers may show too."""
+    """A cell.
+
+    shown: the words; value: what is sorted by and written to a CSV, `shown` where None; target: the file it is from;
+    mark: a class of page.css, which other renderers may show too.
+    """
 
     shown: str
     value: Value = None
@@ -38,7 +41,7 @@ def measured(value: Union[int, float, None], target: Optional[Path] = None) -> C
 
 
 class Column(NamedTuple):
-    """title: a printer may put its words under each other; numeric: aligned to the right."""
+    """A column of a table.  title: a printer may put its words under each other; numeric: aligned to the right."""
 
     title: str
     numeric: bool = True
@@ -50,7 +53,7 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-    """name: of the CSV file, without its ending; title: printed above the table, or read out by a screen reader."""
+    """A table.  name: of the CSV file, without its ending; title: printed above, or read out by a screen reader."""
 
     name: str
     title: str

@@ -199,7 +199,7 @@ def _flags(arguments: argparse.Namespace) -> Dict[str, Any]:
 
 
 def _counted(arguments: argparse.Namespace, executor: Executor) -> List[Record]:
-    """The ``count`` records of a process that may end as the model likes.  Raises UserError."""
+    """Return the ``count`` records of a process that may end as the model likes.  Raises UserError."""
     python, here = interpreters.with_torch(), Path.cwd()
     task = Task("count", "flops", {"flags": _flags(arguments), "current": str(here)})
     resolved = settings.resolve({}, "cpu")

@@ -20,9 +20,11 @@ from common.tools.loading import Loaded
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Record]:
-    """The ``count`` records of count_flops.py: its one document, or one for each bucket of audio, with the samples and
-    MACs of each utterance.  ``given`` has its `flags`, and `current`, the folder that their paths are relative to.
-    Raises UserError."""
+    """Yield the ``count`` records of count_flops.py: one, or one for each bucket of audio, with the samples and MACs of
+    each utterance.
+
+    job: ``given`` has its `flags`, and `current`, the folder that their paths are relative to.  Raises UserError.
+    """
     flags = job["given"]["flags"]
     os.chdir(job["given"]["current"])
     with warnings.catch_warnings():
@@ -86,7 +88,7 @@ class Counting:
         return FlopCounter(self.loaded.model, strict=self.strict, timed=self.timed, convention=self.convention)
 
     def once(self) -> Record:
-        """The document of one run on the inputs as they are given."""
+        """Return the document of one run on the inputs as they are given."""
         counter = self.counter()
         self._run(counter, *inputs.made(self.given, self.device))
         return self._document(counter)
@@ -95,7 +97,7 @@ class Counting:
         return {**counter.document(), "device": self.device}
 
     def utterances(self, lengths: Sequence[int], batch: int = 1) -> Tuple[Record, List[int]]:
-        """(the document of all, the MACs of each) of utterances of so many samples; `batch` equal ones at a time."""
+        """Return (document, MACs of each) of utterances of so many samples; `batch` equal ones at a time."""
         counter = self.counter()
         macs: List[int] = []
         for samples in lengths:
@@ -133,7 +135,7 @@ class Counting:
         )
 
     def _function(self) -> Tuple[Optional[torch.nn.Module], Callable[..., Any]]:
-        """(the module whose method is called beside its `forward`, the function)"""
+        """Return (the module whose method is called beside its `forward`, the function)"""
         if self.method == "forward":
             return None, self.loaded.model
         owner: Any = None

@@ -101,8 +101,11 @@ NUMBERS = (
 
 @dataclass
 class Breakdown:
-    """total: of everything; parts: its rows; convention: the counter's; not_counted: ("aten::x in encoder", reason),
-    once each; remarks: lines for the reader."""
+    """A document by module, class or operator.
+
+    total: of everything; parts: its rows; convention: the counter's; not_counted: ("aten::x in encoder", reason),
+    once each; remarks: lines for the reader.
+    """
 
     total: Part
     parts: List[Part]
