@@ -68,8 +68,11 @@ for _names, _inner in (
     reason="torch.nn.Bilinear: (N, I) times (O, I, J) over I, then times (N, J) over J",
 )
 def _trilinear(call: Call) -> Count:
-    """Count a bilinear form: i1, i2, i3, unsqueezed at the dimensions of their expand1, expand2, expand3, are multiplied
-    and summed over sumdim; those that i3 lacks are summed first."""
+    """Count a bilinear form.
+
+    i1, i2 and i3, unsqueezed at the dimensions of their expand1, expand2 and expand3, are multiplied and summed over
+    sumdim; those that i3 lacks are summed first.
+    """
     expanded = [call[f"expand{number}"] for number in (1, 2, 3)]
     shapes = [list(call[f"i{number}"].shape) for number in (1, 2, 3)]
     for shape, dims in zip(shapes, expanded):
@@ -166,7 +169,7 @@ def _lu(rows: int) -> Count:
 
 
 def _triangular(rows: int, sides: int, unit: bool = False) -> Count:
-    """Count a substitution for `sides` right-hand sides: n (n - 1) / 2 MACs each, n divisions but for a unit diagonal."""
+    """Count a substitution for `sides` right-hand sides: n (n - 1) / 2 MACs, n divisions unless `unit`."""
     return products(sides * rows * (rows - 1) // 2, 0 if unit else sides * rows)
 
 
