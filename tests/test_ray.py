@@ -473,10 +473,11 @@ def test_a_cluster_that_is_not_there_is_an_error(tmp_path):
     assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", "ray start --head")
 
 
-def test_ray_needs_a_python_that_has_it(tmp_path):
+@pytest.mark.parametrize(("python", "words"), [("none", "cannot be run"), (sys.executable, "has no Ray")])
+def test_ray_needs_a_python_that_has_it(tmp_path, python, words):
     flags = ("--only", "torchaudio", "--executor", "ray", "--log-dir", tmp_path / "log")
-    environment = {**os.environ, cluster.PYTHON: str(tmp_path / "none")}
-    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", tmp_path / "none")
+    environment = {**os.environ, cluster.PYTHON: str(tmp_path / python)}
+    assert_user_error(run("benchmark_all.py", *flags, env=environment), "--executor ray", tmp_path / python, words)
 
 
 @pytest.fixture

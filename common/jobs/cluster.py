@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from common.core import scripts
-from common.core.errors import UserError
+from common.core.errors import EXIT_USAGE, UserError
 from common.core.implementations import find
 from common.core.paths import ROOT
 from common.core.settings import Settings
@@ -44,7 +44,7 @@ class Gateway:
         python = Path(chosen) if chosen else environments.interpreter("ray")
         if python is None:
             raise UserError(f"--executor ray: {environments.reason('ray')}")
-        self.folder = TemporaryDirectory(prefix="ray-")
+        self.python, self.folder = python, TemporaryDirectory(prefix="ray-")
         self.socket = os.path.join(self.folder.name, "socket")
         try:
             self.process = subprocess.Popen(
@@ -66,7 +66,9 @@ class Gateway:
                     connection.send((method, arguments))
                 kind, value = connection.recv()
         except (OSError, EOFError):
-            kind, value = "died", "the process that speaks to Ray has ended"
+            lacks_ray = self.process.poll() == EXIT_USAGE
+            reason = f"{self.python} has no Ray" if lacks_ray else "the process that speaks to Ray has ended"
+            kind, value = "died", reason
         if kind == "died":
             raise Lost(value, began=True)
         return value

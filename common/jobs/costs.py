@@ -41,9 +41,9 @@ def of(jobs: Sequence[Like], settings: Settings) -> Dict[Like, float]:
     costs: Dict[Like, float] = {("limits", "limits"): LIMITS}
     for name, pass_name in dict.fromkeys(jobs):
         others = [seconds[pass_name] for seconds in known().values() if pass_name in seconds]
-        own = known().get(name, known().get(name.partition(":")[0], {})).get(pass_name)
-        if own or others:
-            costs[name, pass_name] = own or median(others)
+        cost = known().get(name, known().get(name.partition(":")[0], {})).get(pass_name)
+        if cost or others:
+            costs[name, pass_name] = cost or median(others)
     return costs
 
 

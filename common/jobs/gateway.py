@@ -17,17 +17,18 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Any, Dict, List, Mapping, Tuple
 
-try:
-    import ray
-    from ray.exceptions import RayError
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-except ImportError as error:
-    sys.exit(f"--executor ray: {sys.executable} has no Ray: {error}")
-
+from common.core.errors import EXIT_USAGE
 from common.core.guard import safe_streams
 from common.core.text import reason_of
 from common.jobs.node import Answer
 from common.system.processes import die_with_parent
+
+try:
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError:
+    sys.exit(EXIT_USAGE)  # the command says so
 
 #: Where a node's checkout is, if it is not the one whose .venv holds Ray's Python.
 CHECKOUT = "TRANSDUCER_CHECKOUT"
