@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import List, Optional
@@ -78,6 +80,24 @@ def tiny_shapes(tmp_path):
     path = tmp_path / "tiny.pt"
     torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(12)], dtype=torch.int32), path)
     return path
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Return a function that mounts a file system of so many kB, or changes its size, and returns its folder."""
+    from faults.running import small_disk
+
+    folder = tmp_path / "disk"
+    with contextlib.ExitStack() as stack:
+
+        def sized(kilobytes):
+            if os.path.ismount(folder):
+                subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(folder)], check=True)
+            elif not stack.enter_context(small_disk(folder, kilobytes << 10)):
+                pytest.skip("this system does not let us mount a small file system")
+            return folder
+
+        yield sized
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
-import subprocess
 import time
 
 import pytest
@@ -222,25 +220,17 @@ def test_out_of_memory_is_a_row(flags, log, tmp_path):
     assert rows_of(log)["torchaudio"]["status"] == "oom"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small file system needs root")
-def test_a_full_disk_costs_the_rows_that_it_has_no_room_for(flags, tmp_path):
+def test_a_full_disk_costs_the_rows_that_it_has_no_room_for(flags, disk):
     """A file system of 64 kB: the traces do not fit; what was written before stays whole, the rest is tried too."""
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
-    if subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("this system does not let root mount a tmpfs")
-    try:
-        done = run("benchmark_all.py", *PAIR, *flags, "--passes", "trace", "--log-dir", small)
-        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-        for name in ("torchaudio", "optimized_transducer"):
-            kept = records_of(small / f"{name}-2")
-            statuses = [(r["job"], r["status"]) for r in kept if r["record"] == "status"]
-            assert statuses == [("correctness", "ok"), ("trace", "error")]
-            assert "No space left" in kept[-1]["reason"] or "ENOSPC" in kept[-1]["reason"]
-            assert [path.name for path in (small / f"{name}-2").iterdir()] == ["results.jsonl"]
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+    small = disk(64)
+    done = run("benchmark_all.py", *PAIR, *flags, "--passes", "trace", "--log-dir", small)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    for name in ("torchaudio", "optimized_transducer"):
+        kept = records_of(small / f"{name}-2")
+        statuses = [(r["job"], r["status"]) for r in kept if r["record"] == "status"]
+        assert statuses == [("correctness", "ok"), ("trace", "error")]
+        assert "No space left" in kept[-1]["reason"] or "ENOSPC" in kept[-1]["reason"]
+        assert [path.name for path in (small / f"{name}-2").iterdir()] == ["results.jsonl"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -118,14 +118,14 @@ print(before, *(flag.allow_tf32 for flag in flags))
 
 def test_tf32_is_of_cuda():
     assert settings.resolve({}, "cuda").tf32 is False and settings.resolve({"tf32": True}, "cuda").tf32 is True
-    with pytest.raises(UserError, match="--tf32 true"):
+    with pytest.raises(UserError, match="--tf32"):
         settings.resolve({"tf32": True}, "cpu")
 
 
 def test_the_l2_cache_is_cold_as_in_nvbench_and_flags_of_cuda_stay_there():
     assert settings.resolve({}, "cuda").l2 == "cold" and settings.resolve({"l2": "warm"}, "cuda").l2 == "warm"
     assert settings.resolve({"find_largest": "batch-size"}, "cuda").l2 == "warm"
-    with pytest.raises(UserError, match="--l2 cold"):
+    with pytest.raises(UserError, match="--l2"):
         settings.resolve({"l2": "cold"}, "cpu")
 
 

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from commands import (
     ROOT,
     command,
     ignoring,
+    own_loss,
     pass_on_no_ignored_signals,
     piped,
     rows_of,
@@ -29,6 +29,7 @@ from commands import (
     wait_for,
     wait_for_worker,
 )
+from faults.running import Mark
 
 from common.setup import environments
 
@@ -40,27 +41,9 @@ SHORT = ["--in-place", "--preset", "quick", "--passes", "correctness", "--limits
 DAEMON = "import subprocess; subprocess.Popen(['setsid', 'sh', '-c', 'sleep 300 & wait'])"
 
 
-class Marked:
-    """An environment of its own, by which everything that a command starts is found again."""
-
-    def __init__(self):
-        self.variables = {**os.environ, "MARK_OF_TEST": uuid.uuid4().hex}
-
-    def left(self):
-        mark = f"MARK_OF_TEST={self.variables['MARK_OF_TEST']}".encode()
-        commands = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (entry / "environ").read_bytes():
-                    commands.append((entry / "cmdline").read_bytes())
-            except OSError:
-                continue
-        return commands
-
-
 @pytest.fixture
 def marked():
-    return Marked()
+    return Mark()
 
 
 @pytest.fixture
@@ -70,8 +53,8 @@ def flags(tmp_path, tiny_shapes):
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["at its first instructions", "and it is stopped"])
 def test_a_worker_dies_with_its_parent(stopped, flags, marked):
-    for _ in range(3):
-        process = start("benchmark_reference.py", *flags, *LONG, env=marked.variables)
+    for _ in range(2):
+        process = start("benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
         worker = wait_for_worker(process, "correctness")
         if stopped:
             os.kill(worker, signal.SIGSTOP)
@@ -94,20 +77,10 @@ def test_a_worker_whose_parent_is_gone_does_not_start(tmp_path):
     assert not (tmp_path / "alive").exists()
 
 
-def own_loss(folder, at_import="", in_loss="import torch"):
-    text = (ROOT / "benchmark_mine.py").read_text()
-    text = text.replace("from types", f"{at_import}\nfrom types", 1).replace(
-        "    import torch\n", f"    {in_loss}\n", 1
-    )
-    path = folder / f"benchmark_own{len(list(folder.glob('*.py')))}.py"
-    path.write_text(text)
-    return path
-
-
 @pytest.mark.skipif(not shutil.which("setsid"), reason="needs setsid")
 def test_a_daemon_of_a_loss_is_ended_with_its_worker(flags, marked, tmp_path):
     script = own_loss(tmp_path, in_loss=f"import torch\n    {DAEMON}")
-    done = run("benchmark_all.py", "--only", script, *flags, *SHORT, env=marked.variables)
+    done = run("benchmark_all.py", "--only", script, *flags, *SHORT, env={**os.environ, **marked.variable})
     assert rows_of(tmp_path / "log")["own0"]["status"] == "ok", done.stderr
     assert not marked.left()
 
@@ -125,7 +98,7 @@ def test_a_job_that_is_killed_leaves_no_scratch(flags, tmp_path):
 
 
 def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
-    process = start("benchmark_reference.py", *flags, *LONG, env=marked.variables)
+    process = start("benchmark_reference.py", *flags, *LONG, env={**os.environ, **marked.variable})
     wait_for_worker(process, "correctness")
     process.send_signal(signal.SIGHUP)
     output, errors = process.communicate(timeout=60)
@@ -135,7 +108,8 @@ def test_a_closed_terminal_ends_a_run_as_sigterm_does(flags, marked, tmp_path):
 
 def test_signals_that_are_ignored_stay_so_and_sigterm_ends(flags, marked, tmp_path):
     """nohup means that the terminal may be closed, and Ctrl-C is not meant for a job that a script runs beside."""
-    process = piped(ignoring(command("benchmark_reference.py", *flags, *LONG)), cwd=ROOT, env=marked.variables)
+    line = ignoring(command("benchmark_reference.py", *flags, *LONG))
+    process = piped(line, cwd=ROOT, env={**os.environ, **marked.variable})
     wait_for_worker(process, "correctness")
     process.send_signal(signal.SIGHUP)
     process.send_signal(signal.SIGINT)
@@ -300,15 +274,8 @@ def test_too_little_address_space_for_torch_is_said(flags, tmp_path):
     assert row["status"] == "oom" and "ulimit -v 1500000" in row["reason"], row
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting a small file system needs root")
-def test_a_full_scratch_folder_is_said(flags, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(small)], capture_output=True).returncode:
-        pytest.skip("this system does not let root mount a tmpfs")
-    try:
-        run("benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})
-        row = rows_of(tmp_path / "log")["reference"]
-        assert row["status"] == "error" and str(small) in row["reason"] and "TMPDIR" in row["reason"], row
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
+def test_a_full_scratch_folder_is_said(flags, disk, tmp_path):
+    small = disk(4)
+    run("benchmark_reference.py", *flags, *SHORT, env={**os.environ, "TMPDIR": str(small)})
+    row = rows_of(tmp_path / "log")["reference"]
+    assert row["status"] == "error" and str(small) in row["reason"] and "TMPDIR" in row["reason"], row

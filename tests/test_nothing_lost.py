@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, assert_user_error, command, run, start, wait_for
+from commands import ROOT, assert_user_error, command, own_loss, run, start, wait_for
 from fixtures_runs import header, memory, read_rows, records_of, write_run
 from fixtures_sweeps import write_sweep
 from viewer_servers import VIEWER, needs_viewer
@@ -31,25 +31,6 @@ def measured(tmp_path_factory):
     flags = [*QUICK, "--passes", "correctness", "--shape-file", folder / "shapes.pt"]
     assert run("benchmark_reference.py", *flags, "--log-dir", folder / "log").returncode == 0
     return folder / "log", flags
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A function that mounts a file system of so many kB, or changes its size."""
-    folder = tmp_path / "disk"
-
-    def sized(kilobytes):
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(folder)]
-        if folder.exists():
-            mount[4] = f"remount,size={kilobytes}k"
-        folder.mkdir(exist_ok=True)
-        if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
-            pytest.skip("this system does not let us mount a small file system")
-        return folder
-
-    yield sized
-    if os.path.ismount(folder):
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def insert(path, index, *lines):
@@ -108,9 +89,7 @@ def test_conformance_on_a_full_disk_prints_what_it_knows_and_leaves_the_old_file
 
 
 def test_ctrl_c_in_conformance_keeps_every_judged_column(tmp_path):
-    slow = tmp_path / "benchmark_slow.py"
-    text = (ROOT / "benchmark_mine.py").read_text()
-    slow.write_text(text.replace("    import torch\n", "    import time, torch; time.sleep(600)\n", 1))
+    slow = own_loss(tmp_path, in_loss="import time, torch; time.sleep(600)")
     process = start(
         "conformance.py", "--only", f"reference,{slow}", "--cases", "ragged", "--in-place", "--output", tmp_path / "out"
     )
@@ -255,8 +234,15 @@ READERS = [["summarize.py", "log"], ["compare.py", "--in", "log", "a", "b"], ["r
 
 
 @needs_full
-@pytest.mark.parametrize("arguments", READERS, ids=lambda arguments: arguments[0])
-@pytest.mark.parametrize("streams", ["2>/dev/full", "2>&-", ">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "arguments, streams",
+    [
+        *((READERS[0], streams) for streams in ("2>/dev/full", "2>&-", ">&-", "<&- >&- 2>&-")),
+        (READERS[1], "2>/dev/full"),
+        (READERS[2], ">&-"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
 def test_a_stream_that_takes_nothing_ends_no_reader(arguments, streams, tmp_path):
     made(tmp_path)
     line = " ".join([*command(arguments[0], *arguments[1:]), streams])
@@ -265,17 +251,15 @@ def test_a_stream_that_takes_nothing_ends_no_reader(arguments, streams, tmp_path
     assert bool(done.stdout) == (streams in ("2>/dev/full", "2>&-"))
 
 
-@pytest.mark.parametrize("arguments", READERS, ids=lambda arguments: arguments[0])
-def test_a_closed_pipe_behind_stderr_ends_no_reader(arguments, tmp_path):
+def test_a_closed_pipe_behind_stderr_ends_no_reader(tmp_path):
     made(tmp_path)
-    with subprocess.Popen(
-        command(arguments[0], *arguments[1:]), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    line = command(*READERS[2])
+    with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stderr.close()
         assert process.stdout.read() and process.wait(60) == 0
 
 
-@pytest.mark.parametrize("streams", ["2>&-", ">&-", "2>&1 >/dev/null | true"])
+@pytest.mark.parametrize("streams", [">&-", "2>&1 >/dev/null | true"])
 def test_a_stream_that_takes_nothing_ends_no_run(streams, measured, tmp_path):
     _, flags = measured
     line = " ".join([*command("benchmark_reference.py", *flags, "--log-dir", tmp_path / "log"), streams])
@@ -384,14 +368,12 @@ finally:
 
 def test_a_package_that_prints_and_says_too_much_leaves_small_records(measured, tmp_path):
     _, flags = measured
-    path = tmp_path / "benchmark_loud.py"
-    loud = """\
-    import os, sys
+    loud = """import os, sys
     for _ in range(400):
         os.write(2, b"\\x1b[31m" + b"x" * 10**6 + b"\\n" * (_ % 2))
     raise RuntimeError("\\x1b]0;title\\x07red \\x1b[31mwords " + "y" * 10**7)
 """
-    path.write_text((ROOT / "benchmark_mine.py").read_text().replace("    import torch\n", loud, 1))
+    path = own_loss(tmp_path, in_loss=loud)
     done = subprocess.run(
         [
             sys.executable,

@@ -35,7 +35,7 @@ KINDS = {**running.KINDS, **surroundings.KINDS, **files.KINDS}  # the slow ones 
 PYTHON_OF_RAY = os.environ.get(PYTHON) or environments.interpreter("ray")
 
 
-def one(kind: str, seed: int) -> Optional[str]:
+def broken_by(kind: str, seed: int) -> Optional[str]:
     """Let one fault happen; None where everything holds, else what does not."""
     folder = Path(tempfile.mkdtemp(prefix=f"{kind}-{seed}-"))
     try:
@@ -71,7 +71,7 @@ def happen(wanted: Sequence[Tuple[str, int]], processes: int) -> Dict[Tuple[str,
     kinds = {kind for kind, _ in wanted}
     with cluster("ray" in kinds), tempfile.TemporaryDirectory(prefix="faults-") as scratch:
         with ProcessPoolExecutor(processes, initializer=scratch_in, initargs=(scratch,)) as pool:
-            waiting = {pool.submit(one, *fault): fault for fault in wanted}
+            waiting = {pool.submit(broken_by, *fault): fault for fault in wanted}
             for done in as_completed(waiting):
                 (kind, seed), words = waiting[done], done.result()
                 if words is not None:

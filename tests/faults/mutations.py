@@ -87,7 +87,7 @@ def _of_values(lines: List[bytes], chance: random.Random) -> List[bytes]:
             value = json.loads(b"\n".join(lines[low:high]))
         except (ValueError, RecursionError):
             continue
-        position = _place(value, chance)
+        position = _position(value, chance)
         if position is None:
             continue
         holder, key = position
@@ -104,7 +104,7 @@ def _of_values(lines: List[bytes], chance: random.Random) -> List[bytes]:
     return _of_lines(lines, chance)
 
 
-def _place(value: Any, chance: random.Random) -> Optional[Tuple[Any, Any]]:
+def _position(value: Any, chance: random.Random) -> Optional[Tuple[Any, Any]]:
     """Return a random position in a JSON value: (its list or mapping, its index or key)."""
     position = None
     while isinstance(value, (dict, list)) and value:

@@ -37,14 +37,30 @@ CACHE = "torchinductor_"
 STOPPED = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129, signal.SIGKILL: -9}
 
 
-class Place:
-    """Where one command runs: its log and scratch folder, and a mark by which its processes are found.  choice: of
-    CHOICES, for `benchmark`."""
+class Mark:
+    """A variable of the environment by which every process is found that a command has started."""
+
+    def __init__(self) -> None:
+        self.variable = {"MARK_OF_FAULT": uuid.uuid4().hex}
+
+    def left(self) -> List[str]:
+        """Return the command lines of the processes that still run."""
+        (pair,), processes = self.variable.items(), []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if "=".join(pair).encode() in (entry / "environ").read_bytes():
+                    processes.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+        return processes
+
+
+class Place(Mark):
+    """Give one command a log and a scratch folder, and a mark by which its processes are found.  choice: of CHOICES,
+    for `benchmark`."""
 
     def __init__(self, folder: Path, choice: str = "run"):
+        super().__init__()
         self.folder, self.log, self.scratch, self.choice = folder, folder / "log", folder / "scratch", choice
         self.scratch.mkdir(exist_ok=True)
-        self.mark = f"MARK_OF_FAULT={uuid.uuid4().hex}"
         self.shapes = folder / "shapes.pt"
         if not self.shapes.exists():
             import torch
@@ -52,8 +68,7 @@ class Place:
             torch.save(torch.tensor([[12 + 3 * i, 2 + i] for i in range(8)], dtype=torch.int32), self.shapes)
 
     def start(self, words: List[str], **options: Any) -> subprocess.Popen[str]:
-        key, _, value = self.mark.partition("=")
-        environment = {**os.environ, "TMPDIR": str(self.scratch), key: value, **options.pop("env", {})}
+        environment = {**os.environ, "TMPDIR": str(self.scratch), **self.variable, **options.pop("env", {})}
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, str(ROOT / words[0]), *words[1:]]
         settings = {**streams, "cwd": ROOT, "env": environment, "errors": "replace", **options}
@@ -65,14 +80,6 @@ class Place:
     def benchmark(self, *flags: str) -> List[str]:
         where = ["--shape-file", str(self.shapes), "--log-dir", str(self.log)]
         return [*BENCHMARK, *CHOICES[self.choice], *where, *flags]
-
-    def left(self) -> List[str]:
-        processes = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in (entry / "environ").read_bytes():
-                    processes.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
-        return processes
 
     def nothing_is_left(self, scratch: bool = True, seconds: float = 5) -> None:
         deadline = time.monotonic() + seconds
@@ -380,7 +387,7 @@ def ray(seed: int, folder: Path) -> None:
 
 
 def _goes_on(measurer: Measurer, which: int, chance: random.Random, folder: Path) -> None:
-    """which: of the faults."""
+    """Let the fault number `which` meet a command that measures; called again it comes to its end."""
     fault, site = ("signal", "room", "streams")[which % 3], Place(folder)
     words, (_, result, again) = _words(site, measurer), measurer
     number, size = chance.choice(list(STOPPED)), 4096 * chance.randrange(1, 8)
