@@ -112,6 +112,14 @@ def test_operators_without_a_rule_of_their_own_count_by_what_torch_tells_of_them
     assert [counted(work) for work in nothing] == [(0, 0)] * len(nothing)
 
 
+def test_operators_that_torch_defines_by_others_count_as_these_in_inference_mode():
+    x = tensor(2, 3)
+    for work in (lambda: x.clip(0, 1), lambda: F.selu(x), lambda: torch.float_power(x, 2), lambda: F.dropout(x, 0.5)):
+        eager = counted(work)
+        with torch.inference_mode():
+            assert counted(work) == eager
+
+
 def test_a_factorisation_without_a_rule_is_not_taken_for_nothing():
     with FlopCounter(strict=True), pytest.raises(UserError, match="lstsq"):
         torch.linalg.lstsq(torch.eye(3), tensor(3, 2))

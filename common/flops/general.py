@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import torch
 
-from common.flops.rules import Call, Counted, Rule, add, elements, find, general, per_output
+from common.flops.rules import Call, Counted, Rule, add, composite, elements, find, general, per_output
 
 
 def _nothing(_: Call) -> int:
@@ -111,7 +111,8 @@ def _has_no_tensors(operator: Any, name: str) -> bool:
 def _is_random(operator: Any, name: str) -> bool:
     """Return whether it is a generator: attention with dropout has the tag, too, and more than two tensors."""
     few = _tensors(operator._schema.arguments) <= 2
-    return name.startswith("aten::") and few and _tagged(operator, "nondeterministic_seeded")
+    seeded = few and _tagged(operator, "nondeterministic_seeded")
+    return name.startswith("aten::") and seeded and not composite(operator)
 
 
 @general(
@@ -127,7 +128,8 @@ def _is_moving(_: Any, name: str) -> bool:
 
 def _is_pointwise(operator: Any, name: str) -> bool:
     namespace, _, bare = name.partition("::")
-    return namespace == "aten" and (bare in _POINTWISE or _tagged(operator, "pointwise"))
+    elementwise = bare in _POINTWISE or _tagged(operator, "pointwise")
+    return namespace == "aten" and elementwise and not composite(operator)
 
 
 @general(
@@ -156,4 +158,4 @@ general(
     reason="adding up n numbers takes n - 1 additions",
 )
 def _is_reduction(operator: Any, name: str) -> bool:
-    return name.startswith("aten::") and _tagged(operator, "reduction")
+    return name.startswith("aten::") and _tagged(operator, "reduction") and not composite(operator)
