@@ -354,7 +354,8 @@ def test_the_reference_row_is_right_wherever_it_is_asked():
     outcomes = {case.name: judge(case, adapter, CPU) for case in CASES}
     assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_APPLICABLE)} == {}
     asked = {name for name, outcome in outcomes.items() if outcome.result == PASS}
-    assert set(outcomes) - asked == {"more-targets-than-frames", "many-targets", "large", "second-device"}
+    durations = {case.name for case in CASES if case.check == "with_durations"}
+    assert set(outcomes) - asked - durations == {"more-targets-than-frames", "many-targets", "large", "second-device"}
 
 
 def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
@@ -770,7 +771,7 @@ def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
 
 def test_heads_of_the_compact_matrix_are_short_and_differ():
     heads = [matrix.short(implementation.name) for implementation in with_variants()]
-    assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 5
+    assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 6
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")

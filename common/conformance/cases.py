@@ -38,6 +38,14 @@ def _refuses(name: str, title: str, asks: str, instead: str) -> Case:
     return Case(name, title, asks, wrong, "", "must_refuse", {"what": name}, alone=True, shown="answer")
 
 
+def _durations(name: str, title: str, durations: Tuple[int, ...], asks: str, **values: Any) -> Case:
+    """Return a case of losses that predict durations."""
+    given = ",".join(map(str, durations))
+    words = f"durations {given}: {asks}"
+    wrong = f"a wrong loss or gradient (NaN where a cell has no path) with the durations {given}"
+    return Case(name, title, words, wrong, "", "with_durations", {"durations": given, **values})
+
+
 def _dtype(name: str, asks: str, wrong: str) -> Case:
     return Case(name, name, asks, wrong, "", "on_a_dtype", {"dtype": name})
 
@@ -86,6 +94,23 @@ CASES: Tuple[Case, ...] = (
         "one symbol per frame at most, and more targets than frames: must be infinite or refused",
         wrong="a finite loss for an utterance that has no path",
     ),
+    _durations("duration-0", "durations without 0", (1, 2, 3, 4), "every token lasts a frame or more"),
+    _durations(
+        "duration-gaps",
+        "durations 0, 2, 4",
+        (0, 2, 4),
+        "no token lasts one frame, so some cells have no path",
+        shapes=[(8, 4), (6, 5), (4, 1)],
+    ),
+    _durations("one-duration", "duration 1 alone", (1,), "every token lasts one frame"),
+    _durations(
+        "no-duration-fits",
+        "no duration fits",
+        (4,),
+        "fewer frames than the least duration, so no path: must be infinite with gradient 0, or refused",
+        shapes=[(3, 1)],
+    ),
+    _durations("no-sigma", "sigma = 0", (0, 1, 2, 3, 4), "without logit under-normalisation", sigma=0.0),
     Case(
         "impossible-target",
         "-inf on a target",

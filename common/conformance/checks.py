@@ -6,9 +6,10 @@ NotAsked where the case does not apply; common.conformance.judge turns these int
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 
@@ -62,6 +63,15 @@ def blank_target(exam: Examination) -> Outcome:
         return agrees(exam, SMALL, alter=_changed("targets", (0, 1), 0))
     except Refused as refusal:
         return Outcome(PASS, f"refuses: {refusal}")
+
+
+def with_durations(exam: Examination, durations: str, sigma: Optional[float] = None, shapes=RAGGED) -> Outcome:
+    """Ask a loss of tokens and durations with other durations."""
+    if exam.adapter.topology != "tdt":
+        raise NotAsked("it predicts no durations")
+    adapter = copy.copy(exam.adapter)
+    adapter.settings = replace(adapter.settings, durations=durations, sigma=sigma)
+    return agrees(replace(exam, adapter=adapter), shapes)
 
 
 def impossible_target(exam: Examination) -> Outcome:

@@ -194,14 +194,15 @@ SHORT = dict(
     for pair in (
         "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p fast_rnnt-simple=fr-s k2-pruned=k2-p "
         "k2-simple=k2-s warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
-        "reference=ref apex=ap awni=aw fused=fu"
+        "reference=ref apex=ap awni=aw fused=fu transformers=tf"
     ).split()
 )
 
 
 def short(name: str) -> str:
     base, _, variant = name.partition(":")
-    return SHORT.get(base, base) + (f":{variant[0]}" if variant else "")
+    initials = "".join(word[0] for word in variant.split("-") if word)
+    return SHORT.get(base, base) + (f":{initials}" if variant else "")
 
 
 def _compact(document: Mapping[str, Any]) -> List[str]:
