@@ -17,9 +17,11 @@ from fixtures_model_runs import InProcess
 
 from common.core.guard import guarded
 from common.core.units import quantity
+from common.records import documents
 from common.tools.flops import command
 from common.tools.flops import rows as flops
 from common.tools.flops import table as tables
+from common.tools.flops.documents import CountedDocument
 
 MODEL = '''
 import torch
@@ -418,7 +420,7 @@ def entry(path, operator="aten::mm", phase="forward", macs=10, flops=20, ns=None
     return {"path": path, "operator": operator, "phase": phase, "calls": 1, "macs": macs, "flops": flops, "ns": ns}
 
 
-DOCUMENT = {
+COUNTED = {
     "convention": "exact",
     "modules": [
         {"path": path, "class": kind, "calls": 1, "trainable": 5, "frozen": 1}
@@ -427,6 +429,9 @@ DOCUMENT = {
     "counts": [entry("a"), entry("a.b.c"), entry("a.b.c", phase="backward", macs=7), entry("(outside)", "aten::add")],
     "not_counted": [{"operator": "x::y", "path": "a", "reason": "no rule", "calls": 3}],
 }
+
+
+DOCUMENT = documents.typed(COUNTED, CountedDocument)
 
 
 def test_every_depth_adds_up():

@@ -138,7 +138,7 @@ def test_a_count_is_kept_and_the_report_shows_it(tmp_path, capsys):
     folder = tmp_path / "flops-torch.nn-Linear"
     assert {path.name for path in folder.iterdir()} >= {"flops.json", "flops.csv", "flops.md", "flops.html"}
     (count,) = counts.find([tmp_path])
-    assert (count.model, count.breakdown.total.macs) == ("torch.nn:Linear", 30)
+    assert (count.content.model, counts.breakdown_of(count.content).total.macs) == ("torch.nn:Linear", 30)
     text = page.page(read_any([tmp_path]).groups, tmp_path, paths=[tmp_path])
     assert "Operations of a model" in text and "torch.nn:Linear" in text and "30 MACs" in text
     done = run("summarize.py", tmp_path)
@@ -149,7 +149,7 @@ def test_of_the_same_counts_the_newest_is_shown(tmp_path, capsys):
     for flags in ([], ["--by", "operator"], ["--backward"], ["--quiet"]):
         counted(tmp_path, *flags)
     assert len([*tmp_path.iterdir()]) == 4
-    assert [(count.by, count.identity["backward"]) for count in counts.find([tmp_path])] == [
+    assert [(count.content.by, count.content.identity["backward"]) for count in counts.find([tmp_path])] == [
         ("module", True),
         ("module", False),
     ]

@@ -90,7 +90,7 @@ def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
     it, else from the one of docs/; None where none did."""
     for folder in [*folders, ROOT / "docs"]:
         try:
-            found = documents.read(folder / FILE_NAME, Matrix)
+            found = documents.written(folder / FILE_NAME, Matrix)
         except (FileNotFoundError, UserError):  # the page says what is wrong with it
             continue
         entry = next((one for one in judged_of(found) if one["name"] == name), None)
@@ -220,7 +220,7 @@ def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str,
     """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's.  flag: that
     reads it."""
     try:
-        found: Dict[str, Any] = documents.read(path, Matrix)
+        found: Dict[str, Any] = documents.written(path, Matrix)
         json.dumps(found, indent=1)  # it will be written again
     except FileNotFoundError:
         return {}

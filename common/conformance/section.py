@@ -33,7 +33,7 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
     for file in files.values():
         try:
-            document = documents.read(file, Matrix)
+            document = documents.written(file, Matrix)
             found.append((file != COMMITTED, document["made"], _matrix(file, document)))
         except FileNotFoundError:
             continue

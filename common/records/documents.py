@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Tuple, Type, TypeVar
 
 from common.core.guard import require
 
@@ -15,15 +15,30 @@ from common.core.errors import UserError  # noqa: E402
 from common.core.files import read_bytes  # noqa: E402
 from common.core.text import clipped  # noqa: E402
 
+T = TypeVar("T")
 
-def read(path: Path, kind: Any) -> Any:
-    """The JSON of a file, checked.  kind: of its content.  Raises FileNotFoundError, and UserError with the reason for
-    what cannot be read."""
+
+def typed(content: Any, kind: Type[T]) -> T:
+    """Return what JSON holds as a Struct, or a list of Structs.  Raises ValueError, which says which field is wrong."""
+    return msgspec.convert(content, kind)
+
+
+def read(path: Path, kind: Type[T]) -> T:
+    """Return what a file holds as `kind`.  Raises FileNotFoundError, and UserError with the reason for what cannot be
+    read."""
+    return _read(path, kind)[1]
+
+
+def written(path: Path, kind: Any) -> Any:
+    """Return the JSON of a file as it is written, with what only newer versions know, checked like `read`."""
+    return _read(path, kind)[0]
+
+
+def _read(path: Path, kind: Type[T]) -> Tuple[Any, T]:
     try:
         content = json.loads(read_bytes(path).decode("utf-8"))
-        msgspec.convert(content, kind)
+        return content, typed(content, kind)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise UserError(f"{type(error).__name__}: {clipped(str(error))}") from error
-    return content

@@ -18,13 +18,15 @@ from common.core.text import plain
 from common.jobs.executor import Executor
 from common.jobs.local import Local
 from common.jobs.spec import Task
-from common.records.schema import Record
+from common.records import documents
+from common.records.schema import Record, as_written
 from common.setup import interpreters
 from common.tools import commands as model_run
 from common.tools.flops import records
 from common.tools.flops import rows as flops
 from common.tools.flops import section as report
 from common.tools.flops import table as tables
+from common.tools.flops.documents import CountedDocument
 
 DESCRIPTION = """Count the FLOPs and MACs of a model, forward and backward, by module, class of module or operator.
 
@@ -148,7 +150,8 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     if arguments.audio and arguments.pseudo_input:
         raise UserError("give --audio or --pseudo-input, not both")
     counted = _counted(arguments, executor or Local())
-    document, spoken = flops.merged([count["document"] for count in counted]), _buckets(counted, arguments)
+    document = flops.merged([documents.typed(count["document"], CountedDocument) for count in counted])
+    spoken = _buckets(counted, arguments)
     depth = arguments.depth
     if depth is None and arguments.format not in ("csv", "json"):
         depth = DEPTH
@@ -161,7 +164,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     return EXIT_OK
 
 
-def _keep(arguments: argparse.Namespace, document: flops.Document, spoken: List[tables.Bucket]) -> None:
+def _keep(arguments: argparse.Namespace, document: CountedDocument, spoken: List[tables.Bucket]) -> None:
     """Write the count, its tables and a page to a folder of --log-dir.
 
     What cannot be written is a warning: the table is on the screen.
@@ -171,7 +174,7 @@ def _keep(arguments: argparse.Namespace, document: flops.Document, spoken: List[
         "identity": {key: value for key, value in _flags(arguments).items() if key not in PRESENTATION},
         "by": arguments.by,
         "depth": arguments.depth,
-        "document": document,
+        "document": as_written(document),
         "buckets": [vars(bucket) for bucket in spoken],
     }
     try:
@@ -183,9 +186,9 @@ def _keep(arguments: argparse.Namespace, document: flops.Document, spoken: List[
     except UserError as error:
         print(f"warning: the count is not kept: {plain(error)}", file=sys.stderr)
         return
-    count = flops.read(path)
+    count, breakdown = flops.read(path), flops.breakdown(document, arguments.by, arguments.depth)
     files = {
-        f"flops.{ending}": tables.render(count.breakdown, arguments.by, format, spoken)
+        f"flops.{ending}": tables.render(breakdown, arguments.by, format, spoken)
         for ending, format in (("md", "markdown"), ("csv", "csv"))
     }
     model_run.write(path, files, report.TITLE, [report.section(count, 0)], (), arguments)
@@ -213,11 +216,15 @@ def _buckets(counted: List[Record], arguments: argparse.Namespace) -> List[table
     """Return the buckets of --audio or --pseudo-input, [] without these."""
     rate = arguments.sample_rate
     spoken = [
-        tables.Bucket(count["bucket"], count["samples"], count["macs"], flops.total(count["document"]).flops, rate)
+        tables.Bucket(count["bucket"], count["samples"], count["macs"], _flops(count), rate)
         for count in counted
         if count["bucket"]
     ]
     return [*spoken, _all(spoken)] if len(spoken) > 1 else spoken
+
+
+def _flops(count: Record) -> int:
+    return flops.total(documents.typed(count["document"], CountedDocument)).flops
 
 
 def _all(spoken: List[tables.Bucket]) -> tables.Bucket:

@@ -19,9 +19,7 @@ from common.present.table import Values
 from common.records import documents
 from common.tools import files
 from common.tools.flops import records
-from common.tools.flops.documents import Counted
-
-Document = Mapping[str, Any]
+from common.tools.flops.documents import Counted, CountedDocument, CountedModule, CountedOperator
 
 #: What the rows of a breakdown can be.
 BREAKDOWNS = ("module", "class", "operator")
@@ -53,23 +51,23 @@ class Part:
     own_flops: int = 0
     ns: Optional[int] = None
 
-    def add(self, counted: Mapping[str, Any], exclusive: bool) -> None:
+    def add(self, counted: CountedOperator, exclusive: bool) -> None:
         """Add an entry of a document's counts.  exclusive: it is of the part itself, not of a module below."""
-        macs, flops = counted["macs"], counted["flops"]
+        macs, flops = counted.macs, counted.flops
         self.macs += macs
         self.flops += flops
-        if counted["phase"] == BACKWARD:
+        if counted.phase == BACKWARD:
             self.backward_macs += macs
             self.backward_flops += flops
         if exclusive:
             self.own_macs += macs
             self.own_flops += flops
-        if counted["ns"] is not None:
-            self.ns = (self.ns or 0) + counted["ns"]
+        if counted.ns is not None:
+            self.ns = (self.ns or 0) + int(counted.ns)
 
-    def add_module(self, module: Mapping[str, Any]) -> None:
-        self.trainable += module["trainable"]
-        self.frozen += module["frozen"]
+    def add_module(self, module: CountedModule) -> None:
+        self.trainable += module.trainable
+        self.frozen += module.frozen
 
 
 def amount(key: str, title: str = "", unit: str = "", **options: Any) -> Metric:
@@ -129,134 +127,122 @@ class Breakdown:
 
 @dataclass
 class Count:
-    """Holds a count that was read back; reason says why it could not be, else "".
-
-    buckets are of utterances by length, as CountedBucket of documents.py.
-    """
+    """Holds a count that was read back; reason says why it could not be, else "", and then there is no content."""
 
     path: Path
+    content: Optional[Counted] = None
     reason: str = ""
-    started: str = ""
-    model: str = ""
-    by: str = "module"
-    depth: Optional[int] = None
-    document: Document = field(default_factory=dict)
-    buckets: Sequence[Mapping[str, Any]] = ()
-    identity: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def breakdown(self) -> Breakdown:
-        return breakdown(self.document, self.by, self.depth)
+
+def breakdown_of(content: Counted) -> Breakdown:
+    """Return the rows that a count was asked for."""
+    return breakdown(content.document, content.by, content.depth)
 
 
 def find(paths: Sequence[Any]) -> List[Count]:
     """Return the counts in, at or under `paths`, by their files; of several of the same the newest."""
     newest: Dict[str, Count] = {}
-    for count in sorted(map(read, files.files(paths, records.FILE_NAME)), key=lambda count: count.started):
-        newest[str(count.path) if count.reason else repr(sorted(count.identity.items()))] = count
+    counts = map(read, files.files(paths, records.FILE_NAME))
+    for count in sorted(counts, key=lambda count: count.content.started if count.content else ""):
+        newest[repr(sorted(count.content.identity.items())) if count.content else str(count.path)] = count
     return sorted(newest.values(), key=lambda count: str(count.path))
 
 
 def read(path: Path) -> Count:
     """Return what is in a file; never raises for what is in it."""
     try:
-        content = documents.read(path, Counted)
+        return Count(path, documents.read(path, Counted))
     except (FileNotFoundError, UserError) as error:
         return Count(path, reason=f"{path.name} cannot be read ({error}): count again, or delete it")
-    return Count(
-        path,
-        started=content["started"],
-        model=content["model"],
-        by=content["by"],
-        depth=content["depth"],
-        document=content["document"],
-        buckets=content.get("buckets", []),
-        identity=content["identity"],
-    )
 
 
-def breakdown(document: Document, by: str = "module", depth: Optional[int] = None) -> Breakdown:
+def breakdown(document: CountedDocument, by: str = "module", depth: Optional[int] = None) -> Breakdown:
     """Return the rows of one of BREAKDOWNS; modules down to `depth` names below the model, all of them by default."""
     parts = {"module": _modules, "class": _classes, "operator": _operators}[by](document, depth)
-    missing = {
-        f"{each['operator']} in {each['path'] or 'the model'}": each["reason"] for each in document["not_counted"]
-    }
-    return Breakdown(total(document), parts, document["convention"], list(missing.items()), _remarks(document))
+    missing = {f"{each.operator} in {each.path or 'the model'}": each.reason for each in document.not_counted}
+    return Breakdown(total(document), parts, document.convention, list(missing.items()), _remarks(document))
 
 
-def _remarks(document: Document) -> List[str]:
-    backward = {count["path"] for count in document["counts"] if count["phase"] == BACKWARD}
-    classes = {module["class"] for module in document["modules"] if module["path"] in backward}
+def _remarks(document: CountedDocument) -> List[str]:
+    backward = {count.path for count in document.counts if count.phase == BACKWARD}
+    classes = {module.kind for module in document.modules if module.path in backward}
     recurrent = sorted(classes & RECURRENT)
-    if document.get("device") != "meta" or not recurrent:
+    if document.device != "meta" or not recurrent:
         return []
     names = ", ".join(recurrent)
     return [f"{names}: backward FLOPs are of single steps on the meta device, more than on a CPU; MACs are the same"]
 
 
-def total(document: Document) -> Part:
+def total(document: CountedDocument) -> Part:
     result = Part("total")
-    for module in document["modules"]:
+    for module in document.modules:
         result.add_module(module)
-    for counted in document["counts"]:
+    for counted in document.counts:
         result.add(counted, exclusive=True)
-        result.calls += counted["calls"]
+        result.calls += counted.calls
     return result
 
 
-def merged(documents: Sequence[Document]) -> Document:
+def merged(documents: Sequence[CountedDocument]) -> CountedDocument:
     """Merge the documents of several runs of one model: parameters once, all else added up."""
     first = documents[0]
     calls: Dict[str, int] = {}
     for document in documents:
-        for module in document["modules"]:
-            calls[module["path"]] = calls.get(module["path"], 0) + module["calls"]
-    modules = {module["path"]: module for document in reversed(documents) for module in document["modules"]}
-    return {
-        **first,
-        "modules": [{**module, "calls": calls[path]} for path, module in modules.items()],
-        "counts": [counted for document in documents for counted in document["counts"]],
-        "not_counted": [operator for document in documents for operator in document["not_counted"]],
-    }
+        for module in document.modules:
+            calls[module.path] = calls.get(module.path, 0) + module.calls
+    modules = {module.path: module for document in reversed(documents) for module in document.modules}
+    return CountedDocument(
+        convention=first.convention,
+        device=first.device,
+        modules=[_called(module, calls[path]) for path, module in modules.items()],
+        counts=[counted for document in documents for counted in document.counts],
+        not_counted=[operator for document in documents for operator in document.not_counted],
+    )
 
 
-def _modules(document: Document, depth: Optional[int]) -> List[Part]:
+def _called(module: CountedModule, calls: int) -> CountedModule:
+    return CountedModule(
+        path=module.path, kind=module.kind, calls=calls, trainable=module.trainable, frozen=module.frozen
+    )
+
+
+def _modules(document: CountedDocument, depth: Optional[int]) -> List[Part]:
     """Return the modules in the order of the model, each before those below it, then paths that are no module."""
     parts = {
-        module["path"]: Part(module["path"], module["class"], module["calls"])
-        for module in document["modules"]
-        if depth is None or _depth(module["path"]) <= depth
+        module.path: Part(module.path, module.kind, module.calls)
+        for module in document.modules
+        if depth is None or _depth(module.path) <= depth
     }
-    for module in document["modules"]:
-        for path in _above(module["path"], parts):
+    for module in document.modules:
+        for path in _above(module.path, parts):
             parts[path].add_module(module)
-    for counted in document["counts"]:
-        if not _above(counted["path"], parts):
-            parts[counted["path"]] = Part(counted["path"])
-        for path in _above(counted["path"], parts):
-            parts[path].add(counted, exclusive=path == counted["path"])
+    for counted in document.counts:
+        if not _above(counted.path, parts):
+            parts[counted.path] = Part(counted.path)
+        for path in _above(counted.path, parts):
+            parts[path].add(counted, exclusive=path == counted.path)
     return list(parts.values())
 
 
-def _classes(document: Document, _: Optional[int]) -> List[Part]:
-    kinds = {module["path"]: module["class"] for module in document["modules"]}
+def _classes(document: CountedDocument, _: Optional[int]) -> List[Part]:
+    kinds = {module.path: module.kind for module in document.modules}
     parts: Dict[str, Part] = {}
-    for module in document["modules"]:
-        part = parts.setdefault(module["class"], Part(module["class"]))
+    for module in document.modules:
+        part = parts.setdefault(module.kind, Part(module.kind))
         part.add_module(module)
-        part.calls += module["calls"]
-    for counted in document["counts"]:
-        kind = kinds.get(counted["path"], counted["path"])
+        part.calls += module.calls
+    for counted in document.counts:
+        kind = kinds.get(counted.path, counted.path)
         parts.setdefault(kind, Part(kind)).add(counted, exclusive=True)
     return _largest_first(parts.values())
 
 
-def _operators(document: Document, _: Optional[int]) -> List[Part]:
+def _operators(document: CountedDocument, _: Optional[int]) -> List[Part]:
     parts: Dict[str, Part] = {}
-    for counted in document["counts"]:
-        part = parts.setdefault(counted["operator"], Part(counted["operator"]))
+    for counted in document.counts:
+        part = parts.setdefault(counted.operator, Part(counted.operator))
         part.add(counted, exclusive=True)
-        part.calls += counted["calls"]
+        part.calls += counted.calls
     return _largest_first(parts.values())
 
 

@@ -8,7 +8,7 @@ from typing import List, Sequence
 from common.present.section import TABLES, Failure, Section
 from common.present.table import Link
 from common.tools.flops import table as tables
-from common.tools.flops.rows import Count, find
+from common.tools.flops.rows import Count, breakdown_of, find
 
 TITLE = "Operations of a model"
 
@@ -21,15 +21,16 @@ def sections(paths: Sequence[Path]) -> List[Section]:
 def section(count: Count, number: int) -> Section:
     """Return the totals, the table of the utterances by length where there is one, and that of the parts."""
     name = f"flops-{number}"
-    if count.reason:
+    kept = count.content
+    if kept is None:
         return Section(TABLES, name, TITLE, failures=[Failure("error", "", [Link(count.reason, count.path)])])
-    content, utterances = count.breakdown, [tables.Bucket(**bucket) for bucket in count.buckets]
+    content, utterances = breakdown_of(kept), tables.spoken(kept)
     return Section(
         TABLES,
         name,
         TITLE,
         suffix=name,
-        heading=count.model,
+        heading=kept.model,
         notes=[("", [line]) for line in [*tables.totals(content), *tables.remarks(content)]],
-        content=[*([tables.buckets(utterances)] if utterances else []), tables.parts(content, count.by)],
+        content=[*([tables.buckets(utterances)] if utterances else []), tables.parts(content, kept.by)],
     )

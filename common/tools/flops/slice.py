@@ -8,21 +8,21 @@ from common.present.slices import Slice
 from common.present.table import Values
 from common.tools.files import files
 from common.tools.flops.records import FILE_NAME
-from common.tools.flops.rows import Count, find
+from common.tools.flops.rows import Count, breakdown_of, find
 from common.tools.flops.section import sections
-from common.tools.flops.table import Bucket, render
+from common.tools.flops.table import render, spoken
 
 
 def _rows(paths: Sequence[Any]) -> List[Values]:
-    readable = [count for count in find(paths) if not count.reason]
-    return [{"model": count.model, **row} for count in readable for row in count.breakdown.rows()]
+    readable = [count.content for count in find(paths) if count.content]
+    return [{"model": content.model, **row} for content in readable for row in breakdown_of(content).rows()]
 
 
 def _text(count: Count, format: str) -> str:
-    if count.reason:
+    content = count.content
+    if content is None:
         return f"{count.reason}\n"
-    utterances = [Bucket(**bucket) for bucket in count.buckets]
-    return f"{count.model}\n{render(count.breakdown, count.by, format, utterances)}"
+    return f"{content.model}\n{render(breakdown_of(content), content.by, format, spoken(content))}"
 
 
 FLOPS = Slice(

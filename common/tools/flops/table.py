@@ -14,6 +14,7 @@ from common.present.export import csv_text, json_text
 from common.present.table import Cell, Column, Table, Values, tabulated
 from common.present.text import aligned, listed, markdown
 from common.tools.flops import rows as flops
+from common.tools.flops.documents import Counted
 from common.tools.flops.rows import Breakdown, amount
 
 #: Characters of a cell in the terminal: a module's path is cut rather late.
@@ -83,6 +84,11 @@ BUCKETS = (
     amount("macs_per_s_min", "least", "MACs"),
     amount("macs_per_s_max", "most", "MACs"),
 )
+
+
+def spoken(content: Counted) -> List[Bucket]:
+    """Return the utterances of a count by length; [] where its input was no audio."""
+    return [Bucket(each.name, each.samples, each.macs, each.flops, each.sample_rate) for each in content.buckets]
 
 
 def buckets(utterances: Sequence[Bucket]) -> Table:

@@ -37,8 +37,8 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
     for path in sorted(log_dir.glob(f"*/{HEADER_NAME}")):
         try:
             head = documents.read(path, ProfileHead)
-            if head["identity"] == wanted:
-                newest = max(newest or ("", path), (head["started"], path))
+            if head.identity == wanted:
+                newest = max(newest or ("", path), (head.started, path))
         except (FileNotFoundError, UserError):
             unreadable.append(path.parent.name)
     run.warn_of_unreadable(unreadable, log_dir)
@@ -48,7 +48,7 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
         )
     claim, path = run.claim_held(newest[1].parent), newest[1].with_name(FILE_NAME)
     try:
-        return claim, documents.read(path, List[Profile])
+        return claim, documents.written(path, List[Profile])
     except FileNotFoundError:
         return claim, []
     except UserError as error:

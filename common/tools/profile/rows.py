@@ -286,7 +286,7 @@ def find(paths: Sequence[Any]) -> List[Kept]:
 def read(path: Path) -> Kept:
     """Return what is in a file; never raises for what is in it."""
     try:
-        sizes = documents.read(path, List[types.Profile])
+        sizes = documents.written(path, List[types.Profile])
     except (FileNotFoundError, UserError) as error:
         return Kept(path, [], str(error))
     return Kept(path, [(size["size"], profile(size) if size.get("spans") else None, size["reason"]) for size in sizes])
