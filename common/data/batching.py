@@ -46,7 +46,7 @@ class Batches:
         description = self.describe(index)
         return description["useful_cells"], description["padded_cells"]
 
-    def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, Any]:
+    def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, int]:
         """Batch `index` as in the ``environment`` record (common.records.schema); with `prune_range`, also the cells
         of so many symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
