@@ -37,7 +37,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -46,6 +46,7 @@ help:
 	@echo '                  K2_WHEEL=file-or-URL: another k2, with its torch and Python; K2_WHEEL=locked: ours again'
 	@echo 'make bundle       all that set-up would fetch, into BUNDLE=folder, for a machine without an index; there:'
 	@echo '                  make bench BUNDLE=folder.  ENVIRONMENTS=..., PLATFORM=aarch64-manylinux_2_28, WITHOUT_TORCH=1'
+	@echo 'make try          a first verdict within some five minutes, with the main environment alone; ARGS as below'
 	@echo 'make bench        compare the losses; ARGS="--preset quick --only torchaudio" is passed to benchmark_all.py'
 	@echo 'make test         run the tests; ARGS="-k summary" is passed to pytest, ARGS="--shuffle 1" draws their order'
 	@echo 'make faults       break things by seed for eight minutes, see docs/reliability.md; ARGS="--only records"'
@@ -75,6 +76,11 @@ setup: needs-python
 bundle: setup
 	@$(PYTHON) -m common.setup.bundle $${PLATFORM:+--platform "$$PLATFORM"} $(if $(WITHOUT_TORCH),--without-torch) \
 	"$${BUNDLE:-bundle}" $$ENVIRONMENTS
+
+# Not `setup`: what other environments hold (k2) comes after the first verdict, with `make bench`.
+try: needs-python
+	@$(PYTHON) -m common.setup main
+	@$(MAIN) benchmark_all.py --budget 5m $(ARGS)
 
 bench: setup
 	@$(MAIN) benchmark_all.py $(ARGS)

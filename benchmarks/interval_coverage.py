@@ -27,6 +27,7 @@ from common.analysis.groups import groups
 from common.analysis.row import Row
 from common.core import statistics
 from common.data import batching, shapes
+from common.jobs import budget
 
 Interval = Optional[Tuple[float, float]]
 
@@ -181,6 +182,39 @@ def coverage(world: World, design: Design, x: np.ndarray, runs: int, seed: int) 
     return float(held), float(width)
 
 
+def stopped(run: Run, level: float) -> Run:
+    """Return the rounds that a run with --budget has of the other loss: as many as fit into the usual time of seven,
+    and five where it is far behind in each of the first three.
+
+    Five at least: with fewer an interval is of the measured batches alone, and no rule has chosen among them.
+    level: how many times the fastest's time the other loss takes.
+    """
+    usual = run.y.shape[1] * (1 + level)
+    number = int((np.cumsum((1 + np.exp(run.y)).sum(axis=1)) <= 7 * usual).sum())
+    if budget.is_far_behind(np.exp(run.y.mean(axis=1)).tolist()):
+        number = budget.ROUNDS_FAR_BEHIND
+    number = max(number, budget.ROUNDS_FAR_BEHIND)
+    return Run(run.x[:number], run.y[:number])
+
+
+def stopped_coverage(world: World, level: float, x: np.ndarray, runs: int, seed: int) -> Tuple[float, float]:
+    """Return the same as ``coverage``, of the CPU preset with --budget.
+
+    level: how many times the fastest's time the other loss takes; at budget.FAR_BEHIND it is left to chance whether it
+    counts as far behind, which is where stopping could do most harm.
+    """
+    rng = np.random.default_rng(seed)
+    truth = math.log(level) + world.slope * (x - x.mean()) + rng.normal(0, world.deviation, len(x))
+    x_mean, whole = float(x.mean()), float(truth.mean())
+    intervals: List[Tuple[bool, float]] = []
+    for _ in range(runs):
+        interval = regression(stopped(simulate(world, x, truth, 10, 2, True, rng), level), x_mean)
+        assert interval is not None
+        intervals.append((interval[0] <= whole <= interval[1], (interval[1] - interval[0]) / 2))
+    held, width = np.mean(intervals, axis=0)
+    return float(held), float(width)
+
+
 #: Of four losses, the first of them the fastest: level and slope of log(time), the latter times the world's.
 FOUR = {"fused": (1.0, 0.0), "ours": (2.17, 1.0), "ours@old": (4.5, 1.0), "other": (4.57, 1.0)}
 ASSUMPTIONS = ("through_control", "surplus_kept")
@@ -271,6 +305,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         coverage = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
         cells = (f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in coverage.values())
         print(f"| {name} | {' | '.join(cells)} |")
+    levels = [1.2, budget.FAR_BEHIND, 10.0]
+    heads = " | ".join(f"--budget, {level:g} times the fastest's time" for level in levels)
+    print(f"\n| world | {heads} |\n| --- | ---: | ---: | ---: |")
+    for name, world in worlds.items():
+        found_of = [stopped_coverage(world, level, x, arguments.runs, arguments.seed) for level in levels]
+        print(f"| {name} | {' | '.join(f'{100 * held:.1f}%, ±{100 * width:.1f}%' for held, width in found_of)} |")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.analysis import roofline, times
 from common.analysis.row import COUNTERS, SCOPES, Configuration, Row, batches_of, newest
 from common.core import settings, statistics
+from common.core.settings import FEWEST_ROUNDS
 from common.core.text import UNBOUNDED, count, gathered
 from common.core.units import MB
 from common.records import schema, store
@@ -175,7 +176,10 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
             why = (end.reason or "no reason was recorded") if end else "stopped before its end"
             worst, reason = status, why if status in ("missing", "unsupported") else f"{job}: {why}"
     if worst == "ok":
-        planned = {name: settings.get("rounds", 1) if name == "timing" else 1 for name in settings.get("passes", ())}
+        rounds = settings.get("rounds", 1)
+        if settings.get("budget"):
+            rounds = min(rounds, FEWEST_ROUNDS)
+        planned = {name: rounds if name == "timing" else 1 for name in settings.get("passes", ())}
         absent = [
             name if count == 1 else f"{count - done.get(name, 0)} of {count} {name} rounds"
             for name, count in planned.items()

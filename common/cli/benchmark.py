@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
-from common.analysis import metrics
+from common.analysis import logs, metrics
 from common.analysis.logs import Log
 from common.cli import devices, ending, listing, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
-from common.core import presets, settings
+from common.core import presets, scripts, settings
 from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.implementations import find
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import costs
+from common.jobs.budget import Budget
 from common.jobs.executor import Executor
 from common.jobs.plan import plan
 from common.jobs.progress import Progress
@@ -27,6 +29,9 @@ from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup.interpreters import Choice
 from common.tables import answer, results, search
+
+#: Of a run with --budget, where --passes does not say.
+BUDGET_PASSES = ("correctness", "timing", "memory")
 
 
 def benchmark(
@@ -45,7 +50,28 @@ def benchmark(
 
 def _with_controls(arguments: argparse.Namespace) -> bool:
     """Tell whether the default losses are measured, which brings those that run under any torch."""
-    return not arguments.find_largest and tuple(getattr(arguments, "only", ())) == standard()
+    return not arguments.find_largest and not arguments.budget and _is_default(arguments)
+
+
+def _is_default(arguments: argparse.Namespace) -> bool:
+    """Tell whether no row was named."""
+    return tuple(getattr(arguments, "only", ())) == standard()
+
+
+def _default_rows(names: Sequence[str], device: str, with_budget: bool) -> List[str]:
+    """Return what of these is measured where no row was named.
+
+    On a CPU no loop in Python, which would take most of the time; with a budget the main environment's rows alone, and
+    no additive ones, which are of another model.
+    """
+    kept = []
+    for name in names:
+        implementation = find(name)
+        is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation))["python_loops"]
+        is_extra = implementation.environment != "main" or implementation.kind == "additive"
+        if not (is_loop or (with_budget and is_extra)):
+            kept.append(name)
+    return kept
 
 
 def measured(
@@ -55,6 +81,16 @@ def measured(
     given = parser.given_settings(arguments)
     python_of = executor.choose(names, arguments.in_place, names_of_script)
     device = executor.resolve_device(arguments.device, python_of)
+    if _is_default(arguments):
+        rows = _default_rows(names, device, bool(arguments.budget))
+        left_out = [name for name in names if name not in rows]
+        names, python_of = rows, {name: python_of[name] for name in rows}
+        if left_out and not arguments.quiet:
+            print(f"left out unless --only names them: {', '.join(left_out)}", file=sys.stderr)
+    if arguments.budget:
+        if arguments.find_largest or arguments.sweep:
+            raise UserError("--budget is for an ordinary run: leave --find-largest and --sweep out")
+        given["passes"] = given["passes"] or BUDGET_PASSES
     if _with_controls(arguments):
         python_of.update(executor.controls(python_of, device))
         names = list(python_of)
@@ -79,6 +115,10 @@ def measured(
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
                 )
+                if arguments.budget:
+                    session.budget = Budget(arguments.budget)
+                    session.after_round = partial(first_verdict, run_of, progress, arguments)
+                    progress.most = session.budget.left
                 if arguments.resume and session.wait:
                     session.loaded |= {(name, number) for name, run in run_of.items() for number in run.loaded_rounds()}
                 if resolved.find_largest:
@@ -90,6 +130,14 @@ def measured(
         return ending.finish(
             measure, lambda log: show(run_of, log, arguments), lambda: ending.discard_empty(run_of), arguments, kept
         )
+
+
+def first_verdict(run_of: Mapping[str, Run], progress: Progress, arguments: argparse.Namespace, number: int) -> None:
+    """Print the table and the verdict of what is known after the rounds that every loss gets."""
+    if number == settings.FEWEST_ROUNDS:
+        log = logs.read([run.folder for run in run_of.values()], all_runs=True)
+        text = answer.render(log.rows, folders=[arguments.log_dir], **screen.how())
+        progress.say(f"after {number} rounds:\n{text}")
 
 
 def dry_run(python_of: Mapping[str, Choice], resolved: Settings, with_limits: bool) -> int:

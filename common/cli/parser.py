@@ -136,14 +136,16 @@ def given_settings(arguments: argparse.Namespace) -> Dict[str, Any]:
 def with_limits(arguments: argparse.Namespace, resolved: settings.Settings) -> bool:
     """Tell whether the device's limits are measured: as --limits says, else as the preset does."""
     if arguments.limits is None:
-        return presets.parts(resolved.preset)[0] != "quick"  # half of whose time they would take
+        return (
+            not arguments.budget and presets.parts(resolved.preset)[0] != "quick"
+        )  # half of whose time they would take
     return bool(arguments.limits)
 
 
 def wait(arguments: argparse.Namespace) -> float:
     """Return how many seconds to wait, in all, for a quiet machine: as --wait says, else as the preset does."""
-    if arguments.wait is not None:
-        return float(arguments.wait)
+    if arguments.wait is not None or arguments.budget:
+        return float(arguments.wait or 0.0)
     size, _ = presets.parts(arguments.preset or presets.DEFAULT_WORKLOAD)
     return 0.0 if size == "quick" or arguments.sweep else WAIT_SECONDS
 

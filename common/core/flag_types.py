@@ -111,6 +111,12 @@ def durations(text: str) -> str:
     return ",".join(str(int(part)) for part in parts)
 
 
+def duration(text: str) -> float:
+    """Return the seconds of "90s", "5m" or "1h"; a number alone is seconds."""
+    seconds = {"s": 1, "m": 60, "h": 3600}
+    return positive(text[:-1]) * seconds[text[-1]] if text[-1:] in seconds else positive(text)
+
+
 def percentage(text: str) -> float:
     """Parse "2%" as a fraction.  The sign has to be there: 0.02 could mean 2% or 0.02%."""
     if not text.endswith("%"):

@@ -31,7 +31,7 @@ ENDING = ".py"
 #: What a command needs of the class ADAPTER of a script, with what a script has that does not say it.
 ATTRIBUTES: Mapping[str, Any] = {
     **{"name": "", "hint": "", "layout": "padded", "topology": "regular", "variants": {}, "simulator": {}},
-    "devices": ("cpu", "cuda"),
+    **{"devices": ("cpu", "cuda"), "python_loops": ()},
 }
 LONGEST_IMPORT = 20  # seconds
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import guard
 from common.core.statistics import mean, median
@@ -32,6 +32,7 @@ class Progress:
     def __init__(self, quiet: bool, costs: Optional[Mapping[Like, float]] = None):
         self.quiet, self.finished, self.total = quiet, 0, 0
         self.costs = costs or {}
+        self.most: Optional[Callable[[], float]] = None  # seconds that may be left at most, of --budget
         self.since: Dict[str, float] = {}  # of what runs: when it began
         self.coming: List[Like] = []
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
@@ -112,8 +113,14 @@ class Progress:
         """Return "about 12 min left", or "" while there is nothing to tell by."""
         if not (self.took or self.costs) or not self.coming:
             return ""
+        seconds = self.seconds_of(self.coming)
+        most = seconds if self.most is None else self.most()
+        return time_left(min(seconds, most)) if most > 0 else ""
+
+    def seconds_of(self, jobs: Sequence[Like]) -> float:
+        """Return how long these jobs will take; 0.0 while there is nothing to tell by."""
         scale = self._scale()
-        return time_left(sum(self._expected(like, scale) for like in self.coming))
+        return sum(self._expected(like, scale) for like in jobs) if self.took or self.costs else 0.0
 
     def _expected(self, like: Like, scale: float) -> float:
         """Return seconds: of the same implementation's pass so far, else its known cost, else of others' same pass,

@@ -16,6 +16,7 @@ from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence,
 
 from common.core.settings import Settings
 from common.core.text import plain
+from common.jobs.budget import Budget
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.patience import Patience
 from common.jobs.progress import Progress, Standing
@@ -36,6 +37,7 @@ class Session:
     """run_of, python_of: the run and the Python of each implementation, or task; timeout: seconds for one job.
 
     wait: seconds to wait, in all, for a quiet machine to measure rounds again that ran beside other load; 0: none is.
+    budget: the time that the run may take; after_round: called with the number of each timing round that has ended.
     loaded: (implementation, round) of the timing jobs that did; lock: of runs and progress, which all devices write
     to; limited: devices whose limits are known, or could not be measured."""
 
@@ -46,6 +48,8 @@ class Session:
     progress: Progress
     executor: Executor
     wait: float = 0.0
+    budget: Optional[Budget] = None
+    after_round: Callable[[int], None] = lambda number: None
     loaded: Set[Tuple[str, Optional[int]]] = field(default_factory=set)
     warned: Set[str] = field(default_factory=set)
     lock: RLock = field(default_factory=RLock)
@@ -66,10 +70,16 @@ class Session:
 
         def serve(lane: Executor, chain: Chain) -> None:
             pass_name, number = chain[0].pass_name, chain[0].round
+            if pass_name == "timing" and not self._has_room(chain):
+                with self.lock:
+                    for job in chain:
+                        self.progress.skip(like(job))
+                chain.clear()
+                return
             if with_limits and pass_name == "timing":
                 self.limits(lane, number)
             while chain:
-                if self.run_of[chain[0].implementation].failed:
+                if self.run_of[chain[0].implementation].failed or self._gives_up(chain[0], standing):
                     with self.lock:
                         self.progress.skip(like(chain[0]))
                 else:
@@ -79,11 +89,27 @@ class Session:
                 if pass_name == "timing" and standing.ms:
                     words = f"round {number}/{self.settings.rounds}: {standing.words()}"
                     self.progress.say("; ".join(filter(None, [words, self.progress.left()])))
+                    self.after_round(number or 0)
 
         for correctness in (True, False):  # no time without it
             self.each(_chains(job for job in pending if (job.pass_name == "correctness") is correctness), serve)
         if self.wait:
             self.measure_again(_chains(job for job in jobs if job.pass_name == "timing"))
+
+    def _has_room(self, chain: Chain) -> bool:
+        """Tell whether a timing round is to begin: with --budget, where it and the passes after it still fit."""
+        if self.budget is None:
+            return True
+        with self.lock:
+            later = [coming for coming in self.progress.coming if coming[1] not in ("timing", "limits")]
+            seconds = self.progress.seconds_of([*map(like, chain), *later])
+        return self.budget.has_room(chain[0].round or 0, seconds)
+
+    def _gives_up(self, job: Job, standing: Standing) -> bool:
+        """Tell whether the loss of a timing job is so slow that it needs no further round, with --budget."""
+        if self.budget is None or job.pass_name != "timing":
+            return False
+        return self.budget.gives_up(job.implementation, job.round or 0, standing)
 
     def measure_again(self, rounds: Sequence[Chain]) -> None:
         """Measure those timing rounds again, each as a whole, in which a row ran beside other load.

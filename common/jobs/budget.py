@@ -1,0 +1,65 @@
+"""Decides which timing jobs are still worth their time in a run with --budget.
+
+Every loss gets three rounds.  One that took more than three times as long as the fastest of its kind in each of them
+gets five; the others get as many as fit.  That the intervals of ratios still hold the truth is shown by
+benchmarks/interval_coverage.py, which calls `is_far_behind` too.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Callable, Dict, List, Mapping, Sequence
+
+from common.core.settings import FEWEST_ROUNDS
+from common.core.statistics import mean
+from common.jobs.progress import Standing
+
+#: Rounds of a loss that is far behind.
+ROUNDS_FAR_BEHIND = 5
+#: Times the fastest's, in each of the first rounds.
+FAR_BEHIND = 3.0
+
+
+def is_far_behind(ratios: Sequence[float]) -> bool:
+    """Tell from a loss's ratio to the fastest in each of the first rounds, in their order."""
+    return len(ratios) >= FEWEST_ROUNDS and min(ratios[:FEWEST_ROUNDS]) > FAR_BEHIND
+
+
+class Budget:
+    """seconds: what the run may take from now on; clock: seconds of a clock that runs evenly."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic):
+        self.clock, self.ends = clock, clock() + seconds
+
+    def left(self) -> float:
+        """Return the seconds that are left, at least 0."""
+        return max(self.ends - self.clock(), 0.0)
+
+    def has_room(self, number: int, seconds: float) -> bool:
+        """Tell whether round `number` is to begin, where it and what follows the rounds take `seconds`."""
+        return number <= FEWEST_ROUNDS or seconds <= self.left()
+
+    def gives_up(self, name: str, number: int, standing: Standing) -> bool:
+        """Tell whether a loss is left out of round `number`."""
+        return number > ROUNDS_FAR_BEHIND and is_far_behind(ratios_by_round(name, standing))
+
+
+def ratios_by_round(name: str, standing: Standing) -> Sequence[float]:
+    """Return a loss's time over that of the fastest of its kind, round by round, over the batches that both have."""
+    kind = standing.kind_of.get(name)
+    rivals = {other: times for other, times in standing.ms.items() if standing.kind_of.get(other) == kind and times}
+    if name not in rivals:
+        return []
+    fastest = min(rivals, key=lambda other: _level(rivals[other], rivals[name]))
+    logs: Dict[int, List[float]] = {}
+    for (number, batch), ms in rivals[name].items():
+        if (number, batch) in rivals[fastest]:
+            logs.setdefault(number, []).append(math.log(ms / rivals[fastest][number, batch]))
+    return [math.exp(mean(logs[number])) for number in sorted(logs)]
+
+
+def _level(times: Mapping[object, float], others: Mapping[object, float]) -> float:
+    """Return the mean log(time) over the batches that both have; infinite where they have none."""
+    common = [math.log(ms) for batch, ms in times.items() if batch in others]
+    return mean(common) if common else math.inf

@@ -1,0 +1,88 @@
+"""--budget: which rounds are measured, and that the intervals of ratios still hold the truth."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+from commands import ROOT, assert_user_error, rows_of, run
+from fixtures_runs import one_row, status, write_run
+
+from common.cli import benchmark
+from common.core import flag_types
+from common.jobs import budget
+from common.jobs.budget import Budget
+from common.jobs.progress import Standing
+
+
+def standing(**rounds):
+    """Times by loss, one batch in each round."""
+    result = Standing(dict.fromkeys(rounds, "exact"))
+    result.ms = {name: {(at, 7): ms for at, ms in enumerate(times, 1)} for name, times in rounds.items()}
+    return result
+
+
+def test_three_rounds_come_in_any_case_and_others_where_there_is_room():
+    now = [0.0]
+    spent = Budget(100.0, clock=lambda: now[0])
+    assert spent.left() == 100 and spent.has_room(4, 60.0) and not spent.has_room(4, 101.0)
+    now[0] = 130.0
+    assert spent.left() == 0 and spent.has_room(3, 60.0) and not spent.has_room(4, 0.1)
+
+
+def test_only_a_loss_far_behind_in_each_of_three_rounds_gets_fewer():
+    times = standing(fast=[1.0, 2.0, 1.0, 1.0], slow=[3.1, 6.5, 3.2, 1.0], near=[4.0, 5.0, 2.9, 9.0])
+    assert budget.ratios_by_round("near", times) == pytest.approx([4.0, 2.5, 2.9, 9.0])
+    given_up = [name for name in ("fast", "slow", "near", "unknown") if Budget(1.0).gives_up(name, 6, times)]
+    assert given_up == ["slow"] and not Budget(1.0).gives_up("slow", 5, times)
+
+
+def test_losses_of_another_kind_are_no_rivals():
+    times = standing(fast=[1.0] * 3, slow=[9.0] * 3)
+    times.kind_of = {"fast": "pruned", "slow": "exact"}
+    assert not Budget(1.0).gives_up("slow", 6, times)
+
+
+@pytest.mark.parametrize("text, seconds", [("90s", 90), ("5m", 300), ("0.5h", 1800), ("20", 20)])
+def test_a_time_is_in_seconds_minutes_or_hours(text, seconds):
+    assert flag_types.duration(text) == seconds
+
+
+@pytest.mark.parametrize("world", ["as measured", "noisy processes"])
+def test_intervals_hold_the_truth_though_rounds_end_by_what_they_show(world):
+    pytest.importorskip("torch")  # shape_info.pt
+    simulation = importlib.import_module("benchmarks.interval_coverage")
+    x = simulation.padding(2, ROOT / "shape_info.pt")
+    for level in (1.2, budget.FAR_BEHIND):
+        held, _ = simulation.stopped_coverage(simulation.WORLDS[world], level, x, runs=400, seed=3)
+        assert 0.92 <= held <= 0.98, level
+
+
+def test_a_row_with_the_rounds_of_a_budget_is_whole(tmp_path):
+    jobs = [[status("correctness")], *([status(f"timing-{number}")] for number in (1, 2, 3))]
+    settings = {"rounds": 10, "passes": ["correctness", "timing"]}
+    write_run(tmp_path / "a", jobs=jobs, **settings)
+    write_run(tmp_path / "b", jobs=jobs, **settings, budget=60.0)
+    assert tuple(one_row(tmp_path / name)["status"] for name in "ab") == ("interrupted", "ok")
+
+
+def test_a_run_ends_after_three_rounds_when_its_time_is_spent(tmp_path, tiny_shapes):
+    flags = ["--only", "reference", "--preset", "quick", "--rounds", "6", "--max-seconds", "0.02", "--device", "cpu"]
+    done = run("benchmark_all.py", *flags, "--shape-file", tiny_shapes, "--budget", "1s", "--log-dir", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "after 3 rounds" in done.stderr and "VERDICT" in done.stderr and "round 4/6" not in done.stderr
+    row = rows_of(tmp_path)["reference"]
+    assert (row["status"], row["rounds"]) == ("ok", 3) and row["memory"]
+
+
+def test_a_budget_is_for_an_ordinary_run():
+    flags = ("--only", "reference", "--budget", "1m", "--device", "cpu")
+    assert_user_error(run("benchmark_all.py", *flags, "--find-largest", "batch-size"), "--budget", "--find-largest")
+    assert_user_error(run("benchmark_all.py", "--budget", "soon"), "--budget", "soon")
+
+
+def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
+    names = ["fused", "warprnnt_numba", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
+    assert benchmark._default_rows(names, "cpu", False) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
+    assert "warprnnt_numba" in benchmark._default_rows(names, "cuda:0", False)
+    assert benchmark._default_rows(names, "cpu", True) == ["fused", "fast_rnnt-pruned"]
