@@ -241,3 +241,14 @@ def test_a_row_without_a_step_is_told_by_its_loss(tmp_path):
     jobs = [correctness(), *(timing(f"timing-{at}", [], [10, 20]) for at in (1, 2, 3))]
     write_run(tmp_path / "a", jobs=jobs, scopes=["loss"], rounds=3, passes=["correctness", "timing"])
     assert re.search(r"fastest exact: +torchaudio, .* ms a loss", screen(tmp_path))
+
+
+def test_losses_of_one_lattice_have_a_verdict_of_their_own(tmp_path):
+    timed(tmp_path, "reference:tdt", [10, 11, 10, 11, 10], peak=400, kind="tdt", exact=False)
+    timed(tmp_path, "transformers", [40, 41, 40, 41, 40], peak=500, kind="tdt", exact=False)
+    (group,) = logs.read([tmp_path]).groups
+    picks = verdict.of(group.rows)
+    assert picks.fastest.row.name == "reference:tdt" and picks.fastest.next.name == "transformers"
+    timed(tmp_path, "torchaudio", [5, 5, 5, 5, 5], peak=400)
+    (group,) = logs.read([tmp_path]).groups
+    assert verdict.of(group.rows).fastest.row.name == "torchaudio"

@@ -14,6 +14,7 @@ from common.analysis import ranking, ratios
 from common.analysis.ratios import Ratio
 from common.analysis.row import Row, Standing, search_of
 from common.core import statistics
+from common.core.implementations import LATTICES
 from common.present import slices
 
 #: Peaks that differ by less count as equal: the two ways to measure them differ as much.
@@ -22,6 +23,7 @@ MEMORY_MARGIN = 0.02
 SIZE_MARGIN = 0.05
 #: Kinds of exact rows; None: not known, of traces alone.
 EXACT = ("exact", None)
+Kinds = Tuple[Optional[str], ...]
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Verdict(NamedTuple):
 def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     """Return the picks of rows of one group (see groups.py).  folders: where a conformance matrix may be, besides
     docs/."""
-    quick, small, approximate = fastest(rows, EXACT), smallest(rows), fastest(rows, ("pruned",))
+    quick, small, approximate = fastest(rows), smallest(rows), fastest(rows, ("pruned",))
     if approximate:
         approximate = replace(approximate, caveats=slices.caveats(approximate.row.loss, folders))
     if approximate and quick:
@@ -122,7 +124,7 @@ def of(rows: Sequence[Row], folders: Sequence[Path] = ()) -> Verdict:
     return Verdict(quick, given_logits(rows), small, approximate)
 
 
-def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+def fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """Return the fastest of the rows of these kinds by the step, or by the loss where no step was timed; None where
     nothing was."""
     rows = _ok(rows, kinds)
@@ -131,7 +133,7 @@ def fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Opti
 
 def given_logits(rows: Sequence[Row]) -> Optional[LogitsPick]:
     """Return the pick of the exact rows that take logits; None where no loss was timed alone."""
-    taking = [row for row in _ok(rows, EXACT) if row.loss_ms]
+    taking = [row for row in _ok(rows) if row.loss_ms]
     loss = by_time(taking, "loss")
     return LogitsPick(loss, by_time(taking, "step")) if loss else None
 
@@ -156,18 +158,18 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
     return Pick(standings[0].row, names, nearest, times, scope, ratio, standings=standings)
 
 
-def smallest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """By the highest peak over the batches."""
     return _by_size([(row, peak) for row in _ok(rows, kinds) if (peak := row.peak_mb)], MEMORY_MARGIN)
 
 
-def largest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+def largest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """Return the row of --find-largest that holds the largest batch; None where none was found."""
     sizes = [(row, search_of(row).size) for row in _ok(rows, kinds)]
     return _by_size([(row, size) for row, size in sizes if size], SIZE_MARGIN, most=True)
 
 
-def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) -> Optional[Pick]:
+def trains_fastest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
     """Return the row of --find-largest with the most utterances per second, each at its own largest size; None where
     none was timed, or not all over the same utterances."""
     timed = ranking.of_one_torch([row for row in _ok(rows, kinds) if row.utterances_per_second])
@@ -184,7 +186,17 @@ def trains_fastest(rows: Sequence[Row], kinds: Sequence[Optional[str]] = EXACT) 
     return Pick(best, [row for row, _ in rivals], first, slowdown and slowdown.ratio, next_ratio=slowdown)
 
 
-def _ok(rows: Sequence[Row], kinds: Sequence[Optional[str]]) -> List[Row]:
+def ranked_kinds(rows: Sequence[Row]) -> Kinds:
+    """Return the kinds of which a verdict names the fastest: the exact losses, or those of the one lattice that the
+    rows are on, where none is on the transducer's."""
+    kinds = {row.kind for row in rows if row.is_comparable}
+    lattices = kinds.intersection(LATTICES)
+    return EXACT if kinds.intersection(EXACT) or len(lattices) != 1 else tuple(lattices)
+
+
+def _ok(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> List[Row]:
+    """Return the comparable rows of these kinds; None: those of `ranked_kinds`."""
+    kinds = ranked_kinds(rows) if kinds is None else kinds
     return [row for row in rows if row.is_comparable and row.kind in kinds]
 
 

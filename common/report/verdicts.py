@@ -75,7 +75,7 @@ def trains_fastest(rows: Sequence[Row]) -> Optional[Verdict]:
 
 def least_memory(question: str, rows: Sequence[Row]) -> Optional[Verdict]:
     """Return the answer by the highest peak over the batches; None where no memory was measured."""
-    pick = verdict.smallest(rows, (*verdict.EXACT, "pruned"))
+    pick = verdict.smallest(rows, (*verdict.ranked_kinds(rows), "pruned"))
     return _answer(question, pick, wording.PEAK, [wording.left_out(rows)])
 
 

@@ -233,7 +233,7 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
     answers: Dict[str, str] = {}
-    for kinds, name in ((verdict.EXACT, "exact"), (("pruned",), "approximate")):
+    for kinds, name in ((verdict.ranked_kinds(rows), "exact"), (("pruned",), "approximate")):
         size, pace = verdict.largest(rows, kinds), verdict.trains_fastest(rows, kinds)
         if size:
             answers[f"largest batch, {name}"] = in_words(wording.answer(size, wording.SIZE))
