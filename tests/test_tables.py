@@ -131,7 +131,7 @@ def test_markdown_is_one_table_per_group_with_numbers_to_the_right(tmp_path):
 
 def test_csv_has_flat_columns(tmp_path):
     write_run(tmp_path / "a")
-    (row,) = csv.DictReader(io.StringIO(summarize(tmp_path, "--format", "csv")))
+    (row,) = csv.DictReader(io.StringIO(summarize(tmp_path, "--format", "csv", "--all-columns")))
     assert (row["name"], row["step_ms_median"], row["step_ms_n"], row["memory_step_torch_allocated_mb"]) == (
         "torchaudio",
         "25.0",

@@ -81,7 +81,7 @@ def test_scalars_of_each_run_and_window(board):
     assert "4_profiled/step_us" not in tags["torchaudio-2"]  # no trace, no number
     assert "4_profiled/inflation" in tags["k2-2"]
     groups = {tag.partition("/")[0] for tag in tags["k2-2"]}
-    assert groups == {"1_time", "2_memory", "3_correctness", "4_profiled"}
+    assert groups >= {"1_time", "2_memory", "3_correctness", "4_profiled"}
 
 
 @needs_viewer
