@@ -45,10 +45,35 @@ def _added(call: Call) -> int:
     return (1 if call["alpha"] in (None, 1) else 2) * elements(call.out)
 
 
-add("glu", per_output(2), flops="2 per output", reason="a sigmoid and a multiplication")
-add("linalg_cross", per_output(3), flops="3 per output", reason="two products and their difference")
-add("lerp", per_output(3), flops="3 per output", reason="subtract, multiply, add")
-add("logaddexp logaddexp2", per_output(4), flops="4 per output", reason="two exponentials, their sum, a logarithm")
+#: FLOPs per output, operators, reason.
+PER_OUTPUT = (
+    (2, "glu", "a sigmoid and a multiplication"),
+    (3, "linalg_cross", "two products and their difference"),
+    (3, "lerp", "subtract, multiply, add"),
+    (4, "logaddexp logaddexp2", "two exponentials, their sum, a logarithm"),
+    (
+        3,
+        "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax _nested_tensor_softmax_with_shape",
+        "exp, add, divide (or subtract the logarithm); the shift by the maximum is not counted",
+    ),
+    (
+        4,
+        "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward",
+        "softmax: g y, its sum, subtract, times y; log_softmax: the sum of g, exp, multiply, subtract",
+    ),
+    (
+        1,
+        "threshold_backward hardtanh_backward leaky_relu_backward hardsigmoid_backward hardshrink_backward "
+        "softshrink_backward rrelu_with_noise_backward",
+        "piecewise linear: the gradient times a constant",
+    ),
+    (3, "sigmoid_backward tanh_backward", "g y (1 - y) and g (1 - y^2): two multiplications, a subtraction"),
+    (2, "native_dropout_backward _masked_scale", "times the mask, times the scale"),
+    (3, "mse_loss_backward smooth_l1_loss_backward huber_loss_backward", "subtract, scale, times the gradient"),
+    (5, "binary_cross_entropy_backward", "(x - y) / (x (1 - x)), times the upstream gradient"),
+)
+for _factor, _operators, _reason in PER_OUTPUT:
+    add(_operators, per_output(_factor), flops=f"{_factor} per output", reason=_reason)
 
 
 @rule("addcmul addcdiv", flops="2 per output", reason="multiply or divide, add; one more where value is not 1")
@@ -81,19 +106,6 @@ def _fused_step(call: Call) -> int:
 
 # -- gradients of these ----------------------------------------------------------------------------------------------
 
-add(
-    "threshold_backward hardtanh_backward leaky_relu_backward hardsigmoid_backward hardshrink_backward "
-    "softshrink_backward rrelu_with_noise_backward",
-    per_output(1),
-    flops="1 per output",
-    reason="piecewise linear: the gradient times a constant",
-)
-add(
-    "sigmoid_backward tanh_backward",
-    per_output(3),
-    flops="3 per output",
-    reason="g y (1 - y) and g (1 - y^2), each two multiplications and a subtraction",
-)
 add("_prelu_kernel_backward", per_input(2), flops="2 per element", reason="one product for each of both gradients")
 add(
     "glu_backward",
@@ -112,11 +124,3 @@ add(
 )
 def _dropout(call: Call) -> int:
     return 0 if call["train"] is False else 2 * elements(call.out[0])
-
-
-add(
-    "native_dropout_backward _masked_scale",
-    per_output(2),
-    flops="2 per output",
-    reason="times the mask, times the scale",
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Tuple
 
-from common.flops.rules import Call, Count, add, elements, per_input, per_output, products, rule, size
+from common.flops.rules import Call, Count, add, elements, per_input, products, rule, size
 
 
 def _per_number(tensor: Any) -> int:
@@ -97,19 +97,6 @@ def _logsumexp(call: Call) -> int:
 def _logcumsumexp(call: Call) -> int:
     return 3 * max(elements(call["self"]) - _along(call), 0)
 
-
-add(
-    "_softmax _log_softmax _safe_softmax _masked_softmax softmax log_softmax _nested_tensor_softmax_with_shape",
-    per_output(3),
-    flops="3 per element",
-    reason="exp, add, divide (or subtract the logarithm); the shift by the maximum is not counted",
-)
-add(
-    "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward",
-    per_output(4),
-    flops="4 per element",
-    reason="softmax: g y, its sum, subtract, times y; log_softmax: the sum of g, exp, multiply, subtract",
-)
 
 # -- scattered additions ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any, Callable, List, Tuple
 
-from common.flops.rules import Call, add, elements, per_output, rule, size
+from common.flops.rules import Call, add, elements, rule, size
 
 
 def _dims(call: Call) -> int:
@@ -90,37 +90,13 @@ def _loss(per_element: int) -> Callable[[Call], int]:
 
 
 _REDUCED = "and the sum n - 1 or the mean n"
-add("mse_loss", _loss(2), flops="2 per element", reason=f"subtract, square; {_REDUCED}")
-add(
-    "smooth_l1_loss huber_loss",
-    _loss(4),
-    flops="4 per element",
-    reason=f"subtract, absolute, two more; {_REDUCED}",
-)
-add(
-    "binary_cross_entropy",
-    _loss(8),
-    flops="8 per element",
-    reason=f"-(y log x + (1 - y) log(1 - x)); {_REDUCED}",
-)
-add(
-    "binary_cross_entropy_with_logits",
-    _loss(4),
-    flops="4 per element",
-    reason=f"(1 - y) x - log_sigmoid(x); {_REDUCED}",
-)
-add(
-    "mse_loss_backward smooth_l1_loss_backward huber_loss_backward",
-    per_output(3),
-    flops="3 per element",
-    reason="subtract, scale, times the upstream gradient",
-)
-add(
-    "binary_cross_entropy_backward",
-    per_output(5),
-    flops="5 per element",
-    reason="(x - y) / (x (1 - x)), times the upstream gradient",
-)
+for _factor, _operators, _reason in (
+    (2, "mse_loss", "subtract, square"),
+    (4, "smooth_l1_loss huber_loss", "subtract, absolute, two more"),
+    (8, "binary_cross_entropy", "-(y log x + (1 - y) log(1 - x))"),
+    (4, "binary_cross_entropy_with_logits", "(1 - y) x - log_sigmoid(x)"),
+):
+    add(_operators, _loss(_factor), flops=f"{_factor} per element", reason=f"{_reason}; {_REDUCED}")
 
 
 def _ctc_lengths(call: Call) -> List[Tuple[int, int]]:
