@@ -73,8 +73,8 @@ def transducer_loss(
         zero_infinity: an utterance whose targets are impossible has a loss of 0 in place of inf.
         fastemit_lambda: the gradient of the label arcs is multiplied by 1 + fastemit_lambda (FastEmit, Yu et al. 2021);
         the value of the loss stays.
-        delay_penalty: delay_penalty * ((T_length - 1) / 2 - t) is added to the log-probability of each label at frame t
-        (as in k2 and fast_rnnt), so that paths that emit early are worth more.
+        delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the log-probability of each label
+        at frame t gets delay_penalty * ((T_length - 1) / 2 - t) more.
         label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself, plus label_smoothing
         times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.
     How it is computed

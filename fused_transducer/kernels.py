@@ -351,12 +351,14 @@ def logit_gradients(
             target == BLANK, -(of_blank + of_label) * (1.0 - p_blank), of_label * p_blank - of_blank * (1.0 - p_blank)
         ).to(tl.float32)
         at_label = (of_blank * p_label - of_label * (1.0 - p_label)).to(tl.float32)
-        g = (of_blank + of_label)[:, None] * tl.exp(x)
         if SMOOTHS:
-            shift = label_smoothing * (of_blank + of_label) / V
-            g -= shift[:, None]
-            at_label += label_smoothing * of_label - shift
-            at_blank += label_smoothing * tl.where(target == BLANK, of_blank + of_label, of_blank) - shift
+            less = label_smoothing / V
+            g = (of_blank + of_label)[:, None] * (tl.exp(x) - less)
+            at_label += label_smoothing * of_label - (of_blank + of_label) * less
+            at_blank += label_smoothing * tl.where(target == BLANK, of_blank + of_label, of_blank)
+            at_blank -= (of_blank + of_label) * less
+        else:
+            g = (of_blank + of_label)[:, None] * tl.exp(x)
         g = tl.where(is_label, at_label[:, None], g)
         g = tl.where(is_blank, at_blank[:, None], g)
         inside = valid[:, None] & (v < V)[None, :]

@@ -1,8 +1,9 @@
 """The joiners of five toolkits, each as one call of `transducer_loss`: no toolkit is imported.
 
-Each function takes the toolkit's own joiner and its outputs in the toolkit's own shapes, folds the joiner's projections
-into them, and returns the loss with gradients for all parameters of the joiner.  Targets may be padded with anything.
-options: further options of `transducer_loss`; the reduction is "mean" over the utterances, where none is given.
+Each function takes the toolkit's own joiner, and the outputs of encoder and decoder in the toolkit's own shapes.  It
+folds the joiner's projections into them and returns the loss, with gradients for all parameters of the joiner.  Targets
+may be padded with anything.  options: further options of `transducer_loss`; the reduction is "mean" over the
+utterances, where none is given.
 
 A joiner that computes something else (HAT, TDT, multi-blank, deep biasing, adapters) is refused with a ValueError that
 says what.

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from functools import cache
-from typing import Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, ContextManager, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from fused_transducer.call import ACTIVATIONS, Call
+
+if TYPE_CHECKING:
+    from triton import language as tl
 
 #: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last ones, ...
 WAVES = 5
@@ -57,11 +60,28 @@ def rows(V: int) -> int:
     return 4
 
 
-def _blocks(dtype: torch.dtype) -> Dict[str, Any]:
-    """Sizes of the blocks of a product: what 64 to 128 kB of shared memory hold in three stages."""
+class Blocks(NamedTuple):
+    """Sizes of the blocks of a product, in cells, symbols and columns: as the kernels' arguments are named."""
+
+    BM: int
+    BV: int
+    BH: int
+    num_warps: int
+    num_stages: int = 3
+
+
+class Products(NamedTuple):
+    """The way in which numbers are multiplied: as the kernels' arguments are named."""
+
+    PRECISION: str
+    OPERAND: tl.dtype
+
+
+def _blocks(dtype: torch.dtype) -> Blocks:
+    """Return what 64 to 128 kB of shared memory hold in three stages."""
     if dtype == torch.float32:
-        return {"BM": 64, "BV": 64, "BH": 32, "num_warps": 4, "num_stages": 3}
-    return {"BM": 128, "BV": 128, "BH": 64, "num_warps": 8, "num_stages": 3}
+        return Blocks(BM=64, BV=64, BH=32, num_warps=4)
+    return Blocks(BM=128, BV=128, BH=64, num_warps=8)
 
 
 def _ceil(a: int, b: int) -> int:
@@ -132,21 +152,21 @@ class _Launch:
             "KEEP_SCALE": call.keep_scale,
         }
         self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
-        self.flags = {**self.sizes, **self.products(call.weight.dtype), "HAS_BIAS": call.bias is not None}
+        self.flags = {**self.sizes, **self.products(call.weight.dtype)._asdict(), "HAS_BIAS": call.bias is not None}
 
     @property
     def multiprocessors(self) -> int:
         """Return those of the GPU; 2 for the interpreter, whose tiles are small."""
         return self.gpu.multiprocessors if self.gpu else 2
 
-    def products(self, operands: torch.dtype) -> Dict[str, Any]:
+    def products(self, operands: torch.dtype) -> Products:
         """Return how operands of a dtype are multiplied."""
         from triton import language as tl
 
         names = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers
         operands = operands if self.gpu else torch.float32
-        return {"PRECISION": _precision(self.gpu, self.call.weight.dtype), "OPERAND": names[operands]}
+        return Products(_precision(self.gpu, self.call.weight.dtype), names[operands])
 
     def rows(self, size: int, BM: int) -> int:
         """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
@@ -192,16 +212,16 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
     launch = _Launch(call)
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
     blocks = _blocks(call.weight.dtype)
-    each = _ceil(call.T * call.U1, blocks["BM"])  # blocks of an utterance
-    at_once = min(call.N * each, _ceil(launch.forward_rows(blocks["BM"]), blocks["BM"]))
-    activations = call.weight.new_empty(at_once * blocks["BM"], call.H)
+    each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
+    at_once = min(call.N * each, _ceil(launch.forward_rows(blocks.BM), blocks.BM))
+    activations = call.weight.new_empty(at_once * blocks.BM, call.H)
     for block in range(0, call.N * each, at_once):
         count = min(at_once, call.N * each - block)
-        launch.activate(activations[: count * blocks["BM"]], block, each, (), blocks["BM"])
+        launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
         kernels.log_probabilities[(count,)](
             activations, launch.weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
             launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
-            **launch.smoothing, **launch.flags, **blocks,
+            **launch.smoothing, **launch.flags, **blocks._asdict(),
         )  # fmt: skip
     width = max(16, 1 << (call.U1 - 1).bit_length())
     scratch = arcs.new_empty(call.N, 2, width, dtype=torch.float64)
@@ -241,31 +261,32 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
 
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
-    blocks = {**_blocks(dtype), **launch.products(dtype)}
+    blocks = _blocks(dtype)
+    how_multiplied = {**blocks._asdict(), **launch.products(dtype)._asdict()}
     of_forward = _blocks(call.weight.dtype)  # the logits are made again as forward made them
-    rows = launch.rows(torch.finfo(dtype).bits // 8, blocks["BM"])
+    rows = launch.rows(torch.finfo(dtype).bits // 8, blocks.BM)
     of_inputs = d_encoder is not None or d_decoder is not None
     activations = torch.empty(rows, call.H, dtype=dtype, device=call.device)
     of_logits = torch.empty(rows, call.V, dtype=dtype, device=call.device)
     sums = torch.empty(rows if of_inputs else 0, call.H, dtype=torch.float32, device=call.device)
     of_weight = None
     if d_weight is not None or d_bias is not None:
-        of_weight = _WeightGradients(call, launch, blocks, rows, d_weight is not None, d_bias is not None)
+        of_weight = _WeightGradients(call, launch, dtype, rows, d_weight is not None, d_bias is not None)
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, count, rows):
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
-        kernels.logit_gradients[(_ceil(rows, of_forward["BM"]),)](
+        kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
             activations, launch.weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
             positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing, **launch.flags,
-            **of_forward,
+            **of_forward._asdict(),
         )  # fmt: skip
         if of_weight is not None:
             of_weight.add(activations, of_logits, positions, tile)
         if not of_inputs:
             continue
-        kernels.input_gradients[(_ceil(rows, blocks["BM"]), _ceil(call.H, blocks["BH"]))](
+        kernels.input_gradients[(_ceil(rows, blocks.BM), _ceil(call.H, blocks.BH))](
             launch.encoder, launch.decoder, launch.weight, numbers, positions, of_logits, sums, cells, tile, rows,
-            call.T, call.U1, *launch.strides, launch.seed, **launch.sizes, **launch.activation, **blocks,
+            call.T, call.U1, *launch.strides, launch.seed, **launch.sizes, **launch.activation, **how_multiplied,
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:
@@ -284,10 +305,11 @@ class _WeightGradients:
     """The gradients of weight and bias.  V x H alone makes few programs: so splits of a tile's rows have sums of their
     own, which are added at the end."""
 
-    def __init__(self, call: Call, launch: _Launch, blocks: Dict[str, Any], rows: int, weight: bool, bias: bool):
+    def __init__(self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool):
         self.rows, self.cells = rows, launch.cells
-        self.blocks = {**blocks, "BM": 32, "BH": 64}
-        programs = _ceil(call.V, blocks["BV"]), _ceil(call.H, self.blocks["BH"]) if weight else 1
+        blocks = _blocks(dtype)._replace(BM=32, BH=64)
+        self.blocks = {**blocks._asdict(), **launch.products(dtype)._asdict()}
+        programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
         splits = min(16, max(1, 2 * launch.multiprocessors // (programs[0] * programs[1])), _ceil(rows, 256))
         self.grid = (*programs, splits)
         share = _ceil(_ceil(rows, splits), 32) * 32

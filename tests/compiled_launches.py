@@ -2,7 +2,8 @@
 
 `python tests/compiled_launches.py ARCHITECTURE V DTYPE ...` prints one line of JSON for each such triple: the launches
 of a step of 30 utterances and what each kernel takes of the GPU.  `specialisations ARCHITECTURE V DTYPE` prints how
-many kernels fifty drawn batches compile.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
+many kernels fifty drawn batches compile.  `recipe ARCHITECTURE V DTYPE` is a step with another activation, dropout and
+label smoothing.  `table` alone prints a table for every GPU, V and dtype, in some minutes.
 It is a process of its own, since it takes the place of Triton's driver.
 """
 
@@ -14,6 +15,8 @@ import re
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -89,7 +92,11 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     return launches
 
 
-def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0) -> None:
+#: The options of a call that a recipe may have.
+RECIPE = {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1}
+
+
+def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, recipe: bool = False) -> None:
     """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
     that are no padding."""
     N, U1 = UTTERANCES, U + 1
@@ -98,6 +105,7 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0) -> Non
         torch.empty(V, dtype=dtype), torch.empty(N, U, dtype=torch.int64), torch.empty(N, dtype=torch.int64),
         torch.empty(N, dtype=torch.int64), 0, "tanh", 0.0, 1e-8, 0,
     )  # fmt: skip
+    call = replace(call, **RECIPE) if recipe else call
     losses, arcs, none_kept = torch.empty(N, dtype=torch.float64), torch.empty(4, N * T * U1), torch.empty(0, V)
     triton_backend.forward(call, True, losses, torch.empty_like(losses), arcs, none_kept)
     arcs.zero_()[:, : int(arcs.shape[1] * useful * WITH_GRADIENT)] = 1  # posteriors
@@ -127,10 +135,10 @@ def drawn_batches(count: int) -> List[Any]:
     return [(batch["T_max"], batch["U_max"], batch["useful_cells"] / batch["padded_cells"]) for batch in described]
 
 
-def describe(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, Any]:
+def describe(architecture: int, V: int, dtype: torch.dtype, recipe: bool = False) -> Dict[str, Any]:
     """Return the launches of the first drawn batch's step, and the resources of each kernel."""
     launches = pretend(architecture)
-    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2])
+    step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2], recipe)
     of_kernels = {launch["kernel"]: resources(launch["compiled"]) for launch in launches}
     return {
         "launches": [{key: value for key, value in launch.items() if key != "compiled"} for launch in launches],
@@ -189,5 +197,7 @@ if __name__ == "__main__":
     made, words = describe, sys.argv[1:]
     if words[0] == "specialisations":
         made, words = specialisations, words[1:]
+    elif words[0] == "recipe":
+        made, words = partial(describe, recipe=True), words[1:]
     for architecture, V, dtype in zip(*[iter(words)] * 3):
         print(json.dumps(made(int(architecture), int(V), getattr(torch, dtype))), flush=True)

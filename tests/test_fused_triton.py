@@ -120,6 +120,13 @@ def launched():
     return dict(zip(COMPILED, as_launched(*(word for case in COMPILED for word in case))))
 
 
+def test_the_kernels_of_a_recipe_fit_a_gpu():
+    """With another activation, dropout and label smoothing."""
+    for made in as_launched("recipe", 80, 500, "bfloat16", 90, 500, "float32"):
+        for name, kernel in made["kernels"].items():
+            assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 200, (name, kernel)
+
+
 @pytest.mark.parametrize("architecture, V, dtype", COMPILED)
 def test_kernels_as_they_are_launched_fit_a_gpu(architecture, V, dtype, launched):
     made = launched[architecture, V, dtype]
