@@ -162,7 +162,7 @@ def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
     attributes = scripts.described(scripts.file_of(implementation))
     own = {key: getattr(adapter, key) for key in scripts.ATTRIBUTES}
-    assert attributes == {**own, "devices": list(adapter.devices)}
+    assert attributes == json.loads(json.dumps(own))
     changed = adapter.variants.get(implementation.variant, {})
     assert scripts.kind_of(implementation.name, {**attributes, **changed}) == implementation.kind
 
