@@ -37,7 +37,7 @@ endif
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup bundle try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance report gpu-check tensorboard trace-viewer lock results clean
+.PHONY: help setup bundle try bench profile inference pipeline flops test faults sanitize wheels lint coverage docs summary conformance vectors report gpu-check tensorboard trace-viewer lock results clean
 
 help:
 	@echo 'make setup        create or refresh the environments in .venv and what is compiled into .build'
@@ -62,6 +62,7 @@ help:
 	@echo 'make summary      the table of what is in log/; ARGS="--format json" is passed to summarize.py'
 	@echo 'make conformance  which implementation is right in which corner; ARGS="--only k2" is passed to conformance.py'
 	@echo 'make gpu-check    what works here, what fails and why, within two minutes: rnnt-bench doctor'
+	@echo 'make vectors      inputs, losses and gradients that a loss in any language can be checked with; see vectors/README.md'
 	@echo 'make report       the page of what is in log/; ARGS="--png pictures" is passed to report.py'
 	@echo 'make tensorboard  TensorBoard on http://127.0.0.1:$(PORT); PORT=... and LOGDIR=... choose others'
 	@echo 'make trace-viewer NAME=k2  one trace in Perfetto, offline; WINDOW=2, PORT=... and LOGDIR=... choose others'
@@ -142,6 +143,9 @@ summary: setup
 
 conformance: setup
 	@$(MAIN) conformance.py $(ARGS)
+
+vectors: setup
+	@$(MAIN) vectors/make.py
 
 gpu-check: setup
 	@$(MAIN) rnnt-bench doctor $(ARGS)

@@ -119,7 +119,7 @@ class Marginals:
         topology = self.adapter.lattice
         both = torch.stack([difference.sum(2), topology.posterior(derivatives)])
         self.frames.append(both.sum(2))
-        self.cells.append(torch.stack([gradient.double().sum(2).abs(), both[1]]).flatten(1))
+        self.cells.append(torch.stack([(gradient.double().sum(2) - right.sum(2)).abs(), both[1]]).flatten(1))
         self.targets.index_add_(1, where.flatten(), both.flatten(1))
         self.symbols += torch.stack([difference.sum((0, 1)), right.sum((0, 1))])
         columns = topology.columns(target, self.adapter.blank, right.size(2))
@@ -308,7 +308,7 @@ SUMMED = {
     "frame": "the gradient of a frame",
     "u": "the gradient of a target's position (u)",
     "symbol": "the gradient of a symbol",
-    "cell": "the sum over V of a cell's gradient, to be 0,",
+    "cell": "the sum over V of a cell's gradient",
 }
 
 

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Make the vectors anew: inputs, losses and gradients in float64, by the oracle that judges every implementation.
+
+Writes values.npy, one flat array of float64, and index.json, which says what is where.  The inputs are exact fractions;
+losses and gradients are rounded to 12 digits, so that every machine makes the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from common.losses import oracle  # noqa: E402
+from common.losses.topologies import TOPOLOGIES  # noqa: E402
+
+VERSION = 1
+V = 6
+#: Parameters of each topology, which the index has as options.
+OPTIONS: Dict[str, Dict[str, Any]] = {
+    "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
+    "multi-blank": {"durations": [2, 4], "sigma": 0.05},
+    "star": {"skip": -2.0},
+    "delay-penalty": {"penalty": 0.1},
+}
+Shapes = Sequence[Tuple[int, int]]
+#: name -> (T, U) of the utterances and what differs from the usual case.  Larger batches come before smaller ones, and
+#: two have the same shape, for losses that keep something between calls.
+CASES: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+    "long": ([(24, 10)], {}),
+    "ragged": ([(9, 4), (6, 3), (8, 1)], {}),
+    "the same shape again": ([(9, 4), (6, 3), (8, 1)], {}),
+    "16 frames": ([(16, 3), (12, 5)], {}),
+    "16 positions": ([(16, 15)], {}),
+    "one frame": ([(1, 0)], {}),
+    "one frame in a batch": ([(5, 2), (1, 0)], {}),
+    "no targets": ([(6, 0), (4, 0)], {}),
+    "as many targets as frames": ([(4, 4)], {}),
+    "more targets than frames": ([(3, 5)], {}),
+    "padding": ([(6, 3), (4, 2)], {"slack": (2, 1)}),
+    "blank in the middle": ([(7, 3), (5, 2)], {"blank": 2}),
+    "blank is the last symbol": ([(7, 3), (5, 2)], {"blank": V - 1}),
+    "repeated labels": ([(7, 4)], {"label": 3}),
+    "logits of +-80": ([(7, 3), (5, 2)], {"scale": 80.0}),
+    "logits of +-10000": ([(7, 3), (5, 2)], {"scale": 1e4}),
+    "more than 1000 nats": ([(20, 8)], {"scale": 300.0}),
+    "a symbol at -infinity": ([(6, 3)], {"minus_inf": 4, "label": 3}),
+    "a target that no path reaches": ([(6, 3)], {"minus_inf": 3, "label": 3}),
+    "upstream gradients": ([(7, 3), (5, 2), (6, 1)], {"upstream": [2.0, -0.5, 0.0]}),
+}
+#: Further ones of topologies with durations, by what they change.
+OF_DURATIONS: Dict[str, Tuple[Shapes, Dict[str, Any]]] = {
+    "durations without 0": ([(9, 4), (6, 3)], {"durations": [1, 2, 3, 4]}),
+    "durations with gaps": ([(8, 4), (6, 3)], {"durations": [0, 2, 4]}),
+    "one duration": ([(7, 3), (5, 2)], {"durations": [1]}),
+    "fewer frames than the duration": ([(3, 1)], {"durations": [4]}),
+    "no sigma": ([(7, 3), (5, 2)], {"sigma": 0.0}),
+}
+
+
+class Writer:
+    """Collects arrays into one, and describes where each is."""
+
+    def __init__(self) -> None:
+        self.parts: List[np.ndarray] = []
+        self.size = 0
+
+    def add(self, array: np.ndarray) -> Dict[str, Any]:
+        """Return the offset and shape of an array."""
+        where = {"offset": self.size, "shape": list(array.shape)}
+        self.parts.append(array.astype(np.float64).ravel())
+        self.size += array.size
+        return where
+
+
+def fractions(count: int, stream: int) -> np.ndarray:
+    """Return `count` exact fractions in [-1, 1), other ones for each stream."""
+    k = np.arange(1, count + 1, dtype=np.uint64) + np.uint64(stream * 1_000_003)
+    for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9):  # wraps, as hashes do
+        k = (k ^ (k >> np.uint64(29))) * np.uint64(factor)
+    return (k >> np.uint64(40)).astype(np.float64) / 2**23 - 1.0
+
+
+def rounded(array: torch.Tensor) -> np.ndarray:
+    """Return numbers with 12 digits."""
+    return np.array([float(f"{number:.12g}") for number in array.flatten().tolist()]).reshape(array.shape)
+
+
+def made(
+    writer: Writer,
+    topology: str,
+    name: str,
+    shapes: Shapes,
+    stream: int,
+    blank: int = 0,
+    scale: float = 3.0,
+    slack: Tuple[int, int] = (0, 0),
+    label: Optional[int] = None,
+    minus_inf: Optional[int] = None,
+    upstream: Optional[List[float]] = None,
+    **options: Any,
+) -> Dict[str, Any]:
+    """Return the entry of the index of one case, whose arrays go to `writer`."""
+    options = {**OPTIONS.get(topology, {}), **options}
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    lattice = replace(TOPOLOGIES[topology], **values)
+    N, T, U = len(shapes), max(T for T, _ in shapes) + slack[0], max(U for _, U in shapes) + slack[1]
+    size = (N, T, U + 1, V + lattice.extra)
+    logits = torch.from_numpy(scale * fractions(int(np.prod(size)), stream).reshape(size))
+    if minus_inf is not None:
+        logits[..., minus_inf] = -float("inf")
+    symbols = [symbol for symbol in range(V) if symbol != blank]
+    targets = torch.tensor([[symbols[(n + 2 * u + u * u) % (V - 1)] for u in range(U)] for n in range(N)]).view(N, U)
+    if label is not None:
+        targets.fill_(label)
+    leaf = logits.clone().requires_grad_()
+    losses = oracle.losses(leaf, targets, shapes, blank, lattice)
+    factors = torch.tensor(upstream or [1.0] * N, dtype=torch.float64)
+    finite = losses.isfinite()
+    gradient = torch.zeros_like(logits)
+    if finite.any():  # an infinite loss has no gradient
+        (gradient,) = torch.autograd.grad((losses * factors)[finite].sum(), leaf)
+    return {
+        "topology": topology,
+        "name": name,
+        "blank": blank,
+        "options": options,
+        "targets": targets.tolist(),
+        "logit_lengths": [T for T, _ in shapes],
+        "target_lengths": [U for _, U in shapes],
+        "upstream": writer.add(factors.numpy()),
+        "logits": writer.add(logits.numpy()),
+        "losses": writer.add(rounded(losses.detach())),
+        "gradient": writer.add(rounded(gradient)),
+    }
+
+
+def main(folder: Path = HERE) -> None:
+    """Write values.npy and index.json into `folder`."""
+    writer, entries = Writer(), []
+    for number, topology in enumerate(TOPOLOGIES):
+        cases = {**CASES, **(OF_DURATIONS if topology == "tdt" else {})}
+        for stream, (name, (shapes, changes)) in enumerate(cases.items()):
+            entries.append(made(writer, topology, name, shapes, 100 * number + stream, **changes))
+    np.save(folder / "values.npy", np.concatenate(writer.parts), allow_pickle=False)
+    index = {"version": VERSION, "symbols": V, "cases": entries}
+    (folder / "index.json").write_text(json.dumps(index, separators=(",", ":")) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:2]))
