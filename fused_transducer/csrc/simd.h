@@ -172,6 +172,13 @@ struct FlushDenormals {
   unsigned before;
   FlushDenormals() : before(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before | 0x8040); }
   ~FlushDenormals() { __builtin_ia32_ldmxcsr(before); }
+#elif defined(__aarch64__)
+  uint64_t before;
+  FlushDenormals() {
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(before));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(before | 1 << 24));
+  }
+  ~FlushDenormals() { __asm__ __volatile__("msr fpcr, %0" : : "r"(before)); }
 #else
   FlushDenormals() {}
   ~FlushDenormals() {}
