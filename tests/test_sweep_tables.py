@@ -84,11 +84,11 @@ def test_no_exponent_across_the_border_of_the_allocator(tmp_path):
     step, loss = exponents(read(path))
     assert step.slope == pytest.approx(1) and (step.low, step.high, step.points) == (500, 4000, 4)
     text = render([read(path)], "table")
-    assert "a step: no power across vocab-size 4000 and 8000" in text and "(500.0 to 4000)" in text
+    assert "a step: no scaling exponent between vocab-size 4000 and 8000" in text and "(500.0 to 4000)" in text
     for regime, faults in (("mapped", lambda size: 9 * size), ("kept", lambda size: size % 3)):
         path = write_sweep(tmp_path / regime, grid, ["a"], lambda name, values, of=faults: jobs(name, values, of))
         assert [one.points for one in exponents(read(path))] == [6, 6]
-        assert "no power across" not in render([read(path)], "table")
+        assert "no scaling exponent" not in render([read(path)], "table")
 
 
 def test_one_that_was_stopped_says_what_is_left(tmp_path):

@@ -30,7 +30,7 @@ Jobs = Mapping[str, Sequence[JobLine]]
 
 #: From harmless to serious; the worst of the jobs is the row's status.
 SEVERITY = ("ok", "interrupted", "missing", "unsupported", "oom", "timeout", "error")
-BUSY_TRACE = "the profiled steps ran beside other load: they may be too long, also next to those without the profiler"
+BUSY_TRACE = "the profiled steps ran beside other load, so they may be too long"
 
 
 def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bool = True) -> Row:
@@ -226,9 +226,9 @@ def _about_errors(header: Header, line: Optional[Correctness]) -> List[str]:
         reached = ["loss" if name == "loss" else f"gradient of {name}" for name in line.reached_by_padding]
         notes.append(f"NaN in the padding reaches the {' and the '.join(reached)}: pad with finite numbers")
     if line and line.largest_score is not None and line.largest_score < UNBOUNDED:
-        notes.append(f"by its method right for logits up to {line.largest_score:g} only; see conformance.py")
+        notes.append(f"its method is right for logits up to {line.largest_score:g} only; see conformance.py")
     if line and header.kind == "pruned":
-        note = "approximate by design: its errors are those with the range widened to all of U"
+        note = "approximate by design: its errors were measured with the range widened to all of U"
         notes.append(note + _gaps_in_words(line))
     return notes
 
@@ -241,16 +241,14 @@ def _gaps_in_words(line: Correctness) -> str:
     begin = "; as timed, its loss is {:.1e} off the exact one"
     if not gaps:
         return begin.format(line.approximation_gap)
-    words: List[str] = []
+    parts: List[str] = []
     for kind, gap in gaps.items():
-        words.append(f"{abs(gap):.1e}" + (" off the exact one" if not words else ""))
-        words[-1] += f" on {kind} {'ones' if len(words) > 1 else 'logits'}"
-        gap_range = line.gap_ranges.get(kind)
-        if gap_range:
-            words[-1] += (
-                f" ({gap_range.lowest:.1e} to {gap_range.highest:.1e} over {count(gap_range.utterances, 'utterance')})"
-            )
-    return "; as timed, its loss is " + ", ".join(words)
+        part = f"{abs(gap):.1e} on {kind} ones" if parts else f"{abs(gap):.1e} off the exact one on {kind} logits"
+        ends = line.gap_ranges.get(kind)
+        if ends:
+            part += f" ({ends.lowest:.1e} to {ends.highest:.1e} over {count(ends.utterances, 'utterance')})"
+        parts.append(part)
+    return "; as timed, its loss is " + ", ".join(parts)
 
 
 # Traces.

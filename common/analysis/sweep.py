@@ -225,14 +225,15 @@ def _borders(sweep: Sweep, of_key: Optional[str]) -> List[str]:
             for first, other in zip(points, points[1:]):
                 if _other_regime(first, other):
                     between = f"{grid.flag(key)} {number(first.value)} and {number(other.value)}"
-                    faults = f"{number(first.faults)} and {number(other.faults)} page faults a step"
+                    faults = f"{number(first.faults)} -> {number(other.faults)} page faults a step"
                     sentences.append(
-                        f"{name} {scope}: no power across {between}: memory is taken in another way ({faults})"
+                        f"{name} {scope}: no scaling exponent between {between}: the allocator maps memory in another "
+                        f"way ({faults})"
                     )
     return sentences
 
 
 def _where_less(exponent: Exponent, sweep: Sweep) -> str:
-    """The range of an exponent that is not of all values."""
+    """Return the range of an exponent that is not of all values; "" of one that is."""
     whole = exponent.points == len(sweep.grid[exponent.key])
     return "" if whole else f" ({number(exponent.low)} to {number(exponent.high)})"

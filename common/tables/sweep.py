@@ -1,4 +1,4 @@
-"""Sweeps -> text: a table each, sorted by cell, the swept settings in front.  CSV and JSON: see exports.py."""
+"""Sweeps as text: a table each, sorted by cell, the swept settings in front.  CSV and JSON: see present/export.py."""
 
 from __future__ import annotations
 
