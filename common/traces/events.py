@@ -1,7 +1,7 @@
-"""Streams the events of a chrome trace of any JSON layout in bounded memory.
+"""Stream the events of a chrome trace of any JSON layout in bounded memory.
 
-Not done with ijson: it reads no NaN, no control character in a name and no invalid UTF-8, all of which traces hold, and
-cannot go on after an event that is not JSON (see kineto.py).
+ijson is no alternative: traces hold NaN, control characters in names and invalid UTF-8, all of which it rejects.  Nor
+can it continue after an event that is not valid JSON (see kineto.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from common.traces import kineto
 from common.traces.kineto import BOUNDARY, COUNTERS, OPERATORS, STACKS, Counters, Event
 
 CHUNK = 64 << 10  # bytes read at once; glibc maps blocks from 128 kB on anew each time, at the cost of page faults
-LONGEST = 64 << 20  # characters: one event longer than this is taken for a broken file
-SINGLY = 100  # events read one by one where the layout is not Kineto's, before it is looked for again
-TAIL = 1 << 20  # characters of what follows the events that are looked at for keys
+LONGEST = 64 << 20  # characters: a file with a longer event counts as broken
+SINGLY = 100  # events read one by one where the layout is not Kineto's, before batch decoding is tried again
+TAIL = 1 << 20  # characters after the events that are searched for keys
 HEADER_KEYS = ("distributedInfo", "deviceProperties")
 
 _DECODER = json.JSONDecoder(strict=False)  # control characters in names are common
@@ -27,32 +27,38 @@ _STRUCTURE = re.compile(r'["{}\[\]]')
 
 
 class Broken(Exception):
-    """The file is not a whole trace.  The message says what and where."""
+    """The file is not a complete trace; the message says what is wrong and where."""
 
 
 class Enough(Exception):
-    """A collector wants no more events."""
+    """Raised by a collector that needs no further events."""
 
 
 class Collector:
-    """What wants the events of a trace."""
+    """Receives the events of a trace from `read_events`; subclasses override the methods for what they need."""
 
     wants_operators = False
 
     def header(self, key: str, value: Any) -> None:
-        """One of HEADER_KEYS."""
+        """Receive the value of one of HEADER_KEYS."""
 
     def event(self, event: Event) -> None:
-        """Neither of STACKS nor of OPERATORS."""
+        """Receive an event of any category but STACKS and OPERATORS."""
 
     def operator(self, ts: Any) -> None:
-        """The start of an operator, of any type."""
+        """Receive the start time of an operator in microseconds; a garbled event may give a value of any type."""
 
 
 def read_events(stream: BinaryIO, collector: Collector, fast: bool = True) -> int:
-    """Read a trace of any layout: an object with the key "traceEvents", or the bare list of events.  fast: decode many
-    events at once where they have Kineto's layout; the collector gets the same.  Returns how many events were not valid
-    JSON and were read field by field; raises Broken."""
+    """Hand the events of a trace to `collector`; return how many were not valid JSON and were read field by field.
+
+    The trace is an object with the key "traceEvents", or the bare list of events.  Raises Broken for any other file.
+
+    Args:
+        stream: the uncompressed trace.
+        collector: receives the events; it may raise Enough.
+        fast: decode many events at once if they have Kineto's layout; the collector receives the same events.
+    """
     window = _Window(stream, fast and kineto.msgspec is not None)
     window.peek()
     if window.text.startswith("\ufeff", window.at):
@@ -82,6 +88,7 @@ def read_events(stream: BinaryIO, collector: Collector, fast: bool = True) -> in
 
 
 def _hand_over(window: _Window, collector: Collector) -> None:
+    """Hand all events of the window's list to the collector."""
     for events in window.events():
         for event in events:
             if event.cat == OPERATORS:
@@ -92,16 +99,19 @@ def _hand_over(window: _Window, collector: Collector) -> None:
 
 
 def _tail(window: _Window, collector: Collector) -> None:
-    """Read what follows the events to the end of the file, so that a cut or corrupt archive is noticed.  The keys there
-    may be broken (logged messages are copied there): they are optional."""
-    while len(window.text) - window.at < TAIL and window.more():
+    """Read from the end of the events to the end of the file, and hand over the header keys found there.
+
+    Raises Broken if the file is cut short.  Keys that cannot be parsed are skipped: Kineto copies logged messages
+    there without escaping them.
+    """
+    while len(window.text) - window.at < TAIL and window.read_chunk():
         pass
     tail = window.text[window.at :]
     last = ""
     while True:
         last = window.text[window.at :].rstrip()[-1:] or last
         window.at = len(window.text)
-        if not window.more():
+        if not window.read_chunk():
             break
     if last != "}":
         raise window.cut_short()
@@ -115,7 +125,7 @@ def _tail(window: _Window, collector: Collector) -> None:
 
 
 class _Window:
-    """A piece of text that slides over the file; ``at`` is the place in it that is read next."""
+    """A part of the file's text that slides towards its end; ``text[at]`` is the next character to read."""
 
     def __init__(self, stream: BinaryIO, fast: bool):
         self._stream = stream
@@ -123,19 +133,21 @@ class _Window:
         self.text = ""
         self.at = 0
         self.salvaged = 0
-        self._singly = 0 if fast else math.inf  # so many events are read one by one next
+        self._singly = 0 if fast else math.inf  # number of events to read one by one before the next batch
         self._before = 0  # characters already dropped
         self._ended = False
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
+        """Return the position of the next character in the file, for an error message."""
         return f"character {self._before + self.at:,}"
 
     def cut_short(self) -> Broken:
-        return Broken(f"it ends too early, after {self.place}: the file was cut short")
+        """Return the error for a file that ends too early."""
+        return Broken(f"it ends too early, after {self.position}: the file was cut short")
 
-    def more(self) -> bool:
-        """Drop what was read and append the next chunk; False at the end of the file."""
+    def read_chunk(self) -> bool:
+        """Drop the text that was read and append the next chunk; return False at the end of the file."""
         if self._ended:
             return False
         data = self._stream.read(max(CHUNK, len(self.text) - self.at))  # a long value is not begun again for each chunk
@@ -146,113 +158,117 @@ class _Window:
         return not self._ended
 
     def peek(self) -> str:
-        """The next character that is no white space, "" at the end of the file."""
+        """Skip white space and return the next character without stepping over it; "" at the end of the file."""
         while True:
             space = _SPACE.match(self.text, self.at)
             self.at = space.end() if space else self.at
             if self.at < len(self.text):
                 return self.text[self.at]
-            if not self.more():
+            if not self.read_chunk():
                 return ""
 
     def expect(self, wanted: str) -> str:
-        """Step over one of the characters in `wanted`; Broken when something else, or nothing, is there."""
+        """Step over the next character and return it; raise Broken if it is not one of those in `wanted`."""
         character = self.peek()
         if not character:
             raise self.cut_short()
         if character not in wanted:
-            raise Broken(f"{self.place}: expected {' or '.join(wanted)}, found {character!r}")
+            raise Broken(f"{self.position}: expected {' or '.join(wanted)}, found {character!r}")
         self.at += 1
         return character
 
     def value(self, on_broken: Optional[Callable[[], Any]] = None) -> Any:
-        """The next JSON value.  `on_broken` is asked for one when the text is not JSON so far."""
+        """Return the next JSON value and step over it.
+
+        If the text read so far is not JSON, `on_broken` may return a value in its place, or None to read further.
+        Raises Broken if there is no value.
+        """
         self.peek()
         while True:
             try:
-                found, end = _DECODER.raw_decode(self.text, self.at)
-                # A number at the end of the window may go on in the next chunk.
-                if end == len(self.text) and not isinstance(found, (dict, list, str)) and self.more():
+                value, end = _DECODER.raw_decode(self.text, self.at)
+                # A number at the end of the window may continue in the next chunk.
+                if end == len(self.text) and not isinstance(value, (dict, list, str)) and self.read_chunk():
                     continue
                 self.at = end
-                return found
+                return value
             except RecursionError:
-                raise Broken(f"{self.place}: nested too deeply") from None
+                raise Broken(f"{self.position}: nested too deeply") from None
             except ValueError as error:
                 reason = str(error).split(":")[0]
-            found = on_broken() if on_broken else None
-            if found is not None:
-                return found
+            substitute = on_broken() if on_broken else None
+            if substitute is not None:
+                return substitute
             if len(self.text) - self.at > LONGEST:
-                raise Broken(f"{self.place}: not JSON ({reason})")
-            if not self.more():
-                raise Broken(f"{self.place}: cut short or not JSON ({reason})")
+                raise Broken(f"{self.position}: not JSON ({reason})")
+            if not self.read_chunk():
+                raise Broken(f"{self.position}: cut short or not JSON ({reason})")
 
     def skip(self) -> None:
-        """Step over a value of any size without keeping it."""
+        """Step over a value of any size without keeping it; raise Broken if it does not end."""
         if self.peek() not in '{["':
             self.value()
             return
         depth = 0
         while True:
-            found = _STRUCTURE.search(self.text, self.at)
-            if found is None:
+            match = _STRUCTURE.search(self.text, self.at)
+            if match is None:
                 self.at = len(self.text)
-                if not self.more():
+                if not self.read_chunk():
                     raise self.cut_short()
                 continue
-            self.at = found.start()
-            if found.group() == '"':
+            self.at = match.start()
+            if match.group() == '"':
                 self.value()
             else:
                 self.at += 1
-                depth += 1 if found.group() in "{[" else -1
+                depth += 1 if match.group() in "{[" else -1
             if depth == 0:
                 return
 
     def events(self) -> Iterator[Sequence[Event]]:
-        """The events up to the end of their list, several at once or one by one."""
+        """Yield the events up to the end of their list, in groups of one or more; raise Broken if it does not end."""
         if self.peek() == "]":
             self.expect("]")
             return
         while True:
-            yield self._several() or self._one()
+            yield self._next_events() or self._next_event()
             if self.expect(",]") == "]":
                 return
 
-    def _several(self) -> Sequence[Event]:
-        """The whole events in the window; none where the next event is to be read alone."""
+    def _next_events(self) -> Sequence[Event]:
+        """Return all complete events of the window; empty if the next event has to be read alone."""
         self._singly -= 1
         if self._singly >= 0:
             return ()
         if len(self.text) - self.at < CHUNK:
-            self.more()
+            self.read_chunk()
         last = self.text.rfind(BOUNDARY, self.at)
         if last < 0:
             self._singly = SINGLY
             return ()
         end = last + BOUNDARY.index(",")
-        found = kineto.decode(self.text[self.at : end])
-        if found is None:
+        events = kineto.decode(self.text[self.at : end])
+        if events is None:
             self._singly = self.text.count(BOUNDARY, self.at) - 1
             return ()
         self.at = end
-        return found
+        return events
 
-    def _one(self) -> Sequence[Event]:
-        """The next event; none where it is a JSON value of another kind."""
-        found = self.value(on_broken=self._salvage)
-        if isinstance(found, Event):
-            return (found,)
-        if not isinstance(found, dict):
+    def _next_event(self) -> Sequence[Event]:
+        """Return a tuple of the next event; empty if the next item of the list is no JSON object."""
+        value = self.value(on_broken=self._salvage)
+        if isinstance(value, Event):
+            return (value,)
+        if not isinstance(value, dict):
             return ()
-        args = found.get("args")
+        args = value.get("args")
         counters = Counters(*map(args.get, COUNTERS)) if isinstance(args, dict) else None
-        ph, cat, name, ts, dur = map(found.get, ("ph", "cat", "name", "ts", "dur"))
+        ph, cat, name, ts, dur = map(value.get, ("ph", "cat", "name", "ts", "dur"))
         return (Event(ph, cat, name, ts, dur, counters),)
 
     def _salvage(self) -> Optional[Event]:
-        """The next event, read field by field, where Kineto's layout shows its end."""
+        """Read the next event field by field; return None if Kineto's layout does not show where it ends."""
         end = kineto.end(self.text, self.at)
         event = kineto.salvage(self.text[self.at : end]) if end else None
         if end and event:

@@ -1,4 +1,4 @@
-"""The files of traces in a folder: their names, their order, and what the trace pass leaves beside them."""
+"""Find, sort and remove the trace files of a folder."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ import re
 from pathlib import Path
 from typing import List, Tuple
 
-#: What the trace pass writes on CUDA, if asked.
+#: Name of the file that the trace pass writes with --memory-snapshot.
 MEMORY_SNAPSHOT = "memory_snapshot.pickle"
 _NAME = re.compile(r"(?P<worker>.*?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(\.gz)?$", re.DOTALL)
 
 
 def is_trace(name: str) -> bool:
+    """Return whether a file of this name is a trace of torch.profiler, packed or not."""
     return _NAME.match(name) is not None
 
 
 def trace_files(folder: Path) -> List[Path]:
-    """The trace files directly in a folder, by the time in their names."""
+    """Return the trace files directly in a folder, sorted by the time in their names."""
     return sorted((path for path in folder.iterdir() if is_trace(path.name) and path.is_file()), key=order)
 
 
 def order(path: Path) -> Tuple[int, int, str]:
-    """Sorts the windows of a worker: by the time in the name (its unit depends on the torch version), then by name."""
-    found = _NAME.match(path.name)
-    time = (found["time"] if found else None) or ""
+    """Return a key that sorts the traces of a worker by the time in the name, then by name.
+
+    The unit of that time depends on the torch version, so more digits are later.
+    """
+    match = _NAME.match(path.name)
+    time = (match["time"] if match else None) or ""
     return (len(time), int(time or 0), path.name)
 
 
 def worker(path: Path) -> str:
-    """The part of the file name before its time: host and process by default, one for each rank."""
-    found = _NAME.match(path.name)
-    return found["worker"] if found else path.name
+    """Return the part of the file name before its time: by default host and process, which differ for each rank."""
+    match = _NAME.match(path.name)
+    return match["worker"] if match else path.name
 
 
 def perhaps_packed(path: Path) -> Path:
-    """The trace itself, or what gzip made of it since."""
+    """Return the path of the trace, or of the .gz file that has replaced it."""
     packed = path.with_name(f"{path.name}.gz")
     return packed if packed.exists() and not path.exists() else path
 
 
 def remove(folder: Path) -> None:
-    """What an attempt of the trace pass left in the folder of a run, whole or in part."""
+    """Delete all files, complete or not, that an earlier attempt of the trace pass left in a folder."""
     for path in [*folder.glob("*.pt.trace.json*"), folder / MEMORY_SNAPSHOT, folder / f"{folder.name}.txt"]:
         path.unlink(missing_ok=True)

@@ -1,7 +1,8 @@
-"""Events in Kineto's (torch.profiler's) layout: many decoded at once with msgspec, one that is not JSON field by field.
+"""Decode events in the layout of Kineto, which writes the traces of torch.profiler.
 
-msgspec skips the fields that no reader needs, by the category of the event.  Kineto writes names and stacks without
-escaping (1.13: always, later: in places), so an event may not be JSON: https://github.com/pytorch/kineto/pull/1459.
+msgspec decodes many events at once and skips the fields that no reader needs, by the category of the event.  Kineto
+writes names and stacks without escaping (torch 1.13 always, later ones in places), so an event may be invalid JSON; it
+is read field by field: https://github.com/pytorch/kineto/pull/1459.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ try:
 except ImportError:  # only slower without it
     msgspec = None  # type: ignore[assignment]
 
-BOUNDARY = "\n  },\n  {"  # between two events
-STACKS = "python_function"  # the category of most events of a trace with stacks; these are not used
-OPERATORS = "cpu_op"  # of these only `ts` is used, if anything
+BOUNDARY = "\n  },\n  {"  # the text between two events
+STACKS = "python_function"  # the category of most events of a trace with stacks; no field of them is used
+OPERATORS = "cpu_op"  # the category of operators; only their `ts` is used
 #: Other categories of torch 1.13 to 2.11; events with a category that is not here are decoded twice.
 OTHERS = (
     *("user_annotation", "gpu_user_annotation", "cpu_instant_event", "kernel", "gpu_memcpy", "gpu_memset"),
@@ -24,7 +25,7 @@ OTHERS = (
 )
 COUNTERS = ("Total Allocated", "Device Type", "Device Id")  # arguments of a memory event
 
-LONGEST_HEAD = 16 << 10  # characters; the fields before "args", with the name, are shorter
+LONGEST_HEAD = 16 << 10  # characters of the fields before "args", the name included; a longer head is not salvaged
 _END = re.compile(r"\n  \}(?=,\n  \{|\n  ?\])")
 _HEAD = re.compile(
     r'\{\s*"ph": "(?P<ph>\w)", "cat": "(?P<cat>[\w ]*)",(?: "s": "\w",)? "name": "(?P<name>.*)",\s+"pid": .*?'
@@ -35,7 +36,7 @@ _COUNTERS = [re.compile(f'"{key}": (-?\\d+)') for key in COUNTERS]
 
 
 class Counters(NamedTuple):
-    """The values of COUNTERS, of any type."""
+    """The values of COUNTERS in a memory event; those of a garbled event may be of any type."""
 
     total: Any = None
     device_type: Any = None
@@ -43,7 +44,10 @@ class Counters(NamedTuple):
 
 
 class Event(NamedTuple):
-    """The fields that are used, of any type.  args: None where the event has no arguments."""
+    """The fields of an event that are used; those of a garbled event may be of any type.
+
+    ts and dur are in microseconds; args is None if the event has no arguments.
+    """
 
     ph: Any
     cat: Any
@@ -88,8 +92,11 @@ if msgspec is not None:
 
 
 def decode(text: str) -> Optional[Sequence[Event]]:
-    """The events of a text, separated by commas; None where one of them is not JSON or has a field of an odd type.
-    They have the attributes of Event; those of STACKS only `cat`, those of OPERATORS only `cat` and `ts`."""
+    """Decode events separated by commas; return None if one is not JSON or has a field of an unexpected type.
+
+    The objects returned have the attributes of Event, except that those of category STACKS have only `cat` and those
+    of category OPERATORS only `cat` and `ts`.
+    """
     text = f"[{text}]"
     events: Sequence[Event]
     try:
@@ -103,23 +110,25 @@ def decode(text: str) -> Optional[Sequence[Event]]:
 
 
 def end(text: str, at: int) -> Optional[int]:
-    """Where the event that begins at `at` ends, by its layout alone."""
-    found = _END.search(text, at)
-    return found.end() if found else None
+    """Return the index in `text` after the event that begins at `at`, by Kineto's layout; None if it does not end."""
+    match = _END.search(text, at)
+    return match.end() if match else None
 
 
 def salvage(text: str) -> Optional[Event]:
-    """The fields of one event that is not valid JSON; None when it has not even Kineto's layout.  The name is as
-    written, escapes included."""
+    """Read one event that is not valid JSON field by field; return None if it does not have Kineto's layout either.
+
+    Escapes in the name are not resolved.
+    """
     head, _, args = text.partition('\n    "args": {')
-    found = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
-    if found is None or "\n  ]" in text:
+    match = _HEAD.match(head) if len(head) < LONGEST_HEAD else None
+    if match is None or "\n  ]" in text:
         return None
     try:
-        ts, dur = (None if found[key] is None else float(found[key]) for key in ("ts", "dur"))
+        ts, dur = (None if match[key] is None else float(match[key]) for key in ("ts", "dur"))
     except ValueError:
         return None
     # The counters come after the stack in 1.13: the last match is theirs.
     last = [(pattern.findall(args) or [""])[-1] for pattern in _COUNTERS]
     counters = Counters(*(int(value) if 0 < len(value) < 20 else None for value in last))
-    return Event(found["ph"], found["cat"], found["name"], ts, dur, counters)
+    return Event(match["ph"], match["cat"], match["name"], ts, dur, counters)

@@ -1,9 +1,8 @@
-"""What one chrome trace of torch.profiler says: step times, peak memory, labelled spans.  torch 1.13 to 2.11.
+"""Read step times, peak memory and labelled spans from one chrome trace of torch.profiler (torch 1.13 to 2.11).
 
-Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); the "gpu_user_annotation" copies of them
-are shorter and are not steps.  Peak memory is the highest "Total Allocated" of the "[memory]" events of each
-device.  Leaves out kernels, stacks and everything else: TensorBoard and Perfetto show those.  Reads in bounded memory,
-with no torch.
+Steps are the host's ``ProfilerStep#N`` spans (category "user_annotation"); their "gpu_user_annotation" copies are
+shorter and do not count.  Peak memory is the highest "Total Allocated" of the "[memory]" events of each device.  Leaves
+out kernels, stacks and everything else: TensorBoard and Perfetto show those.  Uses bounded memory, and no torch.
 """
 
 from __future__ import annotations
@@ -24,11 +23,12 @@ from common.traces.events import Broken, Collector, Enough, read_events
 from common.traces.kineto import Event
 
 CPU, CUDA = 0, 1  # "Device Type" of the memory events, c10::DeviceType
-FEW = 4  # a step is short, or has few operators, when it has less than 1/FEW of what the others have
-MOST_STEPS = 100_000  # of a trace; it is read up to there, so that memory and time stay bounded
-MOST_LABELS = 1000  # names; further ones are counted under OTHER_LABELS, so that memory stays bounded
-MOST_DEVICES = 64  # likewise
-LONGEST_LABEL = 1000  # characters kept, likewise
+FEW = 4  # a step is short, or has few operators, if it has less than 1/FEW of the usual duration or count
+# These keep memory and time bounded for a file of any content.
+MOST_STEPS = 100_000  # the rest of the trace is not read
+MOST_LABELS = 1000  # different names; further ones are counted as OTHER_LABELS
+MOST_DEVICES = 64  # memory events of further devices are ignored
+LONGEST_LABEL = 1000  # characters kept of a name
 OTHER_LABELS = "(other labels)"
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})$")
 
@@ -38,16 +38,28 @@ Memory = TypeVar("Memory")
 
 
 class TraceError(UserError):
-    """A file that is not a whole trace, or one without steps.  The message names the file and the place."""
+    """The file is not a complete trace, or has no steps; the message names the file and the position in it."""
 
 
 @dataclass(frozen=True)
 class TraceSummary:
-    """One window (one file).  steps: (number, duration in microseconds) by start, the stub included; stub: the number
-    of a last step that the end of the loop cut off (see ``_stub``); missing: step numbers that are not there between
-    the first and the last; cut: the file has more than MOST_STEPS, and its rest was not read; peak_bytes: highest
-    "Total Allocated" by (device type, device id); label_us: total duration by record_function name; on_cuda: kernels or
-    CUDA memory were seen; rank: of distributed runs; salvaged: events that were not valid JSON."""
+    """The contents of one trace file, which is one window of the profiler's schedule.
+
+    Args:
+        path: the file.
+        steps: (number, duration in microseconds) of each step, sorted by start, the stub included.
+        stub: number of the last step if the end of the loop cut it off (see ``_stub``), else None.
+        missing: step numbers that are absent between the first and the last, at most 1000.
+        repeated: whether a step number occurs more than once.
+        cut: whether the file has more than MOST_STEPS steps, so that its rest was not read.
+        peak_bytes: highest "Total Allocated" by (device type, device id).
+        memory_events: number of memory events.
+        label_us: total duration in microseconds by name of record_function.
+        on_cuda: whether the file has CUDA kernels or CUDA memory.
+        device_name: name of the first GPU, None if the file does not tell.
+        rank: rank in a distributed run, None outside one.
+        salvaged: number of events that were not valid JSON.
+    """
 
     path: str
     steps: Tuple[Tuple[int, float], ...]
@@ -65,36 +77,40 @@ class TraceSummary:
 
     @property
     def whole_steps(self) -> Tuple[Tuple[int, float], ...]:
-        """The steps without the stub: those that a mean may use."""
+        """Return the steps without the stub: those that count for an average."""
         return self.steps[:-1] if self.stub is not None else self.steps
 
     @property
     def average_step_us(self) -> float:
+        """Return the mean duration of the complete steps, in microseconds."""
         durations = [duration for _, duration in self.whole_steps]
         return sum(durations) / len(durations)
 
     @property
     def flags(self) -> List[str]:
-        """What a reader of the numbers should know, in words."""
+        """Return what limits the meaning of the numbers, a sentence each."""
         flags = []
         if self.stub is not None:
-            what = f"ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us)"
-            flags.append(f"stub step: {what} was cut off by the end of the loop and is left out of the average")
+            step = f"ProfilerStep#{self.stub} ({self.steps[-1][1]:.0f} us)"
+            flags.append(f"stub step: {step} was cut off by the end of the loop and is left out of the average")
         if self.missing:
             shown = ", ".join(str(number) for number in self.missing[:5]) + (", ..." if len(self.missing) > 5 else "")
             flags.append(f"missing steps: {shown}")
         if self.cut:
-            flags.append(f"more than {MOST_STEPS:,} steps: the file is read up to there")
+            flags.append(f"more than {MOST_STEPS:,} steps: the rest of the file was not read")
         if self.repeated:
-            flags.append("repeated steps: a step number is there more than once")
+            flags.append("repeated steps: a step number occurs more than once")
         if self.salvaged:
             flags.append(f"{self.salvaged} events are not valid JSON and were read field by field")
         return flags
 
 
 def read(path: Path, fast: bool = True) -> TraceSummary:
-    """Read one trace (.json or .json.gz, by its content).  fast: see ``read_events``; the answer is the same.
-    Raises TraceError for a file that cannot be read, is cut short or broken, or has no step."""
+    """Read one trace (.json or .json.gz, told apart by content).
+
+    `fast` is that of ``read_events`` and does not change the answer.  Raises TraceError for a file that cannot be read,
+    is cut short or broken, or has no step.
+    """
     collector = _SummaryCollector()
     salvaged = collect(path, collector, fast)
     stub = None if collector.cut else _stub(path, collector.steps, fast)
@@ -102,25 +118,33 @@ def read(path: Path, fast: bool = True) -> TraceSummary:
 
 
 def memory_rise(path: Path) -> Dict[Device, int]:
-    """Bytes from the lowest to the highest "Total Allocated" by (device type, device id), of a trace that need not
-    have steps; its counter may start above zero, where the window before ended.  TraceError as for ``read``."""
+    """Return the bytes from the lowest to the highest "Total Allocated", by (device type, device id).
+
+    The trace need not have steps.  Its counter may start above zero, at the level at which the window before ended.
+    Raises TraceError as ``read`` does.
+    """
     collector = _SummaryCollector()
     collect(path, collector)
     return {device: highest - collector.lowest[device] for device, highest in collector.peaks.items()}
 
 
 def count_operators(path: Path, begin: float = -math.inf, end: float = math.inf, fast: bool = True) -> Tuple[int, int]:
-    """How many operators begin within [begin, end), in microseconds of the trace, and how many it has.  Reads the whole
-    file: events are not in the order of their begin.  TraceError as for ``read``."""
+    """Return the number of operators that begin within [begin, end), and the number of all operators of the trace.
+
+    Times are in microseconds as in the trace.  Reads the whole file, since events are not sorted by their start.
+    Raises TraceError as ``read`` does, but the trace need not have steps.
+    """
     counter = _OperatorCounter(begin, end)
     collect(path, counter, fast)
     return counter.inside, counter.all
 
 
 def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
-    """The number of the last step when the loop ended in it: it is short next to the other steps, and holds few
-    operators (1.13 puts one of its own there) next to them.  A whole step may be either.  Only where it is short is the
-    file read again for its operators."""
+    """Return the number of the last step if the loop ended within it, else None.
+
+    Such a step is shorter than the others and also holds fewer operators (torch 1.13 adds one there by itself); a
+    complete step may be either, but not both.  The file is read again to count operators only if the step is short.
+    """
     if len(steps) < 2:
         return None
     *others, (begin, duration, number) = sorted(steps)
@@ -132,8 +156,10 @@ def _stub(path: Path, steps: List[Step], fast: bool) -> Optional[int]:
 
 
 def collect(path: Path, collector: Collector, fast: bool = True) -> int:
-    """Hand the events of a trace to a collector.  Returns how many of them were not valid JSON; TraceError as for
-    ``read``, but a trace need not have steps."""
+    """Hand the events of a trace to a collector; return how many of them were not valid JSON.
+
+    Raises TraceError as ``read`` does, but the trace need not have steps.
+    """
     try:
         with open_file(path) as stream:
             packed = stream.read(2) == b"\x1f\x8b"
@@ -149,14 +175,14 @@ def collect(path: Path, collector: Collector, fast: bool = True) -> int:
 
 
 class StepCollector(Collector):
-    """Finds the steps, labelled spans and memory counts among the events; the fields of a garbled event may be of any
-    type."""
+    """Selects the steps, labelled spans and memory events, and hands each to a method that subclasses override."""
 
-    kernels = False  # of CUDA were seen
-    count = 0  # of steps
-    cut = False  # after MOST_STEPS of them
+    kernels = False  # whether CUDA kernels were seen
+    count = 0  # number of steps
+    cut = False  # whether reading ended after MOST_STEPS steps
 
     def event(self, event: Event) -> None:
+        """Hand over an event of the kinds above; the fields of a garbled event may be of any type."""
         if event.name == "[memory]":
             if event.args is not None:
                 total, device_type, device_id = event.args.total, event.args.device_type, event.args.device_id
@@ -177,23 +203,25 @@ class StepCollector(Collector):
             self.kernels = True
 
     def memory(self, device: Device, ts: Any, total: int) -> None:
-        """The count of bytes of a device; `ts` may be of any type."""
+        """Receive the bytes allocated on a device at `ts` microseconds; a garbled event may give any type of `ts`."""
 
     def step(self, ts: float, dur: float, number: int) -> None:
-        """A span ProfilerStep#number, in microseconds."""
+        """Receive a span ProfilerStep#number: its start and duration in microseconds."""
 
     def label(self, ts: float, dur: float, name: str) -> None:
-        """Another span of record_function, in microseconds."""
+        """Receive any other span of record_function: its start and duration in microseconds."""
 
 
 class _SummaryCollector(StepCollector):
+    """Collects what a TraceSummary holds."""
+
     def __init__(self) -> None:
         self.steps: List[Step] = []
         self.peaks: Dict[Device, int] = {}
         self.lowest: Dict[Device, int] = {}
         self._memory_events = 0
         self._labels: Dict[str, float] = {}
-        self._header: Dict[str, Any] = {}
+        self._header: Dict[str, object] = {}
 
     def header(self, key: str, value: Any) -> None:
         self._header[key] = value
@@ -215,8 +243,9 @@ class _SummaryCollector(StepCollector):
         self.lowest[device] = min(total, self.lowest.get(device, total))
 
     def summary(self, path: str, stub: Optional[int], salvaged: int) -> TraceSummary:
+        """Return the summary of the events so far; raise TraceError if there is no step among them."""
         if not self.steps:
-            raise TraceError(f"{path}: no ProfilerStep span in it: the profiled loop has to call prof.step()")
+            raise TraceError(f"{path}: has no ProfilerStep span: call prof.step() in the profiled loop")
         self.steps.sort()
         numbers = sorted(number for _, _, number in self.steps)
         distinct = sorted(set(numbers))
@@ -236,7 +265,7 @@ class _SummaryCollector(StepCollector):
 
 
 class _OperatorCounter(Collector):
-    """Counts operators, and those that begin within [begin, end)."""
+    """Counts all operators, and those that begin within [begin, end) in microseconds."""
 
     wants_operators = True
 
@@ -251,11 +280,14 @@ class _OperatorCounter(Collector):
 
 
 def fullest(of_device: Mapping[Device, Memory], highest: Callable[[Memory], float]) -> Optional[Memory]:
-    """Of the fullest GPU, or of the CPU where no GPU allocated; None of no device."""
+    """Return the value of the GPU that `highest` ranks first, or that of the CPU if no GPU allocated.
+
+    Returns None if there is no device at all.
+    """
     on_cuda = [memory for (device_type, _), memory in of_device.items() if device_type == CUDA]
     return max(on_cuda or of_device.values(), key=highest, default=None)
 
 
 def is_number(value: Any) -> bool:
-    """A finite number of usual size, and not a bool."""
+    """Return whether the value is a finite number of usual size, and no bool."""
     return type(value) in (int, float) and -1e18 < value < 1e18

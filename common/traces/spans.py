@@ -1,7 +1,7 @@
-"""Memory of labelled spans, from a trace: what was allocated when each began, at most, and when it ended.
+"""Read the memory of labelled spans from a trace: the bytes allocated at the start, at most, and at the end of each.
 
-From "Total Allocated" of the [memory] events, of the fullest GPU, or of the CPU where no GPU allocated; above what was
-allocated when the span's step began.  Holds all memory events of the file: meant for a few steps.
+The numbers are "Total Allocated" of the [memory] events of the fullest GPU, or of the CPU if no GPU allocated, above
+what was allocated when the step of the span began.  Holds all memory events of the file, so it is meant for few steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from common.traces.reader import Device, Step, StepCollector
 
 
 class SpanMemory(NamedTuple):
-    """Bytes above the level at the beginning of the step, which has the name ""."""
+    """Bytes allocated at the start of a span, at most within it, and at its end, above the level at the step's start.
+
+    The span of the whole step has the name "".
+    """
 
     name: str
     step: int
@@ -25,14 +28,19 @@ class SpanMemory(NamedTuple):
 
 
 def read(path: Path, device_type: Optional[int] = None) -> List[SpanMemory]:
-    """Spans by their beginning; none of a trace without memory events.  device_type: reader.CPU or reader.CUDA alone.
-    Raises TraceError as ``reader.read`` does."""
+    """Return the spans of all steps, sorted by start within each step; empty if the trace has no memory events.
+
+    With `device_type` reader.CPU or reader.CUDA, only that kind of device counts.  Raises TraceError as ``reader.read``
+    does.
+    """
     collector = _Collector()
     reader.collect(path, collector)
     return collector.spans(device_type)
 
 
 class _Collector(StepCollector):
+    """Keeps all steps, labelled spans and memory events."""
+
     def __init__(self) -> None:
         self._steps: List[Step] = []
         self._spans: List[Tuple[float, float, str]] = []
@@ -49,11 +57,12 @@ class _Collector(StepCollector):
         self._spans.append((ts, ts + dur, name))
 
     def spans(self, device_type: Optional[int]) -> List[SpanMemory]:
+        """Return the spans as ``read`` does."""
         levels = {device: line for device, line in self._levels.items() if device_type in (None, device[0])}
         fullest = reader.fullest(levels, lambda events: max(total for _, total in events))
         if fullest is None:
             return []
-        times, totals = zip(*sorted(fullest, key=lambda one: one[0]))
+        times, totals = zip(*sorted(fullest, key=lambda event: event[0]))
 
         def measured(begin: float, end: float, name: str, step: int, base: int) -> SpanMemory:
             first, last = bisect_left(times, begin), bisect_right(times, end)
@@ -61,9 +70,9 @@ class _Collector(StepCollector):
             inside = totals[first:last] or [before]
             return SpanMemory(name, step, before - base, max(before, *inside) - base, inside[-1] - base)
 
-        found = []
+        result = []
         for ts, dur, number in sorted(self._steps):
             base = measured(ts, ts + dur, "", number, 0).begin
             inside = [(begin, end, name) for begin, end, name in self._spans if ts <= begin and end <= ts + dur]
-            found += [measured(*span, number, base) for span in [(ts, ts + dur, ""), *sorted(inside)]]
-        return found
+            result += [measured(*span, number, base) for span in [(ts, ts + dur, ""), *sorted(inside)]]
+        return result

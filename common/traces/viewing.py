@@ -1,7 +1,7 @@
-"""A trace as a viewer shows it whole: labelled spans on a track of their own.
+"""Rewrite a trace so that Perfetto shows all of it: labelled spans move to a track of their own.
 
-Where stacks are recorded, the call that opens a label is a span too, which begins before the label and ends within it.
-Perfetto calls that a loss of data, and drops the label: of all spans the one that is looked for.
+In a trace with stacks, the call that opens a label is a span too, which begins before the label and ends within it.
+Perfetto takes that overlap for a loss of data and drops the label, the very span that a user looks for.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import gzip
 import re
 from typing import Any, BinaryIO, Iterator, Set, Tuple
 
-#: Added to the number of a thread: its labels' track.
+#: Added to the number of a thread to get the number of the track of its labels.
 OF_LABELS = 10**9
 TRACK = "steps and stages"
-#: A labelled span as Kineto writes it: a line, after one that opens the event.
+#: The line of a labelled span as Kineto writes it; the line before it opens the event.
 _LABEL = re.compile(rb'(\s*"ph": "X", "cat": "user_annotation", .*"pid": (\d+), "tid": )(\d{1,9})(,\s*)', re.DOTALL)
-#: Bytes that are looked at together: a trace of another program may be a single line.
+#: Bytes read at once at most: a trace of another program may be a single line.
 _MOST = 2**20
 
 
 def lines(stream: Any) -> Iterator[bytes]:
-    """Yield the lines of a trace as JSON, its labels on tracks of their own.  What is not as Kineto writes it is handed
-    on as it is."""
+    """Yield the lines of an uncompressed trace with its labels on tracks of their own.
+
+    A line that does not have Kineto's layout is yielded unchanged.
+    """
     named: Set[Tuple[bytes, bytes]] = set()
     for line in iter(lambda: stream.readline(_MOST), b""):
         match = _LABEL.fullmatch(line)
@@ -37,15 +39,17 @@ def lines(stream: Any) -> Iterator[bytes]:
 
 
 def _named(process: bytes, track: bytes) -> bytes:
-    """Return an event that names a track, in the place of one that was just opened, and open that again."""
+    """Return an event that names a track, followed by the start of the event that the line before had opened."""
     where = b'"pid": %s, "tid": %s' % (process, track)
     name = b'    "name": "thread_name", "ph": "M", "ts": 0, %s, "args": {"name": "%s"}\n  },\n  {\n'
     return name % (where, TRACK.encode())
 
 
 def copy(source: BinaryIO, target: Any) -> None:
-    """Write a trace to `target`, its labels on tracks of their own; packed where it is packed.  Raises what gzip does
-    for a damaged one, and OSError."""
+    """Copy a trace from `source` to `target` with its labels on tracks of their own; a gzip file stays one.
+
+    Raises EOFError, gzip.BadGzipFile or zlib.error for a damaged gzip file, and OSError.
+    """
     packed = source.read(2) == b"\x1f\x8b"
     source.seek(0)
     if not packed:

@@ -1,6 +1,6 @@
-"""The profiled numbers of one folder of traces: its windows (files), their average step time and peak memory.
+"""Compute the profiled numbers of one folder of traces: average step time and peak memory of its windows (files).
 
-Profiled means: with the profiler's own cost in it.  Windows stay apart and are never merged over workers or ranks.
+Profiled numbers contain the profiler's own cost.  Windows of different workers or ranks are never merged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from common.traces.reader import FEW, TraceError, TraceSummary
 
 FIRST_WINDOW = "profiled peak MB is of the first window only: on CPU the counter drifts from window to window"
 
-#: A file and what it says, or why it says nothing.
+#: A file, and its contents or the reason why it cannot be read.
 Window = Tuple[Path, Union[TraceSummary, TraceError]]
 
 
 @dataclass(frozen=True)
 class WindowNumbers:
-    """Hold what one trace file says; numbers are None where it cannot be read or holds no whole step."""
+    """The numbers of one trace file; None if it cannot be read or holds no complete step."""
 
     file: str
     average_step_time_us: Optional[float] = None
@@ -35,22 +35,21 @@ class WindowNumbers:
 
 @dataclass
 class Profiled:
-    """What the traces of one worker say.  error: why a window could not be read; the numbers are then None.
-    step_us: the whole steps of each readable window, in microseconds, by start."""
+    """The numbers of all traces of one worker."""
 
     windows: List[WindowNumbers] = field(default_factory=list)
-    average_step_time_us: Optional[float] = None
+    average_step_time_us: Optional[float] = None  # over the complete steps of all windows
     peak_memory_mb: Optional[float] = None
-    label_us: Dict[str, float] = field(default_factory=dict)  # per step
-    step_us: List[List[float]] = field(default_factory=list)
+    label_us: Dict[str, float] = field(default_factory=dict)  # microseconds per step by label
+    step_us: List[List[float]] = field(default_factory=list)  # of each readable window: microseconds of complete steps
     on_cuda: bool = False
     device_name: Optional[str] = None
-    error: Optional[str] = None
+    error: Optional[str] = None  # why the first unreadable window could not be read; the numbers are then None
     notes: List[str] = field(default_factory=list)
 
 
 def read_windows(files: List[Path]) -> List[Window]:
-    """Read the traces; a broken one is kept as its error, not raised."""
+    """Read the traces; a file that cannot be read comes with its error, which is not raised."""
     windows: List[Window] = []
     for path in files:
         try:
@@ -61,8 +60,10 @@ def read_windows(files: List[Path]) -> List[Window]:
 
 
 def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
-    """The numbers of the windows of one worker, in order.  to_the_end: the loop is known to have ended where it was
-    meant to, so that no step is cut off."""
+    """Return the numbers of one worker from its windows, sorted by time.
+
+    With `to_the_end` the profiled loop is known to have ended as planned, so that no step counts as cut off.
+    """
     result = Profiled()
     windows = [
         _without_stub(window) if to_the_end or _goes_on(window, later) else window
@@ -92,18 +93,22 @@ def profiled(windows: List[Window], to_the_end: bool = False) -> Profiled:
 
 
 def _goes_on(window: Window, later: Optional[Window]) -> bool:
-    """Is `later` a further window of the same loop, which did not end in this one then?  Another loop, into the same
-    folder, counts its steps from the start again."""
+    """Return whether `later` is a window of the same loop, which then did not end in `window`.
+
+    Another loop that writes to the same folder counts its steps from the start again.
+    """
     summaries = [each[1] for each in (window, later) if each is not None and isinstance(each[1], TraceSummary)]
     return len(summaries) == 2 and summaries[1].steps[0][0] > summaries[0].steps[-1][0]
 
 
 def _without_stub(window: Window) -> Window:
+    """Return the window with its last step counted as complete."""
     path, summary = window
     return (path, replace(summary, stub=None)) if isinstance(summary, TraceSummary) else window
 
 
 def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> WindowNumbers:
+    """Return the numbers of one file."""
     if isinstance(summary, TraceError):
         return WindowNumbers(path.name, flags=[str(summary)])
     peak = reader.fullest(summary.peak_bytes, float)
@@ -113,6 +118,7 @@ def _window(path: Path, summary: Union[TraceSummary, TraceError]) -> WindowNumbe
 
 
 def _peak(result: Profiled) -> None:
+    """Set the peak: the highest of all windows on CUDA, that of the first on a CPU, whose counter drifts."""
     peaks = [window.peak_memory_mb for window in result.windows if window.peak_memory_mb is not None]
     if not peaks:
         return
@@ -125,15 +131,18 @@ def _peak(result: Profiled) -> None:
 
 
 def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], result: Profiled) -> None:
-    """A loop that ends in the first active step of a window leaves a file with a stub alone.  It is short and holds few
-    operators next to the steps of the windows before; where those hold none, only its brevity tells."""
+    """Remove the last window from `summaries` if its only step is one that the end of the loop cut off.
+
+    A loop that ends in the first active step of a window leaves such a file.  The step is shorter than those of the
+    windows before and holds fewer operators; if those hold none, the duration alone decides.
+    """
     if len(summaries) < max(2, len(files)) or len(summaries[-1].steps) != 1 or summaries[-2].cut:
         return
     number, duration = summaries[-1].steps[0]
     short = duration * FEW < min(summary.average_step_us for summary in summaries[:-1])
     if short and _few_operators(files[-1], files[-2], len(summaries[-2].steps)):
-        what = f"ProfilerStep#{number} ({duration:.0f} us)"
-        flag = f"stub step: {what} is alone in its window and left out of the average"
+        step = f"ProfilerStep#{number} ({duration:.0f} us)"
+        flag = f"stub step: {step} is alone in its window and left out of the average"
         last = result.windows[-1]
         result.windows[-1] = replace(last, average_step_time_us=None, steps=0, flags=[*last.flags, flag])
         result.notes.append(f"{files[-1].name}: {flag}")
@@ -141,6 +150,9 @@ def _leave_out_lone_stub(files: List[Path], summaries: List[TraceSummary], resul
 
 
 def _few_operators(alone: Path, before: Path, steps_before: int) -> bool:
-    """Has the one step of `alone` few operators next to the steps of the window before it, if those have any?"""
+    """Return whether the only step of `alone` has few operators next to the steps of the window before it.
+
+    True if those have no operators at all.
+    """
     (_, mine), (_, others) = map(reader.count_operators, (alone, before))
     return others == 0 or mine * FEW < others / steps_before
