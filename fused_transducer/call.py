@@ -114,6 +114,11 @@ def check_tensors(**tensors: Any) -> None:
             continue
         if not isinstance(tensor, torch.Tensor):
             raise ValueError(f"{name} must be a tensor; it is of type {type(tensor).__name__}")
+        if hasattr(tensor, "full_tensor"):
+            raise ValueError(
+                f"{name} is sharded (DTensor): call the loss within the forward of the module that FSDP wraps, and do "
+                "not wrap the output layer by itself"
+            )
         if tensor.is_nested:
             raise ValueError(f"{name} is a nested tensor: pad it, with torch.nested.to_padded_tensor")
         if tensor.layout != torch.strided:

@@ -198,6 +198,35 @@ def test_under_ddp(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+def test_a_sharded_weight(tmp_path):
+    """In a module that FSDP wraps it is whole; alone it is refused."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    one = problem(RAGGED, dtype=torch.float32)
+    inputs = (*one.tensors[:2], one.targets, one.T_lengths, one.U_lengths)
+    module = TransducerLoss(output=torch.nn.Linear(12, 11))
+    expected = module(*inputs)
+    expected.backward()
+    gradient = module.output_linear.weight.grad.clone()
+    module.zero_grad()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'fsdp'}", rank=0, world_size=1)
+    try:
+        fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+        loss = module(*inputs)
+        loss.backward()
+        assert loss.item() == pytest.approx(expected.item())
+        assert error(module.output_linear.weight.grad.full_tensor(), gradient) < 1e-6
+        sharded = module.output_linear
+        sharded._forward_pre_hooks.clear()
+        module.reshard()
+        with pytest.raises(ValueError, match="sharded"):
+            transducer_loss(*one.tensors[:2], sharded.weight, None, *inputs[2:])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 # -- the module ----------------------------------------------------------------------------------------------------
 
 
