@@ -202,7 +202,12 @@ def test_a_loss_near_zero(implementation):
 @everywhere
 @pytest.mark.parametrize("implementation", with_variants(), ids=lambda implementation: implementation.name)
 def test_every_row_is_given_peaky_logits(implementation):
-    """The row's own loss of an utterance is a small part of what it is on random logits, in each scope."""
+    """The row's own loss of an utterance is a small part of what it is on random logits, in each scope.
+
+    Durations stay random, and a sigmoid for blank gives the same logits other probabilities.
+    """
+    if adapter_of(implementation).topology in ("tdt", "hat"):
+        pytest.skip("not all of its probabilities are peaky")
     for scope in table.of(adapter_of(implementation)).scopes:
         losses = {}
         for kind, margin in (("random", None), ("peaky", 7.0)):
@@ -254,7 +259,7 @@ def test_held_inputs_follow_their_targets():
 
 
 def test_settings_that_mean_nothing_are_refused():
-    with pytest.raises(UserError, match="--margin 5.*--logits peaky"):
+    with pytest.raises(UserError, match="--margin.*--logits peaky"):
         settings.resolve({"margin": 5.0}, "cpu")
     with pytest.raises(UserError, match="benchmark-2022"):
         chosen(pruned_recipe="benchmark-2022")
