@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -123,6 +124,11 @@ def own_loss(folder, at_import="", in_loss="import torch"):
     path = folder / f"benchmark_own{len(list(folder.glob('*.py')))}.py"
     path.write_text(text.replace("    import torch\n", f"    {in_loss}\n", 1))
     return path
+
+
+def has_words(text, *words):
+    """Return whether all of `words` are in one passage of `text`, in this order, whatever stands between them."""
+    return re.search(".{0,200}?".join(map(re.escape, words)), text, re.DOTALL) is not None
 
 
 def assert_user_error(done, *words):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, assert_user_error, rows_of, run, start, wait_for_worker
+from commands import ROOT, assert_user_error, has_words, rows_of, run, start, wait_for_worker
 from fixtures_runs import MIB, correctness, environment, records_of, sample, status, summarize, write_records, write_run
 
 from common.analysis import logs, pairs
@@ -466,7 +466,7 @@ def test_the_report_says_who_holds_most_and_trains_fastest(tmp_path):
     answer, reason = cards["Trains fastest with its largest batch, exact losses"]
     assert answer == "quick" and "slim at 5.00x the time" in reason
     assert "Largest batch that fits" in text and "k2-pruned (approx.)" in text and "90" in text
-    assert "throughput over the same 40 utterances (400 frames)" in text
+    assert has_words(text, "throughput", "40 utterances", "400 frames")
 
 
 def test_the_largest_batch_is_drawn_against_memory(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from commands import has_words
 from fixtures_runs import (
     correctness,
     one_row,
@@ -282,7 +283,7 @@ def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
     for folder, told in (("steady", False), ("drifting", True)):
         for details in (True, False):
             text = " ".join(summarize(tmp_path / folder, details=details).split())
-            assert ("late step: its ratio changes by a factor of 2.0" in text) == told
+            assert has_words(text, "late step", "2.0") == told
     assert "round by round 2.00, 2.40, 2.80, 3.40, 4.00" in summarize(tmp_path / "drifting")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import has_words
 from fixtures_runs import (
     correctness,
     environment,
@@ -227,7 +228,7 @@ def test_what_was_not_measured_is_not_shown(tmp_path):
     failed = {"record": "limits", "reason": "timeout: limits took more than 1 s"}
     row = one_row(write_limited(tmp_path / "failed", failed))
     assert row["limit_percent"]["step"] == {"packed": None, "padded": None}
-    assert "the device's limits were not measured: timeout: limits took more than 1 s" in summarize(tmp_path / "failed")
+    assert has_words(summarize(tmp_path / "failed"), "limits", "not measured", "timeout")
     row = one_row(write_limited(tmp_path / "without"))
     assert row["limit_percent"] == row["floor"] == {} and row["flops_per_second"] is None
     row = one_row(write_limited(tmp_path / "old", limits(), batch=OLD))
@@ -236,7 +237,7 @@ def test_what_was_not_measured_is_not_shown(tmp_path):
 
 def test_limits_measured_beside_other_load_are_said_to_be(tmp_path):
     write_limited(tmp_path / "a", limits(flags=["busy"]))
-    assert "torchaudio: the device's limits were measured beside other load" in summarize(tmp_path / "a")
+    assert has_words(summarize(tmp_path / "a"), "torchaudio", "limits", "other load")
 
 
 def test_table_and_report_show_the_share_and_the_limits(tmp_path):

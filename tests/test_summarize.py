@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import has_words
 from fixtures_runs import (
     COMMAND,
     FORMATS,
@@ -35,7 +36,7 @@ def test_newest_of_a_configuration_and_how_many_earlier(tmp_path):
     write_run(tmp_path / "k2", name="k2", started="2025-01-01T00:00:00+00:00")
     runs = {Path(row["log_dir"]).name: row["earlier_runs"] for row in read_rows(tmp_path)}
     assert runs == {"t.3": 2, "other-size": 0, "k2": 0}
-    assert "2 earlier runs of the same configuration not shown" in summarize(tmp_path)
+    assert has_words(summarize(tmp_path), "2 earlier runs", "not shown")
     assert len(read_rows(tmp_path, "--all-runs")) == 5
     assert "earlier" not in summarize(tmp_path, "--all-runs")
 
@@ -47,9 +48,8 @@ def test_a_run_that_was_missing_gives_way_to_one_that_is_not(tmp_path):
 
 
 def test_default_is_log_here_and_nothing_there_is_one_line(tmp_path):
-    assert summarize(code=2, cwd=tmp_path) == (
-        "summarize.py: error: no runs under log/: run `make bench` first, or name a folder that holds runs or traces\n"
-    )
+    error = summarize(code=2, cwd=tmp_path)
+    assert has_words(error, "summarize.py: error: ", "log/", "make bench") and error.count("\n") == 1
     write_run(tmp_path / "log" / "torchaudio-30")
     assert "torchaudio" in summarize(cwd=tmp_path)
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import has_words, run
 from fixtures_runs import correctness, memory, records_of, status, timing
 
 from common.analysis.sweep import find, read
@@ -248,8 +248,8 @@ def test_each_cell_is_measured_but_limits_and_who_cannot_run_once(tmp_path, exec
     }
     assert rows["torchaudio", 64, "float32"].step_ms.median == 64
     table = capsys.readouterr().out
-    assert "k2 at dtype bfloat16: unsupported: k2 does not take bfloat16" in table
-    assert "k2 at vocab-size 64 and dtype float32: oom: memory: no memory" in table
+    assert has_words(table, "k2", "dtype bfloat16", "unsupported")
+    assert has_words(table, "k2", "vocab-size 64", "float32", "oom")
     rows = [line for line in records_of(sweep.path) if line["record"] == "status" and line["implementation"] == "k2"]
     refused = [(line["cell"], line.get("reused_from")) for line in rows if line["status"] == "unsupported"]
     assert refused == [(1, None), (3, 1)]
@@ -268,7 +268,7 @@ def test_resume_goes_on_where_it_stopped(tmp_path, capsys):
         (16, "ok"),
         (32, "interrupted"),
     ]
-    assert "2 of 6 rows are not measured yet; the same command with --resume goes on" in capsys.readouterr().out
+    assert has_words(capsys.readouterr().out, "2 of 6", "--resume")
     second = MadeUp()
     assert benchmark(tmp_path, *flags, "--resume", executor=second) == EXIT_OK
     assert sorted(step[1] for step in second.seen) == [32] * 2 + [48] * 6  # memory of both, then the last cell
