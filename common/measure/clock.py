@@ -1,4 +1,4 @@
-"""Marks in time; one timed step."""
+"""Time one step, on the CPU or with CUDA events."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from common.measure.device import cache_bytes
 from common.measure.stages import Step, observed_by
 from common.system.memory import minor_faults
 
-#: Bytes that are more than any L2 cache, for a torch that does not tell its size.
+#: Bytes; larger than any L2 cache, for a torch that does not report its size.
 LARGE_L2 = 256 * 2**20
 
 
 class Clock:
-    """Marks in time, read after the work is done: perf_counter_ns on the CPU, events on CUDA.  cold: samples of CUDA
-    begin with an L2 cache that holds nothing of theirs."""
+    """Sets marks in time that are compared after the work is done: perf_counter_ns on the CPU, events on CUDA.
+
+    With `cold`, `cool` empties the L2 cache of a GPU before a sample.
+    """
 
     def __init__(self, device: torch.device, cold: bool = False):
         self.cuda = device.type == "cuda"
@@ -28,18 +30,20 @@ class Clock:
         if cold and self.cuda:
             self.over = torch.empty(2 * (cache_bytes(device) or LARGE_L2), dtype=torch.uint8, device=device)
         gc.collect()
-        gc.freeze()  # what is loaded stays: the collection before each sample need not look through it
+        gc.freeze()  # loaded objects stay alive, so the collection before each sample need not scan them
 
     def cool(self) -> None:
-        """Write over the L2 cache."""
+        """Overwrite the L2 cache if the clock is cold."""
         if self.over is not None:
             self.over.zero_()
 
     def synchronize(self) -> None:
+        """Wait until the device has done all work."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
+        """Return a mark of the present moment, for `between`."""
         if not self.cuda:
             return time.perf_counter_ns()
         event = torch.cuda.Event(enable_timing=True)
@@ -47,16 +51,15 @@ class Clock:
         return event
 
     def between(self, begin: Any, end: Any) -> int:
-        """Nanoseconds from mark to mark; on CUDA only after `synchronize`."""
+        """Return the nanoseconds between two marks; on CUDA only after `synchronize`."""
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
 def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
-    """The timed fields of a ``sample`` record, in nanoseconds, and the pages that the system had to map meanwhile.
-    Python collects its garbage before, and not within.
+    """Run a step and return the measured fields of a ``sample`` record: nanoseconds, and the number of page faults.
 
-    On CUDA the host runs ahead of the device, so the wall time of forward has no meaning and is None; use its event
-    time.
+    Python collects its garbage before the step and not within it.  On CUDA the host runs ahead of the device, so the
+    wall time of forward means nothing and is None; use its event time.
     """
     spans: List[Any] = []
 

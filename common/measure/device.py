@@ -1,4 +1,4 @@
-"""Torch as the run sets it up, and what it says of itself and of the device."""
+"""Set up torch for a run, and describe torch and the device."""
 
 from __future__ import annotations
 
@@ -12,33 +12,43 @@ from common.system import machine, memory, nvml
 
 
 def set_up_torch(settings: Settings) -> Any:
-    """Set the threads, denormals and device of the run; returns the torch.device.  Raises NotRunnable."""
+    """Set the run's threads, denormals, TF32 and device; return the torch.device.
+
+    Raises NotRunnable if torch is missing or cannot use the device or flush denormals.
+    """
     torch = import_torch("; run `make setup` or install torch")
     device = torch.device(settings.device)
     flushed = settings.denormals == "flush" and torch.set_flush_denormal(True)  # before the first parallel region
     if settings.denormals == "flush" and not flushed and device.type == "cpu":
         raise NotRunnable("unsupported", "this CPU cannot flush denormals: use --denormals keep")
     torch.set_num_threads(settings.threads or machine.cpu_count())
-    # both ways: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE sets the first, and torch's default of the second is true
+    # also to False: TORCH_ALLOW_TF32_CUBLAS_OVERRIDE may have set the first, and the second is True by default
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.tf32
     return current(device)
 
 
 def import_torch(advice: str = "") -> Any:
-    """The module.  Raises NotRunnable, with the advice, and MemoryError where there is no memory for its libraries."""
+    """Return the module torch.
+
+    Raises NotRunnable, with `advice` at the end of its message, if torch cannot be imported, and MemoryError if there
+    is too little memory for its libraries.
+    """
     try:
         import torch
-    except (ImportError, OSError) as error:  # a library that cannot be loaded is either
+    except (ImportError, OSError) as error:  # a library that cannot be loaded raises either
         if memory.tells_of_no_memory(str(error)):
             limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-            within = "" if limit == resource.RLIM_INFINITY else f" within ulimit -v {limit // 1024} (kB); raise that"
+            within = "" if limit == resource.RLIM_INFINITY else f" within ulimit -v {limit // 1024} (kB); raise it"
             raise MemoryError(f"torch does not load{within} ({error})") from error
         raise NotRunnable("missing", f"torch does not import in {sys.executable} ({error}){advice}") from error
     return torch
 
 
 def current(device: Any) -> Any:
-    """The device with its index, made torch's current one if it is a GPU.  Raises NotRunnable where there is none."""
+    """Return the device with its index; a GPU becomes torch's current device.
+
+    Raises NotRunnable if torch does not see that GPU.
+    """
     import torch
 
     if device.type == "cuda":
@@ -46,7 +56,7 @@ def current(device: Any) -> Any:
         if not torch.cuda.is_available() or device.index >= torch.cuda.device_count():
             raise NotRunnable("unsupported", f"torch {torch.__version__} in {sys.prefix} does not see {device}")
         torch.cuda.set_device(device)
-        # the legacy default stream, where fast_rnnt launches whatever the current one is: so work and events keep order
+        # fast_rnnt always launches on the legacy default stream: only there do its work and our events keep their order
         torch.cuda.set_stream(torch.cuda.default_stream(device))
     return device
 
@@ -59,7 +69,7 @@ def host_threads(device: Any) -> int:
 
 
 def cache_bytes(device: Any) -> Optional[int]:
-    """All of the device's last-level cache; None where it is not known (CUDA before torch 2.5)."""
+    """Return the bytes of all last-level caches of the device; None if unknown (CUDA before torch 2.5)."""
     import torch
 
     if device.type == "cpu":
@@ -68,7 +78,10 @@ def cache_bytes(device: Any) -> Optional[int]:
 
 
 def facts(device: Any) -> Dict[str, Any]:
-    """Fields that the ``environment`` and ``limits`` records share: torch, device, device_name, threads, tf32, gpu."""
+    """Return the fields that ``environment`` and ``limits`` records share.
+
+    They are torch, device, device_name, threads, tf32 and gpu.
+    """
     import torch
 
     cuda = device.type == "cuda"

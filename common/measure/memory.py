@@ -1,4 +1,4 @@
-"""Memory of one step: peaks above what was held before it, and a snapshot of every allocation."""
+"""Measure the memory of one step: its peaks above what was in use before, and a snapshot of every allocation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from common.measure.stages import Step
 from common.system.memory import clear_peak, give_back_free_memory, status_bytes
 from common.traces import reader
 
-SNAPSHOT_ENTRIES = 100_000  # allocations and frees; one step has far fewer
-#: Of a ``memory`` record; what a device does not have is None.
+SNAPSHOT_ENTRIES = 100_000  # allocations and frees; a step has far fewer
+#: Fields of a ``memory`` record; those that do not apply to a device are None.
 PEAKS = (
     "device_allocated_bytes",
     "device_reserved_bytes",
@@ -24,24 +24,26 @@ PEAKS = (
     "torch_allocated_bytes",
     "process_bytes",
 )
-#: Between two looks at the device's free memory.
+#: Seconds between two readings of the device's free memory.
 LOOK_SECONDS = 0.001
 
 
 def peaks(fresh: Callable[[], Step], device: torch.device, profiler: bool = True) -> Dict[str, Optional[int]]:
-    """PEAKS of a step, in bytes; `fresh` makes one for each run.  profiler: take torch's own allocations on a CPU
-    too."""
-    found: Dict[str, Optional[int]] = dict.fromkeys(PEAKS)
+    """Return the PEAKS of a step in bytes; `fresh` makes a new step for each run.
+
+    With `profiler`, the allocations of torch's CPU allocator are measured too, in a run of their own.
+    """
+    result: Dict[str, Optional[int]] = dict.fromkeys(PEAKS)
     if device.type == "cuda":
-        return {**found, **cuda_peaks(fresh(), device)}
-    found["process_bytes"] = process_peak(fresh())
+        return {**result, **cuda_peaks(fresh(), device)}
+    result["process_bytes"] = process_peak(fresh())
     if profiler:
-        found["torch_allocated_bytes"] = torch_cpu_peak(fresh())
-    return found
+        result["torch_allocated_bytes"] = torch_cpu_peak(fresh())
+    return result
 
 
 def process_peak(step: Step) -> Optional[int]:
-    """Bytes by which the process's resident peak rises above its size before; None where the system cannot say."""
+    """Return by how many bytes the peak of resident memory exceeds that before the step; None if not known."""
     give_back_free_memory()
     if not clear_peak():
         return None
@@ -52,7 +54,7 @@ def process_peak(step: Step) -> Optional[int]:
 
 
 def torch_cpu_peak(step: Step) -> Optional[int]:
-    """The peak in bytes of what torch's CPU allocator held during the step.
+    """Return the peak in bytes of what torch's CPU allocator held during the step.
 
     The profiler's counter does not start at zero, so one byte is allocated and freed first: the counter's lowest
     value is the baseline.
@@ -68,8 +70,11 @@ def torch_cpu_peak(step: Step) -> Optional[int]:
 
 
 def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
-    """Peaks above what was held before: of torch's allocated and reserved bytes, and of the bytes of the device that
-    are not free, whoever took them."""
+    """Return how many bytes the peaks of a step exceed the values before it.
+
+    The peaks are of torch's allocated bytes, torch's reserved bytes, and all bytes in use on the device, by whatever
+    allocator.
+    """
     gc.collect()
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
@@ -87,8 +92,10 @@ def cuda_peaks(step: Step, device: torch.device) -> Dict[str, int]:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[List[int]]:
-    """The free bytes of the device (cudaMemGetInfo) before, every LOOK_SECONDS inside, and after: allocators beside
-    torch's (numba's, a package's own cudaMalloc) are seen by no other counter."""
+    """Record the free bytes of the device (cudaMemGetInfo): before the block, every LOOK_SECONDS within, and after it.
+
+    No other counter sees allocators beside torch's, such as numba's or a package's own cudaMalloc.
+    """
     free, ended = [torch.cuda.mem_get_info(device)[0]], threading.Event()
 
     def look() -> None:
@@ -106,7 +113,7 @@ def watched(device: torch.device) -> Iterator[List[int]]:
 
 
 def snapshot(step: Step, device: torch.device, path: Path) -> None:
-    """Run the step and write all its allocations, with stacks, to `path`.  CUDA only, from torch 2.1 on.
+    """Run the step and write all its allocations with their stacks to `path`; needs CUDA and torch 2.1.
 
     The file is a pickle for https://pytorch.org/memory_viz; nothing in this suite reads it.
     """

@@ -1,12 +1,12 @@
-"""A memory limit that is enforced, on top of what the process holds once everything is loaded.
+"""Enforce a memory limit, counted from what the process holds once everything is loaded.
 
-CPU: RLIMIT_AS, at the address space of the loaded process (after a small step, so that the package, its threads and its
-kernels are loaded) plus the limit; beyond it every malloc and mmap fails.  It counts address space, which is never less
-than memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set
-one, and it ends the process with SIGKILL.
+CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process (after a small step, so that the package,
+its threads and its kernels are loaded); beyond it every malloc and mmap fails.  Address space is never less than
+memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set it, and it
+ends the process with SIGKILL.
 
-CUDA: one block of this process holds all free memory of the device except the limit, so that no allocator (torch's,
-numba's, a package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
+CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's, numba's, a
+package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
 """
 
 from __future__ import annotations
@@ -23,48 +23,57 @@ from common.core.errors import UserError
 from common.system import memory
 from common.system.memory import available_memory
 
-#: Making inputs may take this many times the limit: for scope "loss" a joiner makes the logits.
+#: Making the inputs may take this many times the limit: for scope "loss", a joiner makes the logits.
 MAKING = 4
 
 
 class Limit:
-    """kind: as in the ``probe`` record; bytes: allowed above the loaded process; available: what the machine has above
-    it; peak_bytes: the most that was in use above it in the last `within`, None where the system cannot say; warnings:
-    that less is left than the user asked for."""
+    """A limit on the memory of this process; all sizes are in bytes above those of the loaded process."""
 
-    kind: str
-    bytes: int
-    available: int
-    peak_bytes: Optional[int] = None
-    warnings: Tuple[str, ...] = ()
+    kind: str  # what is limited, as in the ``probe`` record
+    bytes: int  # allowed
+    available: int  # what the machine has
+    peak_bytes: Optional[int] = None  # the most that was in use in the last `within`; None if the system does not tell
+    warnings: Tuple[str, ...] = ()  # that less is left than the user asked for
 
     def take(self, wanted: int, left: int, where: str) -> None:
-        """Set the limit to `wanted` bytes, or to the `left` ones where that is less.  How much a package, its context
-        and its kernels leave is known only once they are loaded, so this is a warning and not an error."""
+        """Set the limit to `wanted` bytes, or to the `left` ones if these are fewer, with a warning that names `where`.
+
+        It is no error, since what a package, its context and its kernels leave is known only once they are loaded.
+        """
         self.bytes = min(wanted, left)
         if wanted > left:
             self.warnings = (f"less than the memory limit is left on {where} once it is loaded: see `within`",)
 
     def within(self, size: int) -> ContextManager[None]:
-        """Inside, `size` bytes above the loaded process may be in use; more fails as out of memory."""
+        """Limit the block to `size` bytes; an allocation beyond them fails as out of memory."""
         raise NotImplementedError
 
     def enforced(self) -> ContextManager[None]:
+        """Limit the block to the limit."""
         return self.within(self.bytes)
 
     def making(self) -> ContextManager[None]:
-        """For making inputs, which is not part of the step: some slack, but never more than the machine has."""
+        """Limit a block that makes inputs, which are not part of the step, to MAKING times the limit.
+
+        It never gets more than the machine has.
+        """
         return self.within(max(self.bytes, min(MAKING * self.bytes, self.available)))
 
 
 class AddressSpace(Limit):
+    """Limits the address space of this process to `size` bytes more than now.
+
+    Raises UserError if the system does not tell the size of a process.
+    """
+
     kind = "address space"
 
     def __init__(self, size: int):
         memory.give_back_free_memory()
         base, resident = memory.status_bytes("VmSize"), memory.status_bytes("VmRSS")
         if base is None or resident is None:
-            raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells the size of a process")
+            raise UserError("--find-largest: needs Linux's /proc on a CPU, to read the size of a process")
         self.base, self.resident = base, resident
         self.available = available_memory() or size
         self.bounds = [bound for bound in resource.getrlimit(resource.RLIMIT_AS) if bound != resource.RLIM_INFINITY]
@@ -78,13 +87,18 @@ class AddressSpace(Limit):
         resource.setrlimit(resource.RLIMIT_AS, (min([self.base + size, *self.bounds]), before[1]))
         try:
             yield
-        finally:  # the handler of an error needs memory, too
+        finally:  # first of all, since the handler of an error needs memory too
             resource.setrlimit(resource.RLIMIT_AS, before)
             peak = memory.status_bytes("VmHWM")
             self.peak_bytes = max(peak - self.resident, 0) if cleared and peak is not None else None
 
 
 class Device(Limit):
+    """Limits the memory of a GPU to `text` ("8GB", "50%"), all that is free if it is None.
+
+    Raises UserError if the GPU has less memory.
+    """
+
     kind = "device memory"
 
     def __init__(self, text: Optional[str], device: torch.device):
@@ -94,10 +108,11 @@ class Device(Limit):
         self.allocated = torch.cuda.memory_allocated(device)
         wanted = self.available if text is None else units.bytes_of(text, total)
         if wanted > total:
-            raise UserError(f"--memory-limit {text}: is {wanted} bytes, but {device} has {total} in all; give less")
+            raise UserError(f"--memory-limit {text}: {wanted} bytes, but {device} has only {total}; use a lower limit")
         self.take(wanted, self.available, str(device))
 
     def _give_back(self) -> None:
+        """Return unused memory of torch to the device."""
         gc.collect()
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
@@ -117,9 +132,12 @@ class Device(Limit):
 
 
 def start(device: torch.device, text: Optional[str], size: Optional[int]) -> Limit:
-    """The limit of a process that has loaded everything.  text: --memory-limit, read on CUDA; size: bytes on a CPU."""
+    """Return the limit of this process, which has loaded everything.
+
+    On CUDA it is `text`, the value of --memory-limit; on a CPU it is `size` in bytes.
+    """
     if device.type == "cuda":
         return Device(text, device)
     if size is None:
-        raise ValueError("on a CPU the job says its limit in bytes")
+        raise ValueError("the job has no memory limit in bytes, which a CPU needs")
     return AddressSpace(size)

@@ -1,5 +1,4 @@
-"""Steps under torch.profiler: a trace for each cycle of the schedule, written for TensorBoard, and tables of
-operators."""
+"""Run steps under torch.profiler; write a trace of each cycle of the schedule for TensorBoard, and operator tables."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ from common.system.load import ForeignLoad
 #: Rows of each cycle's table of operators.
 TABLE_ROWS = 30
 STACK_DEPTH = 10
-#: Bytes above which "auto" compresses a trace.
+#: Bytes; "auto" compresses larger traces.
 LARGE = 50_000_000
-#: What is profiled beside times; fields of the settings and of the ``trace`` record.
+#: Options of the profiler; they are fields of the settings and of the ``trace`` record.
 OPTIONS = ("record_shapes", "with_stack", "profile_memory")
 
 
@@ -35,11 +34,18 @@ def profile(
     name: str,
     on_cycle: Callable[[torch.profiler.profile], None] = lambda _: None,
 ) -> Optional[float]:
-    """Run the steps, one profiler step each, and write traces of the worker `name`, and `tables_file`, to `folder`.
+    """Run the steps, one profiler step each, and write the traces and `tables_file` to `folder`.
 
-    Returns the share of the CPU that other processes took, None where the system cannot say or the steps were too
-    short.  The device is synchronised before a profiler step ends, since the profiler takes host time only.  on_cycle:
-    is handed the profiler at the end of each cycle.
+    The device is synchronised before a profiler step ends, since the profiler measures host time only.  Returns the
+    share of the CPU that other processes took, None if the system does not tell or the steps were too short.
+
+    Args:
+        steps: each is run once.
+        settings: the schedule, the OPTIONS and whether traces are compressed.
+        device: where the steps run.
+        folder: where the files are written.
+        name: name of the worker in the file names of the traces.
+        on_cycle: called with the profiler at the end of each cycle.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
@@ -77,13 +83,15 @@ def profile(
 
 
 def tables_file(folder: Path) -> Path:
-    """key_averages of every cycle."""
+    """Return the path of the file with the operator tables (key_averages) of every cycle."""
     return folder / f"{folder.name}.txt"
 
 
 def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str:
-    """Return key_averages of the cycle that just ended, sorted by time on the device: the first TABLE_ROWS rows, and
-    those of labels (``record_function``), which take no time of their own."""
+    """Return the operator table (key_averages) of the cycle that just ended, sorted by time on the device.
+
+    It has the first TABLE_ROWS rows, and all rows of labels (``record_function``), which take no time of their own.
+    """
     averages = profiler.key_averages(group_by_stack_n=STACK_DEPTH if with_stack else 0)
     key = "self_cpu_time_total"
     if cuda:  # renamed in torch 2.x
@@ -101,18 +109,18 @@ def table(profiler: torch.profiler.profile, cuda: bool, with_stack: bool) -> str
 
 
 def self_times(profiler: torch.profiler.profile) -> Tuple[float, float]:
-    """Microseconds of all that was recorded, without what it calls: on the CPU, and on CUDA."""
+    """Return the sum of the self times of all operators and kernels in microseconds: (on the CPU, on CUDA)."""
     averages = profiler.key_averages()
     cuda = sum(
-        getattr(one, "self_device_time_total", None) or getattr(one, "self_cuda_time_total", 0)  # renamed in torch 2.x
-        for one in averages
-        if "CUDA" in str(one.device_type) and not getattr(one, "is_user_annotation", False)
+        getattr(row, "self_device_time_total", None) or getattr(row, "self_cuda_time_total", 0)  # renamed in torch 2.x
+        for row in averages
+        if "CUDA" in str(row.device_type) and not getattr(row, "is_user_annotation", False)
     )
-    return float(sum(one.self_cpu_time_total for one in averages)), float(cuda)
+    return float(sum(row.self_cpu_time_total for row in averages)), float(cuda)
 
 
 def compress(path: Path) -> None:
-    """Replace a trace by NAME.gz.  At every moment, even when the disk is full, one of the two is there as a whole."""
+    """Replace a trace by NAME.gz; at every moment, even if the disk is full, one of the two files is complete."""
     packed, part = path.with_name(f"{path.name}.gz"), path.with_name(f"{path.name}.gz.part")
     try:
         with path.open("rb") as plain, open_new(part) as stream:
@@ -125,7 +133,7 @@ def compress(path: Path) -> None:
 
 
 def pack(folder: Path, when: str) -> None:
-    """Compress the traces in a folder: "auto" the large ones, "true" all, "false" none."""
+    """Compress the traces of a folder: those above LARGE bytes if `when` is "auto", all if "true", none if "false"."""
     for path in folder.glob("*.pt.trace.json"):
         if when == "true" or (when == "auto" and path.stat().st_size > LARGE):
             compress(path)

@@ -1,6 +1,6 @@
-"""Which samples are taken and when to stop: rules that depend only on what was measured so far.  Times in nanoseconds.
+"""Decide which samples are taken and when to stop, from what was measured so far; times are in nanoseconds.
 
-No clock is read here: the caller's function takes the samples, and tests pass made-up ones.
+Reads no clock: the caller's function takes the samples, and tests pass made-up ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from common.core import statistics
 from common.system import stops
 from common.system.load import ForeignLoad, busy_flags
 
-#: Warm-up is over when two successive samples agree within this.
+#: Warm-up is over when two successive samples differ by at most this fraction.
 WARM_UP_TOLERANCE = 0.10
 WARM_UP_MAX_SAMPLES = 10
 #: Warm-up may take this share of a scope's time cap.
@@ -21,7 +21,7 @@ WARM_UP_SHARE = 0.25
 
 
 def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
-    """Whether these samples of one batch are stable, or a cap is reached."""
+    """Return whether the warm-up samples of one batch are stable, or a cap is reached."""
     if len(durations) >= 2:
         last, before = durations[-1], durations[-2]
         if abs(last - before) <= WARM_UP_TOLERANCE * min(last, before):
@@ -30,11 +30,11 @@ def warmed_up(durations: Sequence[int], max_seconds: float) -> bool:
 
 
 def relative_half_width(samples: Dict[int, List[int]]) -> float:
-    """Half-width of the 95% interval of the median, as a fraction, over samples grouped by batch.
+    """Return the half-width of the 95% interval of the median, as a fraction of it, over samples grouped by batch.
 
-    Each sample is divided by the median of its batch, so that different sizes of batches are not spread.  The standard
-    error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which outliers
-    raise: noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
+    Each sample is divided by the median of its batch, so that different sizes of batches do not count as spread.  The
+    standard error of a median of normal samples is 1.253 sigma / sqrt(n).  sigma is the standard deviation, which
+    outliers raise, so noisy samples lead to more samples, up to the caps.  Infinite while no batch was measured twice.
     """
     relative = []
     for durations in samples.values():
@@ -46,14 +46,21 @@ def relative_half_width(samples: Dict[int, List[int]]) -> float:
     return 1.96 * 1.253 * stdev(relative) / math.sqrt(len(relative))
 
 
-#: So many sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
+#: Sweeps over all batches before the spread may end sampling: fewer samples can agree by chance.
 MIN_SWEEPS_FOR_SPREAD = 5
 
 
 def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_samples: int, max_seconds: float) -> str:
-    """Why sampling stops, "" where it goes on, before each sample: the wanted spread or a cap is reached.
+    """Return why sampling stops ("spread", "sample cap", "time cap"), "" if it continues; called before each sample.
 
-    Only at the end of a sweep over all batches, so that each has as many samples.
+    Sampling stops only at the end of a sweep over all batches, so that each has as many samples.
+
+    Args:
+        samples: nanoseconds of the samples of each batch so far.
+        batches: number of batches.
+        spread: the relative half-width of the interval that suffices.
+        max_samples: cap on the samples of all batches.
+        max_seconds: cap on the time of all samples.
     """
     count = sum(len(durations) for durations in samples.values())
     if count == 0 or count % batches:
@@ -65,16 +72,16 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
     return "spread" if count >= MIN_SWEEPS_FOR_SPREAD * batches and relative_half_width(samples) <= spread else ""
 
 
-#: A sample during which the process was stopped (Ctrl-Z) is taken again so often: a tool that stops it all the time, to
-#: limit its share of the CPU, must not keep a round from its end.
+#: Times that a sample during which the process was stopped (Ctrl-Z) is taken again.  Bounded, since a tool that limits
+#: the CPU by stopping the process all the time must not keep a round from ending.
 MOST_RETRIES = 3
 
-#: Takes a sample: its batch, its repeat, and whether it is one of the warm-up.
+#: Takes a sample and returns its record; arguments: number of the batch, of the repeat, and whether it is a warm-up.
 Sampler = Callable[[int, int, bool], Dict[str, Any]]
 
 
 def uninterrupted(sample: Sampler, batch: int, repeat: int, warmup: bool) -> Dict[str, Any]:
-    """Return a sample during which the process was not stopped: it is taken again, MOST_RETRIES times at most."""
+    """Return a sample during which the process was not stopped, taking it again up to MOST_RETRIES times."""
     for _ in range(MOST_RETRIES):
         before = stops.count()
         taken = sample(batch, repeat, warmup)
@@ -84,9 +91,9 @@ def uninterrupted(sample: Sampler, batch: int, repeat: int, warmup: bool) -> Dic
 
 
 class WithLoad:
-    """Keeps samples until the load beside them is known: the system counts it too coarsely for one short sample.
+    """Holds samples back until the load beside them is known, which the system counts too coarsely for a short sample.
 
-    threads: CPU threads that a sample keeps busy; None: as many as there are cores.
+    `threads` is the number of CPU threads that a sample keeps busy; None: as many as there are cores.
     """
 
     def __init__(self, threads: Optional[int] = None) -> None:
@@ -94,11 +101,13 @@ class WithLoad:
         self.waiting: List[Dict[str, Any]] = []
 
     def add(self, sample: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
+        """Hold the record of a sample back; yield all that are held back once the load is known."""
         self.waiting.append(sample)
         if self.load.ready():
             yield from self.flush()
 
     def flush(self) -> Iterator[Dict[str, Any]]:
+        """Yield all records that are held back, with the load beside them."""
         share = self.load.share()
         for sample in self.waiting:
             yield {**sample, "foreign_cpu": share, "flags": busy_flags(share, self.threads)}
@@ -111,8 +120,14 @@ def warm_up(
     max_seconds: float,
     threads: Optional[int] = None,
 ) -> Iterator[Dict[str, Any]]:
-    """Samples, marked as warm-up, of the first of `batches` until it is warmed up, and one of each other batch.
-    threads: as of WithLoad."""
+    """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
+
+    Args:
+        sample: takes a sample.
+        batches: numbers of the batches.
+        max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
+        threads: see WithLoad.
+    """
     samples = WithLoad(threads)
     durations: List[int] = []
     while batches and not warmed_up(durations, max_seconds):
@@ -133,20 +148,23 @@ def sweep(
     max_seconds: float,
     threads: Optional[int] = None,
 ) -> Generator[Dict[str, Any], None, str]:
-    """Samples with the load beside them, of all `batches` in turn until `enough`.  Returns why they ended.
+    """Yield samples of all batches in turn, with the load beside them, and return why they ended (see `enough`).
 
-    sample(batch, repeat, warmup): takes one; of what it returns only "total_wall_ns" is read here.  threads: as of
-    WithLoad.
+    Args:
+        sample: takes a sample; only "total_wall_ns" of its record is read here.
+        batches: numbers of the batches.
+        spread, max_samples, max_seconds: when to stop, see `enough`.
+        threads: see WithLoad.
     """
     samples = WithLoad(threads)
     measured: Dict[int, List[int]] = {batch: [] for batch in batches}
     repeat = 0
     while True:
         for batch in batches:
-            why = enough(measured, len(batches), spread, max_samples, max_seconds)
-            if why:
+            reason = enough(measured, len(batches), spread, max_samples, max_seconds)
+            if reason:
                 yield from samples.flush()
-                return why
+                return reason
             taken = uninterrupted(sample, batch, repeat, False)
             measured[batch].append(taken["total_wall_ns"])
             yield from samples.add(taken)

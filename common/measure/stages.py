@@ -1,7 +1,7 @@
-"""What an instrument takes: a step that runs, and the names of its parts (joiner, loss, backward, ...).
+"""Define what an instrument measures: a step that runs, and its named stages (joiner, loss, backward, ...).
 
-A loss or a model says ``with stage("joiner"):``.  This does nothing until a pass installs an observer: the timing pass
-takes the time of each part, the trace pass labels it in the trace.  No torch at import.
+A loss or a model marks a stage by ``with stage("joiner"):``.  This does nothing until a pass installs an observer: the
+timing pass measures the time of each stage, the trace pass labels it in the trace.  Does not import torch.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ Observer = Callable[[str], ContextManager]
 
 
 class Step(Protocol):
-    """Something that is ready to run once, with all that is untimed already done."""
+    """A step that is ready to run once; all that is not measured is already done."""
 
     def run(self, after_forward: Callable[[], None] = ...) -> Any:
-        """Forward, then `after_forward()`, then backward."""
+        """Run forward, then call `after_forward`, then run backward."""
 
 
 _observer: Optional[Observer] = None
 
 
 def stage(name: str) -> ContextManager:
-    """Mark a part of the step with `name`."""
+    """Mark the block as the stage `name` of the step."""
     return nullcontext() if _observer is None else _observer(name)
 
 
 @contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """Install `observer` for the stages that are entered inside."""
+    """Install `observer` for the stages that the block enters."""
     global _observer
     before, _observer = _observer, observer
     try:
