@@ -2,8 +2,8 @@
 
 CPU: sets RLIMIT_AS to the limit plus the address space of the loaded process (after a small step, so that the package,
 its threads and its kernels are loaded); beyond it every malloc and mmap fails.  Address space is never less than
-memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set it, and it
-ends the process with SIGKILL.
+memory: reserved memory counts before it is used.  A cgroup's memory.max would count pages, but few users may set it,
+and it ends the process with SIGKILL.
 
 CUDA: one block holds all free memory of the device except the limit, so that no allocator (torch's, numba's, a
 package's own cudaMalloc) gets more.  Memory that other processes take is not controlled.
