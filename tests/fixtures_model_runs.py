@@ -15,7 +15,7 @@ WHOLE = {"process_peak_bytes": 2**28}
 
 
 class InProcess(Executor):
-    """What a worker does, without the start of a process.  names: of the jobs that ran."""
+    """Run jobs as a worker does, without the start of a process.  names: of the jobs that ran."""
 
     def __init__(self):
         self.names = []

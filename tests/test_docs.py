@@ -194,9 +194,9 @@ def test_pages_of_models_show_what_their_commands_print():
     assert scripts == {"profile_inference.py", "pipeline_metrics.py"}
     for script in scripts:
         command = f"```console\n$ ./{script} --help | head -n 1\n"
-        found = models["measured"](f"{command}old\nlines\n```\n\nIt took 999 seconds on 1 cores. It")
+        rewritten = models["measured"](f"{command}old\nlines\n```\n\nIt took 999 seconds on 1 cores. It")
         expected = re.escape(command) + r"usage: .*\n```\n\nIt took \d\d? seconds on \d+ cores\. It"
-        assert re.fullmatch(expected, found)
+        assert re.fullmatch(expected, rewritten)
 
 
 def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_one(tmp_path):
@@ -269,7 +269,7 @@ def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end
         "python benchmark_all.py --executor ray --ray-address n1:6379",
         tmp_path / ".venv" / "ray" / "bin" / "ray",
     )
-    for more in ("", " --resume"):  # then submitted again
+    for flags in ("", " --resume"):  # then submitted again
         lines = []
         with submitted(tmp_path, 1, bodies) as job:
             for line in map(str.strip, job.stdout):
@@ -281,7 +281,7 @@ def test_the_sbatch_script_of_several_nodes_starts_ray_on_each_and_hands_its_end
         head, others = sorted(line for line in lines if line.startswith("srun"))
         assert head.startswith(f"srun --nodes=1 --ntasks=1 -w n1 {ray} start --head")
         assert others.startswith(f"srun --nodes=2 --ntasks=2 -x n1 {ray} start --address=n1:6379")
-        assert f"{ran} --rounds 32 --log-dir log/losses{more}" in lines
+        assert f"{ran} --rounds 32 --log-dir log/losses{flags}" in lines
         (tmp_path / "log" / "losses").mkdir(parents=True, exist_ok=True)
 
 
@@ -290,15 +290,15 @@ def test_the_pick_of_the_readme_is_that_of_its_records():
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     pick, _, folder = page.partition("**The pick")[2].partition("<!-- table of ")
     (group,) = groups(logs.read([ROOT / folder.split(",")[0]]).rows)
-    found, rows = verdict.of(group), {row.name: row for row in group}
-    assert f"Exact: **{found.fastest.row.name}**" in pick and found.fastest.row == found.smallest.row
-    assert f"If an approximation will do: **{found.approximate.row.name}**" in pick
+    answers, rows = verdict.of(group), {row.name: row for row in group}
+    assert f"Exact: **{answers.fastest.row.name}**" in pick and answers.fastest.row == answers.smallest.row
+    assert f"If an approximation will do: **{answers.approximate.row.name}**" in pick
     ratios = re.findall(r"(\S+)'s (?:step takes )?([\d.]+) times", pick)
     assert len(ratios) >= 3 and {name: f"{rows[name].over_fastest:.2f}" for name, _ in ratios} == dict(ratios)
     low, high = re.findall(r"\(([\d.]+) to ([\d.]+)\)", pick)[0]
     ratio = rows[ratios[0][0]].against_fastest.ratio
     assert (low, high) == (f"{ratio.low:.2f}", f"{ratio.high:.2f}")
-    peaks = [f"{row.peak_mb:.0f}" for row in (found.fastest.row, found.approximate.row)]
+    peaks = [f"{row.peak_mb:.0f}" for row in (answers.fastest.row, answers.approximate.row)]
     assert re.findall(r"(\d+) MB", pick) == peaks
-    gap = 100 * abs(found.approximate.row.approximation_gap)
+    gap = 100 * abs(answers.approximate.row.approximation_gap)
     assert re.findall(r"(\d+)% off", pick) == [f"{gap:.0f}"]

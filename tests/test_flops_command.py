@@ -184,8 +184,8 @@ def test_arguments_from_yaml_and_flags(answer, model, tmp_path):
 
 def test_a_method_a_made_model_and_a_keyword(answer, model):
     assert answer(f"{model}:Encoder", "--method", "twice", "--input-shape", "4x3")["total"]["macs"] == 240
-    found = answer(f"{model}:made", "--input-shape", "4x3", "lengths@4:int64=3")
-    assert found["total"]["macs"] == 120
+    counted = answer(f"{model}:made", "--input-shape", "4x3", "lengths@4:int64=3")
+    assert counted["total"]["macs"] == 120
 
 
 def test_an_importable_model(answer):
@@ -307,7 +307,7 @@ def test_a_directory_of_audio_in_buckets(count, answer, model, tmp_path):
     assert buckets["medium"]["macs"] == sum(map(macs_of, samples[2:4]))
     assert (buckets["longer"]["shortest_s"], buckets["longer"]["longest_s"]) == (2.0, 2.5)
     assert buckets["all"]["macs"] == document["total"]["macs"] == sum(map(macs_of, samples))
-    rates = [macs_of(one) / one * 16000 for one in samples]
+    rates = [macs_of(length) / length * 16000 for length in samples]
     assert buckets["all"]["macs_per_s_min"] == pytest.approx(min(rates))
     assert buckets["all"]["macs_per_s_max"] == pytest.approx(max(rates))
     assert buckets["all"]["macs_per_s"] == pytest.approx(sum(map(macs_of, samples)) / sum(samples) * 16000)
@@ -388,11 +388,11 @@ def test_hubert_base_as_superb_published_it(answer):
         "long": (422.37, 7.22, 7.37),
         "longer": (836.25, 7.41, 7.92),
     }
-    found = {
+    counted = {
         bucket["bucket"]: tuple(round(bucket[key] / 1e9, 2) for key in ("macs", "macs_per_s_min", "macs_per_s_max"))
         for bucket in document["buckets"]
     }
-    assert found == {**published, "all": (found["all"][0], 7.0, 7.92)}
+    assert counted == {**published, "all": (counted["all"][0], 7.0, 7.92)}
     assert document["total"]["trainable"] == 94697600 and quantity(94697600) == "94.7 M"
 
 
@@ -449,8 +449,8 @@ def test_every_depth_adds_up():
 def test_runs_are_added_up_and_parameters_are_not():
     both = flops.merged([DOCUMENT, DOCUMENT])
     assert flops.total(both).flops == 160 and flops.total(both).trainable == 20
-    found = flops.breakdown(both)
-    assert found.parts[0].calls == 2 and found.not_counted == [("x::y in a", "no rule")]
+    tree = flops.breakdown(both)
+    assert tree.parts[0].calls == 2 and tree.not_counted == [("x::y in a", "no rule")]
 
 
 def test_the_rules_are_printed_as_a_table(count):

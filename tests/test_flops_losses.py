@@ -22,8 +22,8 @@ def count(work):
             work()
     document = counter.document()
     operators = {}
-    for one in document["counts"]:
-        operators[one["operator"]] = operators.get(one["operator"], 0) + one["flops"]
+    for entry in document["counts"]:
+        operators[entry["operator"]] = operators.get(entry["operator"], 0) + entry["flops"]
     return operators, document["not_counted"]
 
 
@@ -91,7 +91,7 @@ def test_the_fused_loss_multiplies_the_cells_of_utterances(name, times):
     model, batch, _ = setting_of(adapter, SHAPES, "cpu")
     with FlopCounter() as counter:
         prepare(adapter, model, batch, "step").run()
-    macs = {one["operator"]: one["macs"] for one in counter.document()["counts"] if one["macs"]}
+    macs = {entry["operator"]: entry["macs"] for entry in counter.document()["counts"] if entry["macs"]}
     assert set(macs) == {"fused_transducer::losses", "fused_transducer::gradients"}
     V, D = model.output.weight.shape
     assert sum(macs.values()) == times * D * V * sum(T * (U + 1) for T, U in SHAPES)
@@ -131,7 +131,7 @@ def test_torchaudio_s_aligner_is_named():
             torch.randn(1, 20, 5).log_softmax(-1), torch.tensor([[1, 2]], dtype=torch.int32)
         )
     )
-    assert [one["operator"] for one in missing] == ["torchaudio::forced_align"]
+    assert [entry["operator"] for entry in missing] == ["torchaudio::forced_align"]
 
 
 @pytest.mark.environment_contract
@@ -153,7 +153,7 @@ def test_the_roofline_s_formula_is_what_the_step_multiplies(implementation):
     settings = adapter.settings
     with FlopCounter() as counter:
         prepare(adapter, model, batch, "step").run()
-    macs = sum(one["macs"] for one in counter.document()["counts"] if one["operator"] != "aten::mv")
+    macs = sum(entry["macs"] for entry in counter.document()["counts"] if entry["operator"] != "aten::mv")
     (frames, targets), N = map(sum, zip(*SHAPES)), len(SHAPES)
     T, U = map(max, zip(*SHAPES))
     cells = [(t, u + 1) for t, u in SHAPES]

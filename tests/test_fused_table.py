@@ -73,16 +73,16 @@ def test_percent_of_limit_is_the_product_of_the_shares():
     parts = dict.fromkeys(("preparing", "activations", "exponentials", "lattice", "adding", "waiting"), 0)
     way = {"ns": 1_000, "flops": 4_000, "parts_ns": {**parts, "products": 1_000, "waiting": 1_000}}
     row = Row(needed_share=0.5, flops_per_second=1.6e10, limit_percent={"step": {"packed": 25.0}})
-    one = fused_table.Measured(fused_table.WORKLOADS["bpe500"], "random", "bpe500-random", {"fused": row}, {})
-    found = fused_table.parts_line(one, {"run": "bpe500-random", "threads": 2, "forward": way, "backward": way})
-    shown = {head: cell.shown for head, cell in found.items()}
+    measured = fused_table.Measured(fused_table.WORKLOADS["bpe500"], "random", "bpe500-random", {"fused": row}, {})
+    line = fused_table.parts_line(measured, {"run": "bpe500-random", "threads": 2, "forward": way, "backward": way})
+    shown = {head: cell.shown for head, cell in line.items()}
     shares = ("operations: needed of done", "products: of the best rate", "time: products", "waiting", "rest")
     assert [shown[share] for share in shares] == ["100", "50", "50", "50", "0"]
 
 
 def test_the_best_peer_is_chosen_over_shared_batches():
-    found = fused_table.best({"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}})
-    assert found == (2.0, 4.0, "b") and found.value == 0.5
+    chosen = fused_table.best({"1": 2.0, "2": 8.0}, {"a": {"1": 10.0}, "b": {"1": 4.0, "2": 1.0}})
+    assert chosen == (2.0, 4.0, "b") and chosen.value == 0.5
     assert fused_table.best({"1": 2.0}, {}) is None
 
 

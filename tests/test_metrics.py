@@ -84,7 +84,7 @@ MADE = Metric("made", "made", lambda row: 2.5)
 def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     """A key of CSV and JSON, and a column."""
     for kind in (inference, pipeline, profile, flops):
-        assert len({one.key for one in kind.NUMBERS}) == len(kind.NUMBERS)
+        assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
         monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
     values = {**grid.VARIANTS, grid.SECONDS: 1, grid.BATCH: 2}
     cell = inference.GridCell(values, "ok")
@@ -92,8 +92,8 @@ def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     part = flops.Part("encoder")
     counted = flops.Breakdown(part, [part], "exact")
     assert [row["made"] for row in (cell.row(), *stages.rows(), *counted.rows())] == [2.5] * 3
-    found = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
-    for table in (found, pipeline_tables.stages([stages]), flops_tables.parts(counted, "module")):
+    cells = inference_tables.cells(inference.Inference(tmp_path, cells=[cell]))
+    for table in (cells, pipeline_tables.stages([stages]), flops_tables.parts(counted, "module")):
         assert table.values()[0]["made"] == 2.5
 
 

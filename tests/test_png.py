@@ -61,9 +61,9 @@ def lanes_of(folder, **samples):
     """Return the plots of runs, each with so many samples of every batch in each of two rounds."""
     for name, count in samples.items():
         jobs = []
-        for place, job in enumerate(("timing-1", "timing-2")):
-            batch = place if count == 1 else 4
-            lines = [sample(job, "step", batch, 10 + at + place) for at in range(count)]
+        for number, job in enumerate(("timing-1", "timing-2")):
+            batch = number if count == 1 else 4
+            lines = [sample(job, "step", batch, 10 + at + number) for at in range(count)]
             jobs.append([environment(job), *lines, status(job)])
         write_run(folder / name, name, jobs, passes=["timing"], rounds=2, run_id="one run")
     return {figure.key: figure for figure in runs.figures(rows_of(folder))}
@@ -126,15 +126,15 @@ def figures_of(folder):
     """One of each kind."""
     for name, ms, kind in (("a<b>$x$", [10, 11], "exact"), ("far", [900, 950], "exact"), ("p", [5, 6], "pruned")):
         timed(folder / "runs", name, ms, kind=kind)
-    found = runs.figures(rows_of(folder / "runs"))
+    drawn = runs.figures(rows_of(folder / "runs"))
     on_batches(folder / "batches", a=lambda cells, useful: cells, b=lambda cells, useful: 2 * cells + useful)
-    found += [figure for figure in runs.figures(rows_of(folder / "batches")) if figure.key in OF_BATCHES]
-    found += shapes.distributions(next(row for row in rows_of(folder / "runs") if row.distribution))
+    drawn += [figure for figure in runs.figures(rows_of(folder / "batches")) if figure.key in OF_BATCHES]
+    drawn += shapes.distributions(next(row for row in rows_of(folder / "runs") if row.distribution))
     grid = {"vocab_size": [500, 4000], "dtype": ["float32", "bfloat16"]}
     jobs = lambda name, values: measured(values["vocab_size"], values["vocab_size"])  # noqa: E731
-    found += sweep.figures(read(write_sweep(folder / "sweep", grid, ["a", "b"], jobs)))
+    drawn += sweep.figures(read(write_sweep(folder / "sweep", grid, ["a", "b"], jobs)))
     (family,) = machines.families(logs.read([side_by_side(folder / "machines")]).groups)
-    return [*found, relative_times(family)]
+    return [*drawn, relative_times(family)]
 
 
 def bars_of(axes):
@@ -188,8 +188,8 @@ def test_grouped_bars_stand_beside_each_other_above_their_word(tmp_path):
     axes = png.draw(figure).axes[0]
     a, b = bars_of(axes)[:2], bars_of(axes)[2:]
     assert [bar.get_height() for bar in (*a, *b)] == [10, 10, 20, 20]
-    for at, (one, two) in enumerate(zip(a, b)):
-        assert one.get_x() + one.get_width() == pytest.approx(two.get_x()) == pytest.approx(at)
+    for at, (first, two) in enumerate(zip(a, b)):
+        assert first.get_x() + first.get_width() == pytest.approx(two.get_x()) == pytest.approx(at)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["float32", "bfloat16"]
 
 
@@ -238,4 +238,4 @@ def test_small_plots_are_drawn_beside_each_other():
     )
     figure = style.Figure("whole", "Whole", "", "", [], {}, None, parts=[part] * 4)
     axes = png.draw(figure).axes
-    assert [len(one.lines) for one in axes] == [1, 1, 1, 1, 0, 0] and not axes[-1].get_visible()
+    assert [len(axis.lines) for axis in axes] == [1, 1, 1, 1, 0, 0] and not axes[-1].get_visible()

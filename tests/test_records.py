@@ -172,7 +172,7 @@ def test_a_job_that_ran_again_counts_once(tmp_path):
 
 
 def test_the_schema_tells_every_kind_and_every_field():
-    """For the docs: each field has a type and words; every part that is named is there too."""
+    """The docs need it: each field has a type and words; every part that is named is there too."""
     describe = runpy.run_path(str(ROOT / "docs" / "_records.py"))["describe"]
     rows = {each.name: each for each in describe()}
     assert {"run", "environment", "sample", "status", "sweep", "Batch"} <= set(rows) and len(rows) > 20

@@ -57,10 +57,10 @@ def test_rows_are_by_cell_then_by_time(sweep):
 
 
 def test_exponents_are_of_three_points_or_more(sweep, tmp_path):
-    one, other = exponents(sweep)  # square has two points, dtype no order
-    assert other[:4] == ("linear", "vocab_size", "loss", one.slope)
-    assert one[:3] == ("linear", "vocab_size", "step") and one.slope == pytest.approx(1)
-    assert (one.low, one.high, one.points) == (500, 4000, 3)
+    first, other = exponents(sweep)  # square has two points, dtype no order
+    assert other[:4] == ("linear", "vocab_size", "loss", first.slope)
+    assert first[:3] == ("linear", "vocab_size", "step") and first.slope == pytest.approx(1)
+    assert (first.low, first.high, first.points) == (500, 4000, 3)
     grid = {"encoder_dim": [2, 4, 8, 16]}
     times = {2: 1, 4: 4, 8: 16, 16: 64}
     path = write_sweep(tmp_path / "other", grid, ["a"], lambda _, values: measured(times[values["encoder_dim"]]))
@@ -87,7 +87,7 @@ def test_no_exponent_across_the_border_of_the_allocator(tmp_path):
     assert "a step: no scaling exponent between vocab-size 4000 and 8000" in text and "(500.0 to 4000)" in text
     for regime, faults in (("mapped", lambda size: 9 * size), ("kept", lambda size: size % 3)):
         path = write_sweep(tmp_path / regime, grid, ["a"], lambda name, values, of=faults: jobs(name, values, of))
-        assert [one.points for one in exponents(read(path))] == [6, 6]
+        assert [exponent.points for exponent in exponents(read(path))] == [6, 6]
         assert "no scaling exponent" not in render([read(path)], "table")
 
 
@@ -133,8 +133,8 @@ def test_a_record_that_belongs_nowhere_is_left_out_and_named(tmp_path, capsys, l
     path = write_sweep(tmp_path / "s", {"vocab_size": [500]})
     path.write_text(path.read_text() + line + "\n")
     assert [row.status for row in read(path).rows] == ["ok"]
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("warning: ") and str(path) in said
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: ") and str(path) in warning
 
 
 # Text.
@@ -177,16 +177,16 @@ def test_one_cell_is_one_row(tmp_path):
 
 
 def figures_of(sweep):
-    found = figures(sweep)
-    return {figure.key: figure for figure in found}
+    drawn = figures(sweep)
+    return {figure.key: figure for figure in drawn}
 
 
 def test_curves_over_numbers_and_bars_over_words(sweep):
-    found = figures_of(sweep)
-    assert found.keys() >= {
+    drawn = figures_of(sweep)
+    assert drawn.keys() >= {
         f"sweep-{flag}-{quantity}" for flag in ("vocab-size", "dtype") for quantity in ("time", "memory")
     }
-    curve = found["sweep-vocab-size-time"]
+    curve = drawn["sweep-vocab-size-time"]
     assert [(trace["name"], trace["x"], trace["y"]) for trace in curve.data] == [
         ("linear", [500, 1000, 4000], [5, 10, 40]),
         ("square", [500, 1000], [25, 100]),
@@ -197,8 +197,8 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
     assert "At dtype float32." in curve.caption and "Not drawn: square at 4000 (oom)." in curve.caption
     assert "linear 1.00" in curve.caption
     assert "linear 5.000 ms at 500, 10.00 ms at 1000" in curve.summary
-    assert found["sweep-vocab-size-memory"].data[0]["y"] == [10, 20, 80]
-    bars = found["sweep-dtype-time"]
+    assert drawn["sweep-vocab-size-memory"].data[0]["y"] == [10, 20, 80]
+    bars = drawn["sweep-dtype-time"]
     assert [(trace["type"], trace["x"], trace["y"]) for trace in bars.data] == [
         ("bar", ["float32", "bfloat16"], [5, 2.5]),
         ("bar", ["float32"], [25]),
@@ -208,8 +208,8 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
 
 
 def test_a_short_range_is_drawn_linearly(tmp_path):
-    found = figures_of(read(write_sweep(tmp_path / "s", {"threads": [1, 2, 3]})))
-    axes = found["sweep-threads-time"].layout
+    drawn = figures_of(read(write_sweep(tmp_path / "s", {"threads": [1, 2, 3]})))
+    axes = drawn["sweep-threads-time"].layout
     assert "type" not in axes["xaxis"] and "type" not in axes["yaxis"] and "range" not in axes["yaxis"]
     assert axes["template"]["layout"]["yaxis"]["rangemode"] == "tozero"
 
@@ -229,12 +229,12 @@ def test_lines_on_one_another_are_both_seen(tmp_path):
         list(peaks),
         lambda name, values: measured(values["vocab_size"] * (1 + list(peaks).index(name)), peaks[name]),
     )
-    found = figures_of(read(path))
-    memory = found["sweep-vocab-size-memory"]
+    drawn = figures_of(read(path))
+    memory = drawn["sweep-vocab-size-memory"]
     width = {trace["name"]: (trace["line"]["width"], trace["marker"]["size"]) for trace in memory.data}
     assert width["a"] > width["b"] > width["c"] == width["apart"]
     assert "drawn as a thin line on a thick one: a and b and c." in memory.caption
-    time = found["sweep-vocab-size-time"]
+    time = drawn["sweep-vocab-size-time"]
     assert len({trace["line"]["width"] for trace in time.data}) == 1 and "on a thick one" not in time.caption
 
 

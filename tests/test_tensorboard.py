@@ -90,15 +90,15 @@ def test_runs_are_lines_of_the_hparams_table(board):
         return board.json(f"/data/plugin/hparams/{path}", json.dumps(body).encode())
 
     columns = ask("experiment")
-    assert {"implementation", "torch", "vocab_size", "threads"} <= {one["name"] for one in columns["hparamInfos"]}
-    compared = [one["name"]["tag"] for one in columns["metricInfos"]]
+    assert {"implementation", "torch", "vocab_size", "threads"} <= {column["name"] for column in columns["hparamInfos"]}
+    compared = [column["name"]["tag"] for column in columns["metricInfos"]]
     assert compared[0] == "1_time/step_ms_median" and "2_memory/peak_mb" in compared
-    asked = {"colParams": [{"metric": one["name"]} for one in columns["metricInfos"]], "sliceSize": 10}
+    asked = {"colParams": [{"metric": column["name"]} for column in columns["metricInfos"]], "sliceSize": 10}
     statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
     lines = ask("session_groups", allowedStatuses=statuses, startIndex=0, **asked)["sessionGroups"]
-    found = {line["hparams"]["implementation"]: line for line in lines}
-    assert set(found) == {"k2", "torchaudio"} and found["k2"]["hparams"]["vocab_size"] == 500
-    values = {one["name"]["tag"]: one["value"] for one in found["torchaudio"]["metricValues"]}
+    by_name = {line["hparams"]["implementation"]: line for line in lines}
+    assert set(by_name) == {"k2", "torchaudio"} and by_name["k2"]["hparams"]["vocab_size"] == 500
+    values = {column["name"]["tag"]: column["value"] for column in by_name["torchaudio"]["metricValues"]}
     assert values["1_time/step_ms_median"] == 25 and values["2_memory/peak_mb"] == 32
 
 
@@ -117,9 +117,9 @@ def test_pictures_and_the_table_are_there_too(board):
 
 @needs_viewer
 def test_it_says_what_its_users_must_know_and_stays_on_loopback(board):
-    said = board.output.read_text()
-    assert "no longer maintained" in said and "from the internet" in said and "reads a run folder once" in said
-    assert "2 run folders" in said and "scalars of 2 written anew" in said
+    printed = board.output.read_text()
+    assert "no longer maintained" in printed and "from the internet" in printed and "reads a run folder once" in printed
+    assert "2 run folders" in printed and "scalars of 2 written anew" in printed
     assert listening_addresses(board.port) == {LOOPBACK}
 
 
@@ -146,8 +146,8 @@ def test_without_the_main_environment_there_are_no_pictures_of_the_report(tmp_pa
     )
     done = subprocess.run([str(VIEWER), "-c", code, str(log)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "scalars of 2 written anew" in done.stderr, done.stderr
-    (said,) = (line for line in done.stderr.splitlines() if "no pictures of the report" in line)
-    assert "the main environment is" in said and "make setup" in said
+    (warning,) = (line for line in done.stderr.splitlines() if "no pictures of the report" in line)
+    assert "the main environment is" in warning and "make setup" in warning
     first = [name for name in events(log) if (log / name).exists()]
     assert scalars(log).returncode == 0
     assert [name for name in events(log) if (log / name).exists()] != first  # drawn once the environment is there
@@ -235,8 +235,8 @@ def test_runs_are_searched_for_in_folders_below(tmp_path):
 def test_a_name_that_means_nothing_lists_what_is_there(tmp_path, name):
     with pytest.raises(UserError) as error:
         trace_viewer.choose(name, many(tmp_path), 1)
-    said = str(error.value)
-    assert "k2-2.2" in said and "k2-pruned-2" in said and plain(said) == said
+    reason = str(error.value)
+    assert "k2-2.2" in reason and "k2-pruned-2" in reason and plain(reason) == reason
 
 
 def test_a_window_that_is_not_there(tmp_path):
@@ -246,24 +246,24 @@ def test_a_window_that_is_not_there(tmp_path):
 
 @needs_viewer
 @pytest.mark.parametrize(
-    "variables, said", [([], "which run?"), (["NAME=k3"], "no such run"), (["LOGDIR=nowhere"], "no")]
+    "variables, words", [([], "which run?"), (["NAME=k3"], "no such run"), (["LOGDIR=nowhere"], "no")]
 )
-def test_mistakes_are_one_line(tmp_path, variables, said):
+def test_mistakes_are_one_line(tmp_path, variables, words):
     many(tmp_path)
     command = ["make", "--silent", "trace-viewer", f"PYTHON={VIEWER}", f"LOGDIR={tmp_path}", *variables]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert line.startswith("trace-viewer: error: ") and said in line
+    assert line.startswith("trace-viewer: error: ") and words in line
 
 
 def test_a_run_without_a_trace_is_there(tmp_path):
     many(tmp_path)
     for folder, name in (("fast_rnnt-2", "fast_rnnt"), ("k2-simple-2", "k2-simple")):
         write_run(tmp_path / folder, name=name, jobs=[])
-    for said, name in (("fast_rnnt", "fast_rnnt-2"), ("k2-simple-2", "k2-simple-2")):
+    for given, name in (("fast_rnnt", "fast_rnnt-2"), ("k2-simple-2", "k2-simple-2")):
         with pytest.raises(UserError, match=f"there, but without a trace: {name} "):
-            trace_viewer.choose(said, tmp_path, 1)
+            trace_viewer.choose(given, tmp_path, 1)
 
 
 WORDS = """(() => {

@@ -27,10 +27,10 @@ def of_every_kind(folder):
 def test_losses_of_other_models_are_on_no_front(tmp_path):
     both, _, points = trade_off.known(of_every_kind(tmp_path))
     exact, together = trade_off.fronts(both, points)
-    assert [both[place].label for place in exact.members] == ["quick", "small"]
-    assert [both[place].label for place in together.members] == ["pruned"]
+    assert [both[index].label for index in exact.members] == ["quick", "small"]
+    assert [both[index].label for index in together.members] == ["pruned"]
     assert exact.dash != together.dash
-    assert {both[place].label for place in together.among} == {"quick", "small", "beaten", "pruned"}
+    assert {both[index].label for index in together.among} == {"quick", "small", "beaten", "pruned"}
 
 
 def test_the_plot_says_who_is_on_which_front_and_draws_the_others_hollow(tmp_path):
