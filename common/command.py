@@ -136,17 +136,17 @@ def parsers() -> Dict[str, argparse.ArgumentParser]:
     """Return the parser of each command, as its script makes it."""
     from common.cli.parser import Made, Parser
 
-    found = {}
+    result = {}
     Parser.hands_over = True
     try:
         for name in COMMANDS:
             try:
                 main([name])
             except Made as made:
-                found[name] = made.parser
+                result[name] = made.parser
     finally:
         Parser.hands_over = False
-    return found
+    return result
 
 
 def _is_axis(word: str) -> bool:

@@ -180,9 +180,9 @@ def _flat(row: Row, prefix: str = "") -> Iterator[Any]:
 def _run(*arguments: str, allowed: Sequence[int] = (0,)) -> str:
     """Run a command of rnnt-bench and return what it prints.  Raises ValueError with its last line of stderr where it
     ends with a code that is not `allowed`, or breaks."""
-    own = [os.path.abspath(folder) for folder in sys.path]  # not what another Python of the suite has of its own
-    own = [folder for folder in own if not folder.startswith((sys.prefix, sys.base_prefix))]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(HERE.parent), *own]))}
+    folders = [os.path.abspath(folder) for folder in sys.path]
+    folders = [folder for folder in folders if not folder.startswith((sys.prefix, sys.base_prefix))]  # not Python's own
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(HERE.parent), *folders]))}
     command = [sys.executable, "-m", "rnnt_bench", *arguments]
     done = subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode not in allowed or "Traceback (most recent call last)" in done.stderr:

@@ -18,6 +18,8 @@ FILE = ROOT / "results" / "which.json"
 SETTINGS = ("vocab_size", "dtype", "batch_size", "max_frames", "sort_utterance", "encoder_dim", "frames", "tokens")
 #: What --need may be: what a user has, which the loss takes.
 NEEDS = {"outputs": "encoder and decoder outputs", "logits": "logits of the joiner"}
+#: A measurement as the file holds it, or a part of one.
+Entry = Dict[str, Any]
 #: Weights of a difference, beside that of V, which counts by its factor.
 OTHER_DTYPE, FIXED_LENGTHS, OTHER_BATCH = 0.5, 0.1, 0.05
 
@@ -33,7 +35,7 @@ class Question:
     memory_bytes: Optional[int] = None
 
 
-def measurements(path: Path = FILE) -> List[Dict[str, Any]]:
+def measurements(path: Path = FILE) -> List[Entry]:
     """Return what the file holds.  Raises UserError."""
     try:
         return list(json.loads(path.read_text(encoding="utf-8")))
@@ -41,21 +43,21 @@ def measurements(path: Path = FILE) -> List[Dict[str, Any]]:
         raise UserError(f"{path}: cannot be read: {error}; install the package again") from error
 
 
-def nearest(question: Question, entries: List[Dict[str, Any]]) -> Dict[str, Any]:
+def nearest(question: Question, entries: List[Entry]) -> Entry:
     """Return the measurement nearest to the question, one on its device where there is any."""
     on_device = [entry for entry in entries if entry["device"] == question.device]
     able = [entry for entry in on_device or entries if question.need in entry["picks"]]
     return min(able or entries, key=lambda entry: (_distance(question, entry["settings"]), entry["results"]))
 
 
-def _distance(question: Question, settings: Dict[str, Any]) -> float:
+def _distance(question: Question, settings: Entry) -> float:
     far = abs(math.log(question.vocab_size / settings["vocab_size"]))
     far += OTHER_DTYPE if settings["dtype"] != question.dtype else 0.0
     far += FIXED_LENGTHS if isinstance(settings["frames"], int) else 0.0
     return far + (OTHER_BATCH if settings["sort_utterance"] else 0.0)
 
 
-def lines(question: Question, entry: Dict[str, Any]) -> List[str]:
+def lines(question: Question, entry: Entry) -> List[str]:
     """Return the answer as lines of text: the pick, the table it rests on, and what was measured where."""
     asked = f"V {question.vocab_size}, {question.dtype}, {question.device}, given {NEEDS[question.need]}"
     result = [f"Which loss: {asked}?", "", *_picked(question, entry), ""]
@@ -74,7 +76,7 @@ def lines(question: Question, entry: Dict[str, Any]) -> List[str]:
     return [*result, "", *_measured(question, entry)]
 
 
-def _picked(question: Question, entry: Dict[str, Any]) -> List[str]:
+def _picked(question: Question, entry: Entry) -> List[str]:
     """Return the pick in a sentence, then that of the approximations where outputs are given."""
     pick = entry["picks"].get(question.need)
     if pick is None:
@@ -91,7 +93,7 @@ def _picked(question: Question, entry: Dict[str, Any]) -> List[str]:
     return [*result, *_approximation(question, entry)]
 
 
-def _unclear(entry: Dict[str, Any], names: List[str]) -> str:
+def _unclear(entry: Entry, names: List[str]) -> str:
     """Return the advice where no loss is the fastest for sure: the smallest of those that may be."""
     rows = [row for row in entry["rows"] if row["name"] in names]
     words = f"  {' or '.join(names)}: which is faster is not certain"
@@ -101,7 +103,7 @@ def _unclear(entry: Dict[str, Any], names: List[str]) -> str:
     return f"{words}; {small['name']} takes the least memory, {number(small['peak_mb'], 3)} MB"
 
 
-def _approximation(question: Question, entry: Dict[str, Any]) -> List[str]:
+def _approximation(question: Question, entry: Entry) -> List[str]:
     other = entry["picks"].get("approximation")
     if other and question.need == "outputs":
         row = next(row for row in entry["rows"] if row["name"] == other["name"])
@@ -114,7 +116,7 @@ def _fitting(memory_bytes: int, peak_mb: Optional[float], batch_size: int) -> st
     return f"about {number(memory_bytes / MB / peak_mb * batch_size, 2)}" if peak_mb else "-"
 
 
-def _measured(question: Question, entry: Dict[str, Any]) -> List[str]:
+def _measured(question: Question, entry: Entry) -> List[str]:
     """Return what was measured, where and when, and how to measure the question itself."""
     settings = entry["settings"]
     of = f"{settings['max_frames']} frames" if settings["sort_utterance"] else f"{settings['batch_size']} utterances"

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from common.analysis import logs, verdict
 from common.analysis.row import Row
 from common.analysis.verdict import EXACT, Pick
 from common.core.paths import ROOT
-from common.tools.which.answer import FILE, SETTINGS
+from common.tools.which.answer import FILE, SETTINGS, Entry
 
 #: Folders of results/ that are left out: an earlier run of another folder, and settings that are no user's.
 LEFT_OUT = ("before", "system", "threads", "largest", "fused-table")
@@ -33,7 +33,7 @@ def write() -> None:
     FILE.write_text(text(), encoding="utf-8")
 
 
-def _entries(results: Path) -> Iterator[Dict[str, Any]]:
+def _entries(results: Path) -> Iterator[Entry]:
     """Yield each configuration that was measured, with its rows and picks."""
     for folder in sorted(results.iterdir()):
         if folder.is_dir() and not folder.name.endswith(LEFT_OUT):
@@ -49,7 +49,7 @@ def _entries(results: Path) -> Iterator[Dict[str, Any]]:
                     yield entry
 
 
-def _entry(folder: str, rows: Sequence[Row]) -> Optional[Dict[str, Any]]:
+def _entry(folder: str, rows: Sequence[Row]) -> Optional[Entry]:
     """Return one configuration; None where no two exact losses were timed."""
     if sum(row.kind in EXACT for row in rows) < 2:
         return None
@@ -73,7 +73,7 @@ def _entry(folder: str, rows: Sequence[Row]) -> Optional[Dict[str, Any]]:
     }
 
 
-def _pick(pick: Pick) -> Dict[str, Any]:
+def _pick(pick: Pick) -> Entry:
     ratio = pick.next_ratio
     return {
         "name": pick.row.name,
@@ -88,7 +88,7 @@ def _step_ms(row: Row) -> float:
     return row.step_ms.median if row.step_ms else 0.0
 
 
-def _row(row: Row) -> Dict[str, Any]:
+def _row(row: Row) -> Entry:
     return {
         "name": row.name,
         "kind": row.kind or "exact",
