@@ -52,12 +52,12 @@ def compare(
         return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
     gradient = gradient.detach().cpu().double()
     expected = truth.grad
-    own = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-    grad_error = relative_error(gradient[own], expected[own])
+    real = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
+    grad_error = relative_error(gradient[real], expected[real])
     if not grad_error <= grad_tolerance:
-        worst = (gradient[own] - expected[own]).abs().max().item()
+        worst = (gradient[real] - expected[real]).abs().max().item()
         wrong.append("gradient nan" if worst != worst else f"gradient off by {size(grad_error)}")
-    outside = gradient[~own]
+    outside = gradient[~real]
     if outside.numel() and not (outside == 0).all():
         worst = outside.abs().max().item()
         wrong.append(f"gradient in the padding {size(worst)} instead of 0")
@@ -66,15 +66,15 @@ def compare(
 
 
 def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[torch.Tensor]) -> Outcome:
-    """The loss of an utterance without a path must be infinite; its gradient may be anything, and the message says
-    what."""
+    """Judge the loss of an utterance without a path, which must be infinite.  Its gradient may be anything; the message
+    says what."""
     impossible = ~torch.isfinite(right)
     if not torch.isinf(loss[impossible]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
     kinds = {NAN_GRADIENT: torch.isnan, "gradient infinite": torch.isinf, "gradient not 0": lambda values: values != 0}
-    found = [name for name, has in kinds.items() if gradient is not None and has(gradient).any()]
-    said = f", {found[0] if found else 'gradient all 0'}" if gradient is not None else ""
-    return Outcome(PASS, f"no path through its lattice: an infinite loss{said}")
+    names = [name for name, has in kinds.items() if gradient is not None and has(gradient).any()]
+    remark = f", {names[0] if names else 'gradient all 0'}" if gradient is not None else ""
+    return Outcome(PASS, f"no path through its lattice: an infinite loss{remark}")
 
 
 def listed(values: torch.Tensor) -> str:

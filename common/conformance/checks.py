@@ -113,10 +113,10 @@ def nan_padding(exam: Examination) -> Outcome:
 # -- what must be refused --------------------------------------------------------------------------------------------
 
 
-def _changed(name: str, place: tuple, value: int) -> Callable[[Batch], Batch]:
+def _changed(name: str, index: tuple, value: int) -> Callable[[Batch], Batch]:
     def alter(batch: Batch) -> Batch:
         changed = getattr(batch, name).clone()
-        changed[place] = value
+        changed[index] = value
         return replace(batch, **{name: changed})
 
     return alter
@@ -213,7 +213,7 @@ def _lengths(shapes) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """What a "mean" may be, by its description: from (N,) losses to a scalar."""
+    """Return the functions that a "mean" may be, by description: from (N,) losses to a scalar."""
     T, U = _lengths(shapes)
     return {
         "mean over utterances": torch.mean,
@@ -225,17 +225,17 @@ def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 
 def reduction_mean(exam: Examination) -> Outcome:
-    """Any of `means` is right, if the gradient is that of the same one; the message says which."""
+    """Accept any of `means`, if the gradient is that of the same one; the message says which."""
     question = exam.ask(RAGGED, reduction="mean", **OWN)
     loss = question.forward()
     gradient = question.backward(loss)
-    found = []
+    wrong = []
     for name, mean in means(RAGGED).items():
         outcome = compare(question, loss, gradient, *right_of(question, mean))
         if outcome.result == PASS:
             return replace(outcome, message=name)
-        found.append((outcome.loss_error, name, mean, outcome))
-    _, name, question.reduce, outcome = min(found, key=lambda entry: entry[0])
+        wrong.append((outcome.loss_error, name, mean, outcome))
+    _, name, question.reduce, outcome = min(wrong, key=lambda entry: entry[0])
     return replace(outcome, message=f"{outcome.message} (compared with the {name})")
 
 
@@ -259,7 +259,7 @@ def second_backward(exam: Examination) -> Outcome:
 
 
 def numeric_gradient(exam: Examination) -> Outcome:
-    """The gradient of one backward against central differences of the package's own loss, padding included."""
+    """Compare the gradient of one backward with central differences of the package's own loss, padding included."""
     question = exam.ask([(3, 2), (2, 1)], V=4, dtype=torch.float64)
     try:
         loss = question.forward()
@@ -270,9 +270,9 @@ def numeric_gradient(exam: Examination) -> Outcome:
     noise, words = _rounding(loss.detach().cpu().double(), value.detach())
     step = min(max((3 * noise) ** (1 / 3), 1e-5), 1e-2)  # rounding and the third derivative give equal errors
     numeric = torch.empty_like(gradient)
-    for place in range(gradient.numel()):
-        up, down = (_value_at(question, place, by) for by in (step, -step))
-        numeric.view(-1)[place] = (up - down) / (2 * step)
+    for index in range(gradient.numel()):
+        up, down = (_value_at(question, index, by) for by in (step, -step))
+        numeric.view(-1)[index] = (up - down) / (2 * step)
     error = relative_error(gradient, numeric)
     if error <= 1e-6 + 2 * noise / step + step**2:
         return Outcome(PASS, words, grad_error=error)
@@ -280,7 +280,7 @@ def numeric_gradient(exam: Examination) -> Outcome:
 
 
 def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
-    """(by how much rounding may change the loss, a remark on it for the outcome)."""
+    """Return (by how much rounding may change the loss, a remark on it for the outcome)."""
     largest, error = right.abs().item(), relative_error(loss.reshape(right.shape), right)
     if error <= 1e-12:
         return torch.finfo(torch.float64).eps * largest, ""
@@ -288,10 +288,10 @@ def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
     return precision * largest, f"of a loss that is off by {size(error)}, so in larger steps"
 
 
-def _value_at(question: Question, place: int, by: float) -> float:
-    """The loss with one number of its leaf changed `by` so much."""
+def _value_at(question: Question, index: int, by: float) -> float:
+    """Return the loss with one number of its leaf changed `by` so much."""
     moved = question.truth.clone()
-    moved.view(-1)[place] += by
+    moved.view(-1)[index] += by
     leaf = moved.to(question.leaf.device).requires_grad_()  # a new one each time, as some losses overwrite it
     return question.loss_of(leaf).item()
 

@@ -41,8 +41,8 @@ JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
 def parser() -> Parser:
     result = Parser(description=__doc__)
-    names = tuple(one.name for one in with_variants())
-    standard = tuple(one.name for one in with_variants() if not one.template)
+    names = tuple(implementation.name for implementation in with_variants())
+    standard = tuple(implementation.name for implementation in with_variants() if not implementation.template)
     result.add_argument(
         "--only",
         type=implementations(standard),
@@ -117,7 +117,7 @@ def main(arguments: argparse.Namespace) -> int:
     make_folder(folder, advice)
     cases = [case for case in CASES if case.name in arguments.cases]
     if arguments.update and len(cases) < len(CASES):
-        raise UserError("--update: a row is judged as a whole; leave --cases out")
+        raise UserError("--update judges a row as a whole: remove --cases")
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
@@ -133,27 +133,29 @@ def judge(
     suite: Sequence[Any],
     arguments: argparse.Namespace,
 ) -> int:
-    """On all devices of the executor.  folder: where the matrix goes; suite: see machine.git_state."""
+    """Judge on all devices of the executor, and return the exit code.
+
+    folder: where the matrix goes; advice: where it cannot be written; suite: see machine.git_state."""
     choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
-    about = executor.machine or machine.describe()
-    earlier = conformance.read(folder / JSON_NAME, device, about["cpu"]) if arguments.update else {}
+    computer = executor.machine or machine.describe()
+    earlier = conformance.read(folder / JSON_NAME, device, computer["cpu"]) if arguments.update else {}
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[Judged] = []
     if arguments.resume:
-        judged += conformance.resumed(folder / JSON_NAME, cases, device, about["cpu"], suite, arguments.large)
-    done = {one.name for one in judged}
+        judged += conformance.resumed(folder / JSON_NAME, cases, device, computer["cpu"], suite, arguments.large)
+    done = {row.name for row in judged}
     left = {name: choice for name, choice in choices.items() if name not in done}
 
-    def found() -> Dict[str, Any]:
-        of = conformance.document(judged, cases, device=device, machine=about, suite=suite, command=command)
-        return conformance.updated(of, earlier)
+    def document() -> Dict[str, Any]:
+        anew = conformance.document(judged, cases, device=device, machine=computer, suite=suite, command=command)
+        return conformance.updated(anew, earlier)
 
     def kept() -> Optional[UserError]:
-        """Put on disk what is judged so far; returns why that cannot be."""
-        files = [(folder / JSON_NAME, json.dumps(found(), indent=1) + "\n")]
+        """Write what is judged so far; return the error where that cannot be."""
+        files = [(folder / JSON_NAME, json.dumps(document(), indent=1) + "\n")]
         if arguments.output:
-            files.append((folder / MARKDOWN_NAME, markdown(found())))
+            files.append((folder / MARKDOWN_NAME, markdown(document())))
         try:
             write_whole(advice, *files)
         except UserError as error:
@@ -163,9 +165,9 @@ def judge(
     problem: Optional[UserError] = None
     interrupted = False
 
-    def keep(one: Judged) -> None:
+    def keep(row: Judged) -> None:
         nonlocal problem
-        judged.append(one)
+        judged.append(row)
         before, problem = problem, kept()
         if problem and not before:
             print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
@@ -176,26 +178,27 @@ def judge(
         if not judged:
             raise
         problem, interrupted = kept(), True
-    show(found(), arguments)
+    show(document(), arguments)
     if problem:
         raise problem
     if interrupted:
-        done |= {one.name for one in judged}
+        done |= {row.name for row in judged}
         words = f"{len(done & choices.keys())} of {count(len(choices), 'implementation')} judged"
         print(f"interrupted: {words}, which {folder / JSON_NAME} has; --resume judges the others", file=sys.stderr)
         return EXIT_INTERRUPTED
-    failed = any(one.status == "error" or any(cell.result == ERROR for cell in one.cells.values()) for one in judged)
+    failed = any(row.status == "error" or any(cell.result == ERROR for cell in row.cells.values()) for row in judged)
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def show(found: Dict[str, Any], arguments: argparse.Namespace) -> None:
+def show(document: Dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print a matrix as --format and --details say."""
     format = arguments.format
     if format == "json":
-        print(json.dumps(found, indent=1))
+        print(json.dumps(document, indent=1))
     elif format == "markdown":
-        print(markdown(found), end="")
+        print(markdown(document), end="")
     else:
-        print(table(found, color=in_color()) if arguments.details else screen(found, **how()), end="")
+        print(table(document, color=in_color()) if arguments.details else screen(document, **how()), end="")
 
 
 def judge_all(
@@ -206,8 +209,9 @@ def judge_all(
     arguments: argparse.Namespace,
     keep: Callable[[Judged], None],
 ) -> None:
-    """Every implementation, each on a device that is free; one that cannot run costs only its own column.  keep: is
-    called with one after the other."""
+    """Judge every implementation, each on a device that is free; one that cannot run costs only its own column.
+
+    keep: is called with each row when it is judged, one after the other."""
     lock, once_more = RLock(), OnceMore()
     with Progress(arguments.quiet) as progress:
         progress.expect([(name, "conformance") for name in choices])
@@ -223,22 +227,22 @@ def judge_all(
             else:
                 how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
                 records = once_more.execute(name, lane, job, python, *how)
-            one = _judged(name, records)
+            row = _judged(name, records)
             if name in arguments.large:
-                one.about["large"] = True
+                row.about["large"] = True
             with lock:
-                progress.done(name, one.status, one.reason, (name, "conformance"))
-                keep(one)
+                progress.done(name, row.status, row.reason, (name, "conformance"))
+                keep(row)
 
         spread(executor.lanes(), choices, serve)
 
 
 def _judged(name: str, records: Sequence[Mapping[str, Any]]) -> Judged:
-    """From the records of its job."""
-    *found, end = records
+    """Return the row of an implementation, from the records of its job."""
+    *lines, end = records
     if end["status"] != "ok":
         return Judged(name, find(name).kind, end["status"], end["reason"])
-    one = Judged.from_json(found[0]["judged"])
-    if "node" in found[0]:
-        one.about["node"] = found[0]["node"]
-    return one
+    row = Judged.from_json(lines[0]["judged"])
+    if "node" in lines[0]:
+        row.about["node"] = lines[0]["node"]
+    return row

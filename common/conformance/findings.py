@@ -1,5 +1,5 @@
-"""What a user must know, in plain words, from the cells of a matrix: wrong answers without an error first, then
-crashes, then errors where an answer could be expected.  No torch.
+"""Words what a user must know from the cells of a matrix: wrong answers without an error first, then crashes, then
+errors where an answer could be expected.  No torch.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ KINDS = (WRONG, FATAL, REFUSAL)
 
 @dataclass(frozen=True)
 class Finding:
-    """kind: one of KINDS; who: implementations by what they said; shown: code by the name of its implementation, one
-    for each package that has some, those first that are easy to get."""
+    """Something that a user must know of some implementations in a case.
+
+    kind: one of KINDS; who: implementations by their message; shown: code by the name of its implementation, one for
+    each package that has some, those first that are easy to get."""
 
     kind: str
     case: Asked
@@ -48,12 +50,12 @@ class Finding:
 
 
 def called(entry: Mapping[str, Any]) -> str:
-    """The name of an implementation; a simulated one says so."""
+    """Return the name of an implementation, with a remark if it is simulated."""
     return str(entry["name"]) + (obtaining.SIMULATED if entry.get("simulator") else "")
 
 
 def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
-    """(implementation, outcome) of those that were judged by the case."""
+    """Return (implementation, outcome) of those that were judged by the case."""
     return [
         (called(entry), Outcome.from_json(entry["cells"][case]))
         for entry in document["implementations"]
@@ -62,13 +64,14 @@ def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outco
 
 
 def findings(document: Mapping[str, Any]) -> List[Finding]:
-    found = []
+    """Return the findings of a matrix, by kind, the worst first."""
+    result = []
     for kind, results in ((WRONG, (DIFFERS,)), (FATAL, (CRASHES, TIMEOUT)), (REFUSAL, (REFUSES,))):
         for case in map(Asked.from_json, document["cases"]):
             hits = [(who, outcome) for who, outcome in outcomes_of(document, case.name) if outcome.result in results]
             if hits and not (kind == REFUSAL and not case.refusal):
-                found.append(_finding(kind, case, hits))
-    return found
+                result.append(_finding(kind, case, hits))
+    return result
 
 
 def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding:
@@ -86,16 +89,17 @@ FILE_NAME = "conformance.json"
 
 
 def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
-    """What to beware of in the implementation `name`, the worst first, from the first matrix in `folders` that judged
-    it, else from the one of docs/; None where none did."""
+    """Return what to beware of in the implementation `name`, the worst first.
+
+    The first matrix in `folders` that judged it counts, else that of docs/; None where none did."""
     for folder in [*folders, ROOT / "docs"]:
         try:
-            found = documents.written(folder / FILE_NAME, Matrix)
+            document = documents.written(folder / FILE_NAME, Matrix)
         except (FileNotFoundError, UserError):  # the page says what is wrong with it
             continue
-        entry = next((one for one in judged_of(found) if one["name"] == name), None)
+        entry = next((judged for judged in judged_of(document) if judged["name"] == name), None)
         if entry is not None:
-            return _caveats(entry, list(map(Asked.from_json, found["cases"])))
+            return _caveats(entry, list(map(Asked.from_json, document["cases"])))
     return None
 
 
@@ -119,7 +123,7 @@ LEGEND = {
     ERROR: "this suite failed",
 }
 NUMBER = "A number is the larger relative error of loss and gradient."
-#: Of the run that judged a row; a document of the time before rows had them has them for all.
+#: Keys about the run that judged a row; older documents have them once, for all rows.
 ORIGIN = ("made", "git_revision", "git_dirty")
 
 
@@ -132,14 +136,15 @@ def document(
     suite: Sequence[Any],
     command: Sequence[str],
 ) -> Dict[str, Any]:
-    """What conformance.json holds.  suite: (git revision, are there uncommitted changes?).  Each row says when and by
-    which revision it was judged, as rows of other runs may come beside it (see `updated`)."""
+    """Return the content of conformance.json.  suite: (git revision, whether there are uncommitted changes).
+
+    Each row says when and by which revision it was judged, as rows of other runs may join it (see `updated`)."""
     origin = dict(zip(ORIGIN, (datetime.now(timezone.utc).isoformat(timespec="seconds"), *suite)))
 
-    def entry(one: Judged) -> Dict[str, Any]:
-        about = {"name": one.name, "kind": one.kind, "status": one.status, "reason": without_folders(one.reason)}
-        cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in one.cells.items()}
-        return {**about, **origin, **one.about, "cells": cells}
+    def entry(row: Judged) -> Dict[str, Any]:
+        head = {"name": row.name, "kind": row.kind, "status": row.status, "reason": without_folders(row.reason)}
+        cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in row.cells.items()}
+        return {**head, **origin, **row.about, "cells": cells}
 
     return {
         "format": FORMAT,
@@ -153,7 +158,7 @@ def document(
 
 
 def _command(words: Sequence[str]) -> List[str]:
-    """Without where it writes, which is where it is read, and without folders."""
+    """Return a command line without its --output, which is where it is read, and without folders."""
     kept, rest = [], iter(words)
     for word in rest:
         flag, given, _ = word.partition("=")
@@ -165,12 +170,12 @@ def _command(words: Sequence[str]) -> List[str]:
 
 
 def leaves_nan(outcome: Outcome) -> bool:
-    """Whether it passes with a gradient that no optimizer may see."""
+    """Tell whether a loss passes with a gradient that no optimizer may see."""
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
 
 
 def cell(outcome: Outcome) -> str:
-    """A few words: "pass 2e-07", "differs 2e-01", "refuses", "pass, gradient nan"."""
+    """Return an outcome in a few words: "pass 2e-07", "differs 2e-01", "refuses", "pass, gradient nan"."""
     if leaves_nan(outcome):
         return f"{PASS}, {NAN_GRADIENT}"
     errors = [error for error in (outcome.loss_error, outcome.grad_error) if error is not None]
@@ -181,89 +186,90 @@ def cell(outcome: Outcome) -> str:
 
 
 def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """The implementations that have cells."""
+    """Return the implementations that have cells."""
     return [entry for entry in document["implementations"] if entry["status"] == "judged"]
 
 
 def not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """The others."""
+    """Return the implementations that have no cells."""
     return [entry for entry in document["implementations"] if entry["status"] != "judged"]
 
 
 def heading(document: Mapping[str, Any]) -> str:
-    """Device, machine, day and revision."""
-    about = document["machine"]
+    """Return the device, machine, day and revision of a matrix in a line."""
+    machine = document["machine"]
     devices = dict.fromkeys(entry["device_name"] for entry in judged_of(document) if entry.get("device_name"))
-    device = " and ".join(map(str, devices)) or about.get("cpu")
-    return f"{document['device']}: {device}, {about.get('cores')} cores; {judged_when(document)}"
+    device = " and ".join(map(str, devices)) or machine.get("cpu")
+    return f"{document['device']}: {device}, {machine.get('cores')} cores; {judged_when(document)}"
 
 
 def judged_when(origin: Mapping[str, Any]) -> str:
-    """Day and revision of a document or of one of its rows."""
+    """Return the day and revision of a document or of one of its rows."""
     revision = str(origin["git_revision"] or "unknown")[:12]
     return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
 
 
 def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """`judged_when` of a row that an earlier run judged, "" for one of the document's own."""
+    """Return `judged_when` of a row that an earlier run judged; "" for a row of the document's own run."""
     earlier = "made" in entry and judged_when(entry) != judged_when(document)
     return judged_when(entry) if earlier else ""
 
 
-def said(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
-    """(result, message) -> who, of all that have something to say."""
+def messages(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
+    """Return the implementations by (result, message), those that have a message."""
     answers = outcomes_of(document, case)
     return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
 
 
 def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
-    """The document in `path`, {} where there is none.  Raises UserError for another device's or computer's.  flag: that
-    reads it."""
+    """Return the document in `path`, {} where there is none.  flag: the one that reads it.
+
+    Raises UserError for the document of another device or computer."""
     try:
-        found: Dict[str, Any] = documents.written(path, Matrix)
-        json.dumps(found, indent=1)  # it will be written again
+        document: Dict[str, Any] = documents.written(path, Matrix)
+        json.dumps(document, indent=1)  # it will be written again
     except FileNotFoundError:
         return {}
     except (UserError, RecursionError) as error:
-        raise UserError(f"{flag}: {path} cannot be read ({error}); leave the flag out") from error
-    there = (found["device"], found["machine"].get("cpu"))
-    if there != (device, cpu) and found["implementations"]:
+        raise UserError(f"{flag}: {path} cannot be read ({error}); remove the flag") from error
+    known = (document["device"], document["machine"].get("cpu"))
+    if known != (device, cpu) and document["implementations"]:
         raise UserError(
-            f"{flag}: {path} is of {there[0]} on {there[1]}, this run of {device} on {cpu}; name another --output"
+            f"{flag}: {path} is of {known[0]} on {known[1]}, this run of {device} on {cpu}; name another --output"
         )
-    return found
+    return document
 
 
 def resumed(
     path: Path, cases: Sequence[Asked], device: str, cpu: str, suite: Sequence[Any], large: Sequence[str]
 ) -> List[Judged]:
-    """The rows of the document in `path` that need not be judged again.  suite: see `document`; large: those that are
-    asked for more than 2^31 elements too.  Raises UserError where they are not of these cases on this device by this
-    revision."""
-    found = read(path, device, cpu, "--resume")
+    """Return the rows of the document in `path` that need not be judged again.
+
+    suite: see `document`; large: names that are asked for more than 2^31 elements too.  Raises UserError where the
+    document is not of these cases on this device by this revision."""
+    earlier = read(path, device, cpu, "--resume")
     asked = [case.to_json() for case in cases]
-    if not found or (found.get("cases"), found.get("git_revision"), found.get("git_dirty")) != (asked, *suite):
-        raise UserError(f"--resume: no run of these cases by this revision in {path}; leave the flag out to start one")
+    if not earlier or (earlier.get("cases"), earlier.get("git_revision"), earlier.get("git_dirty")) != (asked, *suite):
+        raise UserError(f"--resume: no run of these cases by this revision in {path}; remove the flag to start one")
     rows = []
-    for entry in judged_of(found):
+    for entry in judged_of(earlier):
         cells = {name: Outcome.from_json(outcome) for name, outcome in entry["cells"].items()}
         same = (entry["git_revision"], entry["git_dirty"]) == tuple(suite)
         if same and entry.get("large", False) == (entry["name"] in large):
             if all(outcome.result != ERROR for outcome in cells.values()):
-                about = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
-                rows.append(Judged(entry["name"], entry["kind"], about=about, cells=cells))
+                known = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
+                rows.append(Judged(entry["name"], entry["kind"], about=known, cells=cells))
     return rows
 
 
 def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
-    """`document` with what it leaves out of `earlier`: rows that it has not, and those that are missing here but were
-    judged then."""
+    """Return `document` with rows of `earlier` that it does not have, or that are missing here but were judged then."""
     rows = {entry["name"]: entry for entry in document["implementations"]}
     for entry in earlier.get("implementations", ()):
         today = rows.get(entry["name"])
         if today is None or (today["status"] == "missing" and entry["status"] == "judged"):
             rows[entry["name"]] = _kept(entry, document, earlier)
-    order = {one.name: place for place, one in enumerate(with_variants())}
+    order = {implementation.name: number for number, implementation in enumerate(with_variants())}
     return {**document, "implementations": sorted(rows.values(), key=lambda row: order.get(row["name"], len(order)))}
 
 

@@ -76,11 +76,13 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
 
 
 def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
-    """Names of the cases of each process: on a CPU one, whose copies answer what is to be alone before it has computed
-    anything; CUDA cannot be used in a copy."""
+    """Group the names of the cases by process.
+
+    CPU: one process; cases that must be alone run first, in copies of it.  CUDA cannot be used in a copy: a process for
+    each such case."""
     alone, together = ([case.name for case in cases if case.alone is choice] for choice in (True, False))
-    found = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
-    return [names for names in found if names]
+    groups = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
+    return [names for names in groups if names]
 
 
 def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any]], ending: Tuple[str, str]) -> None:

@@ -37,8 +37,8 @@ def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 
 
 def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
-    """A row for each case, a column for each implementation that was judged.  heads: of the columns, their names where
-    None; symbols: cells of one letter."""
+    """Return a row for each case and a column for each implementation that was judged.  heads: of the columns, by
+    default their names; symbols: whether cells are of one letter."""
     judged = judging.judged_of(document)
     heads = [judging.called(entry) for entry in judged] if heads is None else heads
     columns = [Column("case", False), *(Column(head, False, centered=symbols) for head in heads)]
@@ -46,15 +46,15 @@ def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, s
     for case in document["cases"]:
         outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
         if symbols:
-            cells = [Cell(SYMBOLS[one.result] + NOTED * judging.leaves_nan(one)) for one in outcomes]
+            cells = [Cell(SYMBOLS[of.result] + (NOTED if judging.leaves_nan(of) else "")) for of in outcomes]
         else:
-            cells = [Cell(judging.cell(one), mark=MARKS[one.result]) for one in outcomes]
+            cells = [Cell(judging.cell(outcome), mark=MARKS[outcome.result]) for outcome in outcomes]
         rows.append([Cell(case["title"]), *cells])
     return Table("conformance", "Conformance matrix", columns, rows)
 
 
 def legend(document: Mapping[str, Any]) -> Dict[str, str]:
-    """The results that occur, and what they mean."""
+    """Return the results that occur, with what they mean."""
     used = {outcome["result"] for entry in judging.judged_of(document) for outcome in entry["cells"].values()}
     return {result: words for result, words in judging.LEGEND.items() if result in used}
 
@@ -67,26 +67,27 @@ def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Find
 
 
 def table(document: Mapping[str, Any], color: bool) -> str:
-    """A row for each case, a numbered column for each implementation; then what they said and the findings."""
+    """Return the matrix with numbered columns, their names above it, and the findings below it."""
     columns = list(enumerate(judging.judged_of(document), start=1))
     lines = [judging.heading(document), ""]
-    lines += [f"{place:3d}  {entry['name']} ({versions(entry, document)})" for place, entry in columns]
+    lines += [f"{number:3d}  {entry['name']} ({versions(entry, document)})" for number, entry in columns]
     absent = judging.not_judged(document)
     lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in absent]
-    numbered = matrix(document, [str(place) for place, _ in columns])
+    numbered = matrix(document, [str(number) for number, _ in columns])
     lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
     lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
-    for kind, found in findings_by_kind(document).items():
+    for kind, of_kind in findings_by_kind(document).items():
         lines += ["", f"\x1b[1m{kind}\x1b[0m" if color else kind]
-        for finding in found:
+        for finding in of_kind:
             lines.append(f"  {finding.case.title}: {finding.sentence}")
             lines += [f"    {', '.join(who)}: {plain(words) or 'no message'}" for words, who in finding.who.items()]
     return "\n".join(lines) + "\n"
 
 
 def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
-    """How many cases each implementation answers how, what they get wrong, and the verdict, as lines of at most `width`
-    characters, the last with a newline."""
+    """Return how many cases each implementation answers how, what they get wrong, and the verdict.
+
+    Lines have at most `width` characters; the last ends in a newline."""
     judged = judging.judged_of(document)
     used = [result for result in RESULTS if result in legend(document)]
     rows, clean = [], []
@@ -97,10 +98,13 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
             clean.append(judging.called(entry))
     columns = [Column("implementation", False), *(Column(result) for result in used)]
     table = Table("conformance", "Conformance", columns, rows)
-    found = findings_by_kind(document)
-    silent = gathered((finding.case.wrong, who) for finding in found.get(judging.WRONG, ()) for who in _who(finding))
+    by_kind = findings_by_kind(document)
+    silent = gathered((finding.case.wrong, who) for finding in by_kind.get(judging.WRONG, ()) for who in _who(finding))
     often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
-    lines = {kind.lower(): count(sum(len(_who(one)) for one in of), "answer") for kind, of in found.items()}
+    lines = {
+        kind.lower(): count(sum(len(_who(finding)) for finding in of_kind), "answer")
+        for kind, of_kind in by_kind.items()
+    }
     lines = {"right in every case": ", ".join(clean) or "none", **lines}
     others = [entry["name"] for entry in judging.not_judged(document)]
     blocks = [
@@ -147,7 +151,7 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines += ["", "## The cases and the answers", ""]
     for case in document["cases"]:
         lines += [f"**{escaped(case['title'])}** (`{case['name']}`): {escaped(case['asks'])}.", ""]
-        for (result, words), names in judging.said(document, case["name"]).items():
+        for (result, words), names in judging.messages(document, case["name"]).items():
             lines.append(f"- {result}: {_code(words)}: {escaped(', '.join(names))}")
         lines += [""] if lines[-1] else []
     return "\n".join(lines)
@@ -163,13 +167,13 @@ def _versions(document: Mapping[str, Any]) -> Table:
     return tabulated("versions", "Versions", rows)
 
 
-def _findings(found: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
+def _findings(by_kind: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
     lines = []
-    if any(finding.shown for of_kind in found.values() for finding in of_kind):
+    if any(finding.shown for of_kind in by_kind.values() for finding in of_kind):
         lines += [HOW_TO_RUN, ""]
-    for kind, of_kind in found.items():
+    for kind, of_kind in by_kind.items():
         lines += [f"### {kind}", "", *(line for finding in of_kind for line in _finding(finding))]
-    return lines if found else ["None.", ""]
+    return lines if by_kind else ["None.", ""]
 
 
 def _finding(finding: judging.Finding) -> List[str]:
@@ -177,11 +181,11 @@ def _finding(finding: judging.Finding) -> List[str]:
     for words, names in finding.who.items():
         lines.append(f"- {escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
     lines.append("")
-    for place, (name, code) in enumerate(finding.shown.items()):
+    for number, (name, code) in enumerate(finding.shown.items()):
         command, source, title = obtaining.command(name), obtaining.source(name), f"Shown with {escaped(name)}"
         to_run = f"{_code(command)} ({source})" if command else source
         block = ["", "```python", code, "```", ""]
-        if place == 0:
+        if number == 0:
             lines += [f"{title}: {to_run}", *block]
         else:
             lines += [f"<details><summary>{title}</summary>", "", to_run, *block, "</details>", ""]

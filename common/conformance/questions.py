@@ -59,15 +59,15 @@ def context_lost(device: torch.device) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """The first line of an error, without folders; for an assertion without words its line of source."""
+    """Return the first line of an error, without folders; for an assertion without words its line of source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    found = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if frame.line and len(re.findall("[A-Za-z]{2,}", " ".join(lines))) < FEW_WORDS:
-            found = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
-        found += f" ({Path(frame.filename).name}:{frame.lineno})"
-    return clipped(without_folders(found))
+            text = f"AssertionError: {frame.line}" + (f" -> {lines[0]}" if lines else "")
+        text += f" ({Path(frame.filename).name}:{frame.lineno})"
+    return clipped(without_folders(text))
 
 
 @dataclass
@@ -106,14 +106,15 @@ class Question:
         return self.leaf.grad
 
     def expected(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(N,) losses, and the float64 leaf whose gradient they give."""
+        """Return (N,) losses, and the float64 leaf whose gradient they give."""
         truth = self.truth.clone().requires_grad_()
         return self.layout.expected(truth, self.batch), truth
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
-    """What `action` returns.  Waits for the device, so that late errors of CUDA count.  An error becomes Refused, or
-    ContextLost where the device does not work any more, or NotAsked for lack of memory."""
+    """Return the result of `action`, after waiting for the device, so that late errors of CUDA count.
+
+    Raises Refused for an error, ContextLost where the device does not work any more, NotAsked for lack of memory."""
     try:
         result = action()
         if device.type == "cuda":
@@ -215,15 +216,15 @@ def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: t
 
 
 def _set(numbers: torch.Tensor, regions: Sequence[Region], value: float) -> List[str]:
-    """Set the regions to the value; returns the line of Python that does so."""
+    """Set the regions to the value; return the line of Python that does so."""
     for region in regions:
         numbers[region] = value
     written = '-float("inf")' if value == -math.inf else f'float("{value}")'
-    return ["; ".join(f"logits[{place(region)}] = {written}" for region in regions)]
+    return ["; ".join(f"logits[{index_code(region)}] = {written}" for region in regions)]
 
 
-def place(region: Region) -> str:
-    """An index as Python source."""
+def index_code(region: Region) -> str:
+    """Return an index as Python source."""
 
     def part(index: Any) -> str:
         if isinstance(index, slice):
@@ -234,7 +235,7 @@ def place(region: Region) -> str:
 
 
 def _mask(size: Sequence[int], regions: Optional[Sequence[Region]]) -> Optional[torch.Tensor]:
-    """Which rows are padding: all dimensions but the last."""
+    """Return a mask of the rows that are padding: all dimensions but the last."""
     if regions is None:
         return None
     padding = torch.zeros(*size[:-1], dtype=torch.bool)

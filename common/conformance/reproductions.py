@@ -14,7 +14,7 @@ from typing import Any, List, Mapping, Tuple
 import torch
 
 from common.conformance.cases import Case
-from common.conformance.questions import Question, place
+from common.conformance.questions import Question, index_code
 from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
@@ -40,7 +40,7 @@ def of(case: Case, question: Question, crashes: bool = False) -> str:
 
 
 def _is_a_plain_call(adapter: Adapter) -> bool:
-    """Whether `_call` shows everything that the adapter does."""
+    """Tell whether `_call` shows everything that the adapter does."""
     kind = type(adapter)
     if all(getattr(kind, method) is getattr(Adapter, method) for method in ("loss", "loss_of", "call")):
         return True
@@ -105,7 +105,7 @@ def _loss_or_gradient(question: Question) -> List[str]:
 
 def _padding(question: Question) -> List[str]:
     _, T, U = inputs.padded_sizes(question.batch.shapes)
-    first = place((question.layout.padding(question.batch.shapes, T, U) or [(...,)])[0])
+    first = index_code((question.layout.padding(question.batch.shapes, T, U) or [(...,)])[0])
     return ["loss.sum().backward()", f"print(bool((logits.grad[{first}] == 0).all()))  # prints False"]
 
 

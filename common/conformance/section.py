@@ -27,54 +27,56 @@ ID, TITLE = "conformance", "Conformance: which loss is right in which corner"
 
 
 def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
-    """The section of the page in the folder `base` about the logs `paths`; none where there is no matrix at all."""
-    found, unreadable = [], []
+    """Return the section of the page in the folder `base` about the logs `paths`, if there is any matrix."""
+    matrices, unreadable = [], []
     logs = [file for path in paths for file in sorted(path.rglob(FILE_NAME))]
     files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
     for file in files.values():
         try:
             document = documents.written(file, Matrix)
-            found.append((file != COMMITTED, document["made"], _matrix(file, document)))
+            matrices.append((file != COMMITTED, document["made"], _matrix(file, document)))
         except FileNotFoundError:
             continue
         except UserError as error:
             reason = f" cannot be read ({error}): make it again with conformance.py, or delete it."
             unreadable.append([Link(file.name, file), reason])
-    if not found and not unreadable:
+    if not matrices and not unreadable:
         return []
-    newest = max(found, key=lambda each: each[:2])[2] if found else None
+    newest = max(matrices, key=lambda each: each[:2])[2] if matrices else None
     return [
         Section("conformance/conformance.html.jinja", ID, TITLE, content={"matrix": newest, "unreadable": unreadable})
     ]
 
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
-    """What conformance.html.jinja shows of a document."""
+    """Return what conformance.html.jinja shows of a document."""
     absent = [(entry["status"], entry["name"], entry["reason"]) for entry in not_judged(document)]
-    found: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
-    found["findings"] = findings_by_kind(document)
-    found["cases"] = [Asked.from_json(case) for case in document["cases"]]
-    found["columns"] = [_column(document, entry) for entry in judged_of(document)]
-    found["not_judged"] = [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent]
-    return {**found, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
+    shown: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
+    shown["findings"] = findings_by_kind(document)
+    shown["cases"] = [Asked.from_json(case) for case in document["cases"]]
+    shown["columns"] = [_column(document, entry) for entry in judged_of(document)]
+    shown["not_judged"] = [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent]
+    return {**shown, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
 
 
 def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
-    """Its machine and day, and what it covers."""
+    """Return the machine and day of a matrix, and what it covers."""
     judged, every = len(judged_of(document)), len(document["implementations"])
-    said = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
+    coverage = (
+        f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
+    )
     if file != COMMITTED:
-        return [Link(file.name, file), said]
+        return [Link(file.name, file), coverage]
     name = f"Committed with the suite as {COMMITTED.relative_to(paths.ROOT)}, not made with the runs above"
-    return [f"{name}{said} ./conformance.py makes one of this machine."]
+    return [f"{name}{coverage} ./conformance.py makes one of this machine."]
 
 
 def _column(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Dict[str, Any]:
-    """An implementation.  said: (title of a case, outcome) of all that is not just a pass, what matters least last."""
+    """Return a column.  Its "said": (title of a case, outcome) of all but plain passes, what matters least last."""
     outcomes = [(case["title"], Outcome.from_json(entry["cells"][case["name"]])) for case in document["cases"]]
     counts = Counter(outcome.result for _, outcome in outcomes)
-    said = [each for each in outcomes if each[1].result != PASS or each[1].message]
-    said.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
+    remarks = [each for each in outcomes if each[1].result != PASS or each[1].message]
+    remarks.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
     counted = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
-    found = {"name": called(entry), "versions": versions(entry, document), "counted": counted, "said": said}
-    return {**found, "outcomes": [outcome for _, outcome in outcomes]}
+    head = {"name": called(entry), "versions": versions(entry, document), "counted": counted, "said": remarks}
+    return {**head, "outcomes": [outcome for _, outcome in outcomes]}
