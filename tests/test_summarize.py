@@ -58,7 +58,7 @@ def test_default_is_log_here_and_nothing_there_is_one_line(tmp_path):
     "arguments, words",
     [
         (["nowhere"], "nowhere: no such file or folder"),
-        (["--format", "xml"], "invalid choice"),
+        (["--format", "xml"], "xml"),
         (["."], "no runs under ."),
         (["log", "--output", "nowhere/x"], "cannot write nowhere/x"),
     ],
