@@ -43,7 +43,8 @@ def choose(implementation: Implementation, *, in_place: bool, prefer_here: bool)
     in_place = in_place or INSTALLED
     if implementation.placed:  # there, or nowhere
         managed = None if in_place else environments.interpreter(implementation.environment)
-        why = "this Python alone is used" if in_place else environments.reason(implementation.environment)
+        who = "an installed suite" if INSTALLED else "--in-place"
+        why = f"{who} uses this Python alone" if in_place else environments.reason(implementation.environment)
         return Choice(managed, "" if managed else why)
     if in_place or (prefer_here and _here(implementation)):
         return Choice(here)
