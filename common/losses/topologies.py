@@ -211,8 +211,8 @@ TOPOLOGIES = {
         TokenAndDuration("tdt", "arXiv 2304.06795", durations=(0, 1, 2, 3, 4), sigma=0.05),
         MultiBlank("multi-blank", "arXiv 2211.03541", durations=(2, 4, 8), sigma=0.05),
         HybridAutoregressive("hat", "arXiv 2003.07705"),
-        Star("star", "arXiv 2309.11430", skip=-5.0),
-        DelayPenalty("delay-penalty", "arXiv 2305.11558", penalty=0.01),
+        Star("star", "arXiv 2303.10384 and artbataev/uol_final", skip=-5.0),
+        DelayPenalty("delay-penalty", "arXiv 2211.00490", penalty=0.01),
     )
 }
 
