@@ -1,4 +1,4 @@
-"""Is the answer of a loss right?"""
+"""Compare the answer of a loss with the right one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from common.losses.oracle import TOLERANCE, relative_error
 
 
 def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tuple[float, float]:
-    """Largest relative errors of loss and gradient that pass.
+    """Return the largest relative errors of the loss and of the gradient that pass.
 
-    In float32 and float64 the gradient may have one error more than the correctness pass allows: the rounding of T + U
-    additions (a random walk) to the log-likelihood by which every posterior is divided.  With logits of 1e4 no loss in
-    log space can do better.
+    In float32 and float64 the gradient may have an error beyond that of the correctness pass: T + U additions are
+    rounded (a random walk) in the log-likelihood that divides every posterior.  With logits of 1e4 no loss in log space
+    can do better.
     """
     base = TOLERANCE[str(dtype).partition(".")[2]]
     if dtype in (torch.float16, torch.bfloat16):
@@ -29,14 +29,22 @@ def tolerances(dtype: torch.dtype, losses: torch.Tensor, shapes: Shapes) -> Tupl
 
 
 def size(value: float) -> str:
+    """Return an error as text ("1.2e-03", "nan")."""
     return "nan" if value != value else f"{value:.1e}"
 
 
 def compare(
     question: Question, loss: torch.Tensor, gradient: Optional[torch.Tensor], right: torch.Tensor, truth: torch.Tensor
 ) -> Outcome:
-    """right: the expected loss, a scalar or (N,); truth: the tensor whose gradient is the expected one; gradient: None
-    where only the loss is compared."""
+    """Return the outcome of comparing loss and gradient with the right ones.
+
+    Args:
+        question: what was asked.
+        loss: the answer, a scalar or (N,).
+        gradient: of the question's leaf; None compares the loss only.
+        right: the expected loss, float64, a scalar or (N,).
+        truth: the float64 tensor whose gradient is the expected one.
+    """
     loss = loss.detach().cpu().double()
     right = right.detach()
     if loss.numel() != right.numel():
@@ -52,12 +60,12 @@ def compare(
         return Outcome(DIFFERS if wrong else PASS, "; ".join(wrong), loss_error)
     gradient = gradient.detach().cpu().double()
     expected = truth.grad
-    real = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
-    grad_error = relative_error(gradient[real], expected[real])
+    valid = torch.ones(gradient.shape[:-1], dtype=torch.bool) if question.padding is None else ~question.padding
+    grad_error = relative_error(gradient[valid], expected[valid])
     if not grad_error <= grad_tolerance:
-        worst = (gradient[real] - expected[real]).abs().max().item()
+        worst = (gradient[valid] - expected[valid]).abs().max().item()
         wrong.append("gradient nan" if worst != worst else f"gradient off by {size(grad_error)}")
-    outside = gradient[~real]
+    outside = gradient[~valid]
     if outside.numel() and not (outside == 0).all():
         worst = outside.abs().max().item()
         wrong.append(f"gradient in the padding {size(worst)} instead of 0")
@@ -66,17 +74,21 @@ def compare(
 
 
 def _without_path(loss: torch.Tensor, right: torch.Tensor, gradient: Optional[torch.Tensor]) -> Outcome:
-    """Judge the loss of an utterance without a path, which must be infinite.  Its gradient may be anything; the message
-    says what."""
+    """Return the outcome for a batch in which an utterance has no path: its loss must be infinite.
+
+    The gradient may be anything; the message describes it.
+    """
     impossible = ~torch.isfinite(right)
     if not torch.isinf(loss[impossible]).all():
         return Outcome(DIFFERS, f"loss {listed(loss)} where its lattice has no path: must be infinite or refused")
     kinds = {NAN_GRADIENT: torch.isnan, "gradient infinite": torch.isinf, "gradient not 0": lambda values: values != 0}
-    names = [name for name, has in kinds.items() if gradient is not None and has(gradient).any()]
-    remark = f", {names[0] if names else 'gradient all 0'}" if gradient is not None else ""
-    return Outcome(PASS, f"no path through its lattice: an infinite loss{remark}")
+    message = "no path through its lattice: an infinite loss"
+    if gradient is not None:
+        message += f", {next((name for name, holds in kinds.items() if holds(gradient).any()), 'gradient all 0')}"
+    return Outcome(PASS, message)
 
 
 def listed(values: torch.Tensor) -> str:
+    """Return numbers as text: "1.5" for one, "(1.5, 2)" for several."""
     words = [f"{value:.6g}" for value in values.reshape(-1).tolist()]
     return words[0] if len(words) == 1 else f"({', '.join(words)})"

@@ -1,6 +1,6 @@
-"""The cases: what is asked of every implementation, in words and as data.  No torch.
+"""Define the conformance cases: what every implementation is asked, in words and as data.  Does not import torch.
 
-A new case is one entry here, and a new function in checks.py where none fits.
+A new case is one entry here, and a new function in checks.py if none of those there fits.
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from common.conformance.records import Asked
 
 @dataclass(frozen=True)
 class Case(Asked):
-    """check: a function of common.conformance.checks, given `values`, by default the one of the case's name; alone: it
-    may corrupt memory or lose a CUDA context, so it has a process of its own; shown: a key of
-    common.conformance.reproductions.TAILS."""
+    """A case with the check that judges it."""
 
-    check: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
-    alone: bool = False
-    shown: str = "loss or gradient"
+    check: str = ""  # a function of common.conformance.checks; "": the one with the name of the case
+    values: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the check
+    alone: bool = False  # needs a process of its own, since it may corrupt memory or lose a CUDA context
+    shown: str = "loss or gradient"  # a key of common.conformance.reproductions.TAILS; "": no reproduction
 
     def allowing(self, large: bool) -> Case:
-        """Itself, and with `large` also where it needs much memory."""
+        """Return the case; with `large`, it is asked even if it needs much memory."""
         return replace(self, values={**self.values, "allowed": large}) if "allowed" in self.values else self
 
 
 def _agrees(name: str, title: str, asks: str, wrong: str = Asked.wrong, refusal: str = "", **values: Any) -> Case:
-    """Loss and gradient must be right."""
+    """Return a case in which loss and gradient must be right; `values` go to Examination.ask."""
     return Case(name, title, asks, wrong, refusal, "agrees", values)
 
 
 def _refuses(name: str, title: str, asks: str, instead: str) -> Case:
-    """An error is right, any answer is wrong."""
+    """Return a case in which an error is right and any answer is wrong."""
     wrong = f"an answer for {instead}, instead of an error"
     return Case(name, title, asks, wrong, "", "must_refuse", {"what": name}, alone=True, shown="answer")
 
@@ -47,10 +45,12 @@ def _durations(name: str, title: str, durations: Tuple[int, ...], asks: str, **v
 
 
 def _dtype(name: str, asks: str, wrong: str) -> Case:
+    """Return the case of a floating-point dtype."""
     return Case(name, name, asks, wrong, "", "on_a_dtype", {"dtype": name})
 
 
 def _integers(name: str, asks: str) -> Case:
+    """Return the case of an integer dtype of targets and lengths."""
     wrong = f"{name} targets and lengths give another result, without an error"
     return Case(name, f"{name} targets and lengths", asks, wrong, "", "on_integers", {"dtype": name}, alone=True)
 

@@ -1,7 +1,7 @@
-"""How each case is judged: one function each, (examination, the case's own values) -> Outcome.
+"""Judge the cases: one function for each kind of case, from an examination and the case's values to an Outcome.
 
-A function asks, lets the loss answer, and compares.  It raises questions.Refused where the loss raised an error, and
-NotAsked where the case does not apply; common.conformance.judge turns these into outcomes.
+A function asks a question, lets the loss answer, and compares.  It raises questions.Refused if the loss raises an
+error, and NotAsked if the case does not apply; common.conformance.judge turns these into outcomes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from common.conformance.records import DIFFERS, PASS, REFUSES, Outcome
 from common.losses.inputs import Batch
 from common.losses.oracle import relative_error
 
-#: (T, U): ragged in both.
+#: (T, U) of each utterance of a batch that is ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]
-#: Likewise, with few numbers, so that code with them can be pasted.
+#: A ragged batch of few numbers, so that its reproduction is short enough to paste.
 SMALL = [(4, 2), (3, 1)]
+#: Weights of the losses of the utterances of SMALL.
 WEIGHTS = [2.0, -1.0]
 
 
 def right_of(question: Question, reduce: Callable[[torch.Tensor], torch.Tensor]) -> tuple:
-    """(expected value, the float64 leaf with its gradient) of the losses reduced by `reduce`."""
+    """Return (expected value, float64 leaf with the expected gradient) for the losses (N,) reduced by `reduce`."""
     losses, truth = question.expected()
     value = reduce(losses)
     value.sum().backward()
@@ -36,7 +37,10 @@ def right_of(question: Question, reduce: Callable[[torch.Tensor], torch.Tensor])
 
 
 def agrees(exam: Examination, shapes=RAGGED, **how: Any) -> Outcome:
-    """Loss and gradient of the sum, padded cells included.  A batch without a path may be refused."""
+    """Judge the summed loss and its gradient, that of padded cells included; a batch without a path may be refused.
+
+    `how` goes to Examination.ask.
+    """
     question = exam.ask(shapes, **how)
     try:
         loss = question.forward()
@@ -49,16 +53,17 @@ def agrees(exam: Examination, shapes=RAGGED, **how: Any) -> Outcome:
 
 
 def repeated_labels(exam: Examination) -> Outcome:
+    """Judge targets that are all the same symbol."""
     return agrees(exam, alter=lambda batch: replace(batch, targets=torch.full_like(batch.targets, 3)))
 
 
 def minus_inf(exam: Examination) -> Outcome:
-    """The last symbol has a logit of -inf everywhere, and no utterance has it."""
+    """Judge a batch in which the last symbol has a logit of -inf everywhere and is no target."""
     return agrees(exam, minus_inf=6, alter=lambda batch: replace(batch, targets=batch.targets.clamp(max=5)))
 
 
 def blank_target(exam: Examination) -> Outcome:
-    """The second target of the first utterance is the blank, symbol 0.  It may be refused."""
+    """Judge a batch in which the second target of the first utterance is the blank, symbol 0; it may be refused."""
     try:
         return agrees(exam, SMALL, alter=_changed("targets", (0, 1), 0))
     except Refused as refusal:
@@ -75,25 +80,29 @@ def with_durations(exam: Examination, durations: str, sigma: Optional[float] = N
 
 
 def impossible_target(exam: Examination) -> Outcome:
+    """Judge an utterance in which a target has a logit of -inf everywhere."""
     return agrees(exam, [(4, 2)], minus_inf=3, alter=_changed("targets", (0, 1), 3))
 
 
 def long(exam: Examination) -> Outcome:
+    """Judge an utterance of many frames and targets."""
     if exam.adapter.simulated:
         raise NotAsked("not in a simulator, which would take hours")
     return agrees(exam, [(370, 96)], V=40)
 
 
 def on_a_dtype(exam: Examination, dtype: str) -> Outcome:
+    """Judge logits of a floating-point dtype ("float16")."""
     return agrees(exam, dtype=getattr(torch, dtype))
 
 
 def on_integers(exam: Examination, dtype: str) -> Outcome:
-    """Targets and lengths of one integer dtype, instead of those that the adapter chooses."""
+    """Judge targets and lengths of one integer dtype ("int32"), instead of those that the adapter chooses."""
     return agrees(exam, convert=getattr(torch, dtype))
 
 
 def padding_gradient(exam: Examination) -> Outcome:
+    """Judge whether the gradient of padded cells is exactly 0."""
     question = exam.ask(SMALL)
     if question.padding is None:
         raise NotAsked("its layout has no padding")
@@ -104,6 +113,7 @@ def padding_gradient(exam: Examination) -> Outcome:
 
 
 def nan_padding(exam: Examination) -> Outcome:
+    """Judge a batch whose padding holds NaN."""
     outcome = agrees(exam, SMALL, fill=math.nan)
     if outcome.result == DIFFERS and exam.adapter.log_probs:
         return replace(outcome, message=f"{outcome.message} (behind torch's log_softmax, whose gradient is nan there)")
@@ -114,6 +124,8 @@ def nan_padding(exam: Examination) -> Outcome:
 
 
 def _changed(name: str, index: tuple, value: int) -> Callable[[Batch], Batch]:
+    """Return a function that sets `index` of the tensor `name` of a batch to `value`."""
+
     def alter(batch: Batch) -> Batch:
         changed = getattr(batch, name).clone()
         changed[index] = value
@@ -122,7 +134,7 @@ def _changed(name: str, index: tuple, value: int) -> Callable[[Batch], Batch]:
     return alter
 
 
-#: By case: the field of the batch [(6, 3), (5, 2)] of V = 7 that is changed, where, and to what.
+#: By case: the field that is changed of a batch [(6, 3), (5, 2)] with V = 7, the index in it, and the new value.
 IMPOSSIBLE: Dict[str, tuple] = {
     "target-too-large": ("targets", (1, 0), 7),
     "target-negative": ("targets", (1, 0), -1),
@@ -132,7 +144,7 @@ IMPOSSIBLE: Dict[str, tuple] = {
 
 
 def must_refuse(exam: Examination, what: str) -> Outcome:
-    """An error is right, any answer is wrong."""
+    """Judge an impossible input `what` of IMPOSSIBLE: an error is right, any answer is wrong."""
     if exam.adapter.simulated:
         raise NotAsked("arrays of the simulator check their indices, those of a GPU do not")
     question = exam.ask([(6, 3), (5, 2)], alter=_changed(*IMPOSSIBLE[what]))
@@ -149,6 +161,7 @@ def must_refuse(exam: Examination, what: str) -> Outcome:
 
 
 def not_contiguous(exam: Examination) -> Outcome:
+    """Judge logits that are not contiguous."""
     question = exam.ask(RAGGED)
     values = question.leaf.detach()
     leaf = values.transpose(0, -1).contiguous().transpose(0, -1)
@@ -161,6 +174,7 @@ def not_contiguous(exam: Examination) -> Outcome:
 
 
 def upstream(exam: Examination) -> Outcome:
+    """Judge a loss that is multiplied by 3 before its backward."""
     question = exam.ask(SMALL)
     loss = question.forward() * 3
     gradient = question.backward(loss)
@@ -168,6 +182,7 @@ def upstream(exam: Examination) -> Outcome:
 
 
 def upstream_weights(exam: Examination) -> Outcome:
+    """Judge the sum of the losses of utterances, weighted by WEIGHTS."""
     question = exam.ask(SMALL, reduction="none")
     losses = question.forward()
     if losses.numel() != len(WEIGHTS):
@@ -178,24 +193,26 @@ def upstream_weights(exam: Examination) -> Outcome:
     return compare(question, total, gradient, *right_of(question, lambda losses: (losses * weights).sum()))
 
 
-#: The package's own answer, without the adapter's corrections.
+#: Option of Examination.ask for the package's own answer, without the adapter's corrections.
 OWN = {"repaired": False}
 
 
 def reduction_none(exam: Examination) -> Outcome:
+    """Judge reduction "none": one loss for each utterance."""
     question = exam.ask(RAGGED, reduction="none", **OWN)
     losses = question.forward()
     return _of_each(question, losses, question.backward(losses.sum()), lambda losses: losses)
 
 
 def reduction_sum(exam: Examination) -> Outcome:
+    """Judge reduction "sum"."""
     question = exam.ask(RAGGED, reduction="sum", **OWN)
     loss = question.forward()
     return _of_each(question, loss, question.backward(loss), torch.sum)
 
 
 def _of_each(question: Question, loss: torch.Tensor, gradient: torch.Tensor, reduce: Callable) -> Outcome:
-    """The sum, or each loss, must not be divided by anything; where it is, the message says by what."""
+    """Judge a sum, or the losses: if they are divided by T or U, the message tells so."""
     outcome = compare(question, loss, gradient, *right_of(question, reduce))
     T, U = _lengths(question.batch.shapes)
     for name, length in (("frame", T), ("target", U)):
@@ -208,12 +225,13 @@ def _of_each(question: Question, loss: torch.Tensor, gradient: torch.Tensor, red
 
 
 def _lengths(shapes) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return T and U of the utterances, each (N,) float64."""
     T, U = (torch.tensor(lengths, dtype=torch.float64) for lengths in zip(*shapes))
     return T, U
 
 
 def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    """Return the functions that a "mean" may be, by description: from (N,) losses to a scalar."""
+    """Return the functions that packages call "mean", from (N,) losses to a scalar, by description."""
     T, U = _lengths(shapes)
     return {
         "mean over utterances": torch.mean,
@@ -225,17 +243,17 @@ def means(shapes) -> Dict[str, Callable[[torch.Tensor], torch.Tensor]]:
 
 
 def reduction_mean(exam: Examination) -> Outcome:
-    """Accept any of `means`, if the gradient is that of the same one; the message says which."""
+    """Judge reduction "mean": any of `means` is right if the gradient is of the same one; the message says which."""
     question = exam.ask(RAGGED, reduction="mean", **OWN)
     loss = question.forward()
     gradient = question.backward(loss)
-    wrong = []
+    mismatches = []
     for name, mean in means(RAGGED).items():
         outcome = compare(question, loss, gradient, *right_of(question, mean))
         if outcome.result == PASS:
             return replace(outcome, message=name)
-        wrong.append((outcome.loss_error, name, mean, outcome))
-    _, name, question.reduce, outcome = min(wrong, key=lambda entry: entry[0])
+        mismatches.append((outcome.loss_error, name, mean, outcome))
+    _, name, question.reduce, outcome = min(mismatches, key=lambda entry: entry[0])
     return replace(outcome, message=f"{outcome.message} (compared with the {name})")
 
 
@@ -243,6 +261,7 @@ def reduction_mean(exam: Examination) -> Outcome:
 
 
 def second_backward(exam: Examination) -> Outcome:
+    """Judge the gradient of a second backward through the same graph."""
     question = exam.ask(SMALL)
     total = question.forward() * 2
     first = question.backward(total, retain_graph=True).clone()
@@ -259,7 +278,7 @@ def second_backward(exam: Examination) -> Outcome:
 
 
 def numeric_gradient(exam: Examination) -> Outcome:
-    """Compare the gradient of one backward with central differences of the package's own loss, padding included."""
+    """Judge the gradient, that of the padding included, by central differences of the package's own loss."""
     question = exam.ask([(3, 2), (2, 1)], V=4, dtype=torch.float64)
     try:
         loss = question.forward()
@@ -280,7 +299,7 @@ def numeric_gradient(exam: Examination) -> Outcome:
 
 
 def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
-    """Return (by how much rounding may change the loss, a remark on it for the outcome)."""
+    """Return (by how much rounding may change the loss, a remark on it for the outcome or "")."""
     largest, error = right.abs().item(), relative_error(loss.reshape(right.shape), right)
     if error <= 1e-12:
         return torch.finfo(torch.float64).eps * largest, ""
@@ -289,14 +308,15 @@ def _rounding(loss: torch.Tensor, right: torch.Tensor) -> Tuple[float, str]:
 
 
 def _value_at(question: Question, index: int, by: float) -> float:
-    """Return the loss with one number of its leaf changed `by` so much."""
+    """Return the loss after adding `by` to the number `index` of its flattened leaf."""
     moved = question.truth.clone()
     moved.view(-1)[index] += by
-    leaf = moved.to(question.leaf.device).requires_grad_()  # a new one each time, as some losses overwrite it
+    leaf = moved.to(question.leaf.device).requires_grad_()  # a new tensor each time, since some losses overwrite it
     return question.loss_of(leaf).item()
 
 
 def unmodified(exam: Examination) -> Outcome:
+    """Judge whether logits, targets and lengths are unchanged after forward and backward."""
     question = exam.ask(SMALL)
     tensors = {"logits": question.leaf}
     tensors.update({k: v for k, v in vars(question.prepared).items() if isinstance(v, torch.Tensor)})
@@ -311,6 +331,7 @@ def unmodified(exam: Examination) -> Outcome:
 
 
 def deterministic(exam: Examination, repeats: int = 5) -> Outcome:
+    """Judge whether repeats give the same bits of loss and gradient."""
     shapes = SMALL if exam.adapter.simulated else [(30, 12), (26, 9), (17, 10)]  # a simulator takes minutes for these
     answers = []
     for _ in range(repeats):
@@ -326,7 +347,10 @@ def deterministic(exam: Examination, repeats: int = 5) -> Outcome:
 
 
 def without_gradient(exam: Examination, mode: str) -> Outcome:
-    """mode: "leaf": logits that require no gradient; "no_grad": logits that do, under torch.no_grad."""
+    """Judge a forward without gradient.
+
+    With mode "leaf" the logits require none; with "no_grad" they do, but torch.no_grad is active.
+    """
     question = exam.ask(RAGGED)
     if mode == "leaf":
         question.leaf = question.leaf.detach()
@@ -338,13 +362,14 @@ def without_gradient(exam: Examination, mode: str) -> Outcome:
 
 
 def many_targets(exam: Examination) -> Outcome:
+    """Judge an utterance of more targets than a CUDA block has threads."""
     if exam.device.type != "cuda":
         raise NotAsked("not on CUDA, where blocks have 1024 threads at most")
     return agrees(exam, [(1100, 1100)], V=5)
 
 
 def second_device(exam: Examination) -> Outcome:
-    """Tensors on cuda:1 while cuda:0 is the current device, as in a process that uses both."""
+    """Judge tensors on cuda:1 while cuda:0 is the current device, as in a process that uses both."""
     if exam.device.type != "cuda":
         raise NotAsked("not on CUDA")
     if torch.cuda.device_count() < 2:
@@ -355,7 +380,7 @@ def second_device(exam: Examination) -> Outcome:
 
 
 def more_targets_than_frames(exam: Examination) -> Outcome:
-    """An utterance with more targets than frames, where a frame has one symbol at most."""
+    """Judge an utterance of more targets than frames on a lattice with at most one symbol per frame."""
     if exam.adapter.topology == "regular":
         raise NotAsked("its lattice has a path for every utterance")
     return agrees(exam, [(3, 5)])

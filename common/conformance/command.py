@@ -1,8 +1,8 @@
-"""Ask every implementation and variant the corner cases, and print who answers right, wrong, not at all, or dies.
+"""Judge every implementation and variant by the corner cases: which answer right, wrong, not at all, or crash.
 
-Loss and gradient are compared with the float64 oracle; what may end a process has one of its own.  Differences are
-data: the exit code is 0 when the matrix could be made, 1 when an implementation could not be judged for an error of
-this suite, 2 for bad usage or a matrix that could not be written (it is printed), 130 or 143 when it was stopped.
+Loss and gradient are compared with the float64 oracle.  A case that may end its process has a process of its own.
+Exit code: 0 if the matrix could be made, whatever it shows; 1 if an error of this suite kept an implementation from
+being judged; 2 for bad usage or a matrix that could not be written (it is printed); 130 or 143 if it was stopped.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
 
 def parser() -> Parser:
+    """Return the parser of the command's flags."""
     result = Parser(description=__doc__)
     names = tuple(implementation.name for implementation in with_variants())
     standard = tuple(implementation.name for implementation in with_variants() if not implementation.template)
@@ -48,7 +49,7 @@ def parser() -> Parser:
         type=implementations(standard),
         default=standard,
         metavar="A,B",
-        help=f"these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
+        help=f"judge only these: {', '.join(names)}; or a loss of your own, by its file (benchmark_flash.py). "
         "Default: all but the template",
     )
     add_loss(result)
@@ -58,7 +59,7 @@ def parser() -> Parser:
         type=flag_types.some_of(cases),
         default=cases,
         metavar="X,Y",
-        help="these cases (--list names them). Default: all",
+        help="ask only these cases (--list names them). Default: all",
     )
     result.add_argument(
         "--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto"
@@ -78,13 +79,13 @@ def parser() -> Parser:
     result.add_argument(
         "--update",
         action="store_true",
-        help=f"keep the rows of the {JSON_NAME} that is there which this run does not judge, with their revision",
+        help=f"keep the rows of the existing {JSON_NAME} that this run does not judge, with their revision",
     )
     result.add_argument(
         "--resume",
         action="store_true",
-        help=f"go on with the {JSON_NAME} of a run that was stopped, of the same revision, cases and device: what it "
-        "judged is not judged again",
+        help=f"continue a run that was stopped, from its {JSON_NAME}: implementations that it judged are not judged "
+        "again. The revision, the cases and the device must be the same",
     )
     result.add_argument("--list", action="store_true", help="list the cases with what they ask, and stop")
     result.add_argument(
@@ -97,8 +98,8 @@ def parser() -> Parser:
         default=(),
         const=names,
         metavar="A,B",
-        help="ask all, or these, for more than 2^31 elements too: 8 GiB of logits, minutes for each, where 17 GiB of "
-        "memory are free",
+        help="also ask all implementations, or only these, for more than 2^31 elements: 8 GiB of logits, minutes for "
+        "each; skipped unless 17 GiB of memory are free",
     )
     flags.add_executor(result)
     result.add_argument("--in-place", action="store_true", help="judge with this Python only, with what it has")
@@ -108,6 +109,7 @@ def parser() -> Parser:
 
 
 def main(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit code; raise UserError for bad usage."""
     if arguments.list:
         rows = [{"case": Cell(case.name), "asks": Cell(f"{case.title}: {case.asks}")} for case in CASES]
         print(aligned(tabulated("cases", "Cases", rows), LONGEST_MESSAGE))
@@ -117,7 +119,7 @@ def main(arguments: argparse.Namespace) -> int:
     make_folder(folder, advice)
     cases = [case for case in CASES if case.name in arguments.cases]
     if arguments.update and len(cases) < len(CASES):
-        raise UserError("--update judges a row as a whole: remove --cases")
+        raise UserError("--update replaces whole rows: leave --cases out")
     if arguments.loss:  # alone, unless others are named too
         others = () if arguments.only == parser().get_default("only") else arguments.only
         arguments.only = tuple(dict.fromkeys([*arguments.loss, *others]))
@@ -133,9 +135,16 @@ def judge(
     suite: Sequence[Any],
     arguments: argparse.Namespace,
 ) -> int:
-    """Judge on all devices of the executor, and return the exit code.
+    """Judge the implementations on all devices of the executor, print the matrix and return the exit code.
 
-    folder: where the matrix goes; advice: where it cannot be written; suite: see machine.git_state."""
+    Args:
+        executor: runs the jobs.
+        cases: what is asked.
+        folder: where the matrix is written after each implementation.
+        advice: end of the message for a file that cannot be written.
+        suite: revision of the suite, see machine.git_state.
+        arguments: flags of the command.
+    """
     choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
     computer = executor.machine or machine.describe()
@@ -148,11 +157,12 @@ def judge(
     left = {name: choice for name, choice in choices.items() if name not in done}
 
     def document() -> Dict[str, Any]:
-        anew = conformance.document(judged, cases, device=device, machine=computer, suite=suite, command=command)
-        return conformance.updated(anew, earlier)
+        """Return the matrix of all that is judged so far."""
+        matrix = conformance.document(judged, cases, device=device, machine=computer, suite=suite, command=command)
+        return conformance.updated(matrix, earlier)
 
-    def kept() -> Optional[UserError]:
-        """Write what is judged so far; return the error where that cannot be."""
+    def write() -> Optional[UserError]:
+        """Write the matrix so far; return the error if that fails."""
         files = [(folder / JSON_NAME, json.dumps(document(), indent=1) + "\n")]
         if arguments.output:
             files.append((folder / MARKDOWN_NAME, markdown(document())))
@@ -166,32 +176,33 @@ def judge(
     interrupted = False
 
     def keep(row: Judged) -> None:
+        """Add a row to the matrix and write it; warn once if that fails."""
         nonlocal problem
         judged.append(row)
-        before, problem = problem, kept()
+        before, problem = problem, write()
         if problem and not before:
-            print(f"warning: {problem}; judging goes on, and what is known is printed", file=sys.stderr)
+            print(f"warning: {problem}; judging continues, and the matrix will be printed", file=sys.stderr)
 
     try:
         judge_all(executor, left, cases, device, arguments, keep)
     except KeyboardInterrupt:
         if not judged:
             raise
-        problem, interrupted = kept(), True
+        problem, interrupted = write(), True
     show(document(), arguments)
     if problem:
         raise problem
     if interrupted:
         done |= {row.name for row in judged}
-        words = f"{len(done & choices.keys())} of {count(len(choices), 'implementation')} judged"
-        print(f"interrupted: {words}, which {folder / JSON_NAME} has; --resume judges the others", file=sys.stderr)
+        progress = f"{len(done & choices.keys())} of {count(len(choices), 'implementation')} judged"
+        print(f"interrupted: {progress}, kept in {folder / JSON_NAME}; --resume judges the others", file=sys.stderr)
         return EXIT_INTERRUPTED
     failed = any(row.status == "error" or any(cell.result == ERROR for cell in row.cells.values()) for row in judged)
     return EXIT_FAILED if failed else EXIT_OK
 
 
 def show(document: Dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print a matrix as --format and --details say."""
+    """Print the matrix in the format of --format."""
     format = arguments.format
     if format == "json":
         print(json.dumps(document, indent=1))
@@ -209,9 +220,10 @@ def judge_all(
     arguments: argparse.Namespace,
     keep: Callable[[Judged], None],
 ) -> None:
-    """Judge every implementation, each on a device that is free; one that cannot run costs only its own column.
+    """Judge every implementation, each on a free device; one that cannot run costs only its own column.
 
-    keep: is called with each row when it is judged, one after the other."""
+    `keep` is called with the row of each, never with two at once; `device` is "cpu", "cuda" or "cuda:N".
+    """
     lock, once_more = RLock(), OnceMore()
     with Progress(arguments.quiet) as progress:
         progress.expect([(name, "conformance") for name in choices])
@@ -238,11 +250,11 @@ def judge_all(
 
 
 def _judged(name: str, records: Sequence[Mapping[str, Any]]) -> Judged:
-    """Return the row of an implementation, from the records of its job."""
-    *lines, end = records
+    """Return the row of an implementation from the records of its job, of which the status is the last."""
+    *results, end = records
     if end["status"] != "ok":
         return Judged(name, find(name).kind, end["status"], end["reason"])
-    row = Judged.from_json(lines[0]["judged"])
-    if "node" in lines[0]:
-        row.about["node"] = lines[0]["node"]
+    row = Judged.from_json(results[0]["judged"])
+    if "node" in results[0]:
+        row.about["node"] = results[0]["node"]
     return row

@@ -1,4 +1,4 @@
-"""What conformance.json holds: a matrix.  What a newer version adds is ignored."""
+"""Define the types of conformance.json, which holds a matrix; fields that a newer version adds are ignored."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MatrixRow(Struct, kw_only=True):
 
 
 class Matrix(Struct, kw_only=True):
-    """conformance.json."""
+    """A conformance matrix, as conformance.json holds it."""
 
     made: Annotated[str, of("ISO 8601, UTC")]
     git_revision: Annotated[Optional[str], of("of this suite")]

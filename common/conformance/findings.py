@@ -1,5 +1,7 @@
-"""Words what a user must know from the cells of a matrix: wrong answers without an error first, then crashes, then
-errors where an answer could be expected.  No torch.
+"""Make and read conformance documents, and draw findings from them.
+
+Findings tell a user what to beware of: first wrong answers without an error, then crashes, then errors for inputs that
+one could expect to work.  Does not import torch.
 """
 
 from __future__ import annotations
@@ -37,25 +39,23 @@ KINDS = (WRONG, FATAL, REFUSAL)
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user must know of some implementations in a case.
+    """The implementations that fail one case in the same way, and how."""
 
-    kind: one of KINDS; who: implementations by their message; shown: code by the name of its implementation, one for
-    each package that has some, those first that are easy to get."""
-
-    kind: str
+    kind: str  # one of KINDS
     case: Asked
     sentence: str
-    who: Dict[str, List[str]]
+    who: Dict[str, List[str]]  # names of implementations by their message
+    #: Code that reproduces it by name of an implementation: one for each package, those that are easy to get first.
     shown: Mapping[str, str] = field(default_factory=dict)
 
 
 def called(entry: Mapping[str, Any]) -> str:
-    """Return the name of an implementation, with a remark if it is simulated."""
+    """Return the name of the implementation of a row, with a remark if it was simulated."""
     return str(entry["name"]) + (obtaining.SIMULATED if entry.get("simulator") else "")
 
 
 def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
-    """Return (implementation, outcome) of those that were judged by the case."""
+    """Return (implementation, outcome) of each implementation that was asked the case."""
     return [
         (called(entry), Outcome.from_json(entry["cells"][case]))
         for entry in document["implementations"]
@@ -64,7 +64,7 @@ def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outco
 
 
 def findings(document: Mapping[str, Any]) -> List[Finding]:
-    """Return the findings of a matrix, by kind, the worst first."""
+    """Return the findings of a matrix, sorted by KINDS and then by case."""
     result = []
     for kind, results in ((WRONG, (DIFFERS,)), (FATAL, (CRASHES, TIMEOUT)), (REFUSAL, (REFUSES,))):
         for case in map(Asked.from_json, document["cases"]):
@@ -75,6 +75,7 @@ def findings(document: Mapping[str, Any]) -> List[Finding]:
 
 
 def _finding(kind: str, case: Asked, hits: List[Tuple[str, Outcome]]) -> Finding:
+    """Return the finding of a case from (implementation, outcome) of those that it concerns."""
     who = gathered((outcome.message, name) for name, outcome in hits)
     sentence = {WRONG: case.wrong, FATAL: f"asked for: {case.asks}", REFUSAL: case.refusal}[kind]
     packages: Dict[str, Tuple[str, str]] = {}
@@ -91,19 +92,21 @@ FILE_NAME = "conformance.json"
 def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
     """Return what to beware of in the implementation `name`, the worst first.
 
-    The first matrix in `folders` that judged it counts, else that of docs/; None where none did."""
+    Reads the first matrix in `folders` that judged it, else the one of docs/.  Returns None if none did.
+    """
     for folder in [*folders, ROOT / "docs"]:
         try:
-            document = documents.written(folder / FILE_NAME, Matrix)
+            matrix = documents.written(folder / FILE_NAME, Matrix)
         except (FileNotFoundError, UserError):  # the page says what is wrong with it
             continue
-        entry = next((judged for judged in judged_of(document) if judged["name"] == name), None)
+        entry = next((row for row in judged_of(matrix) if row["name"] == name), None)
         if entry is not None:
-            return _caveats(entry, list(map(Asked.from_json, document["cases"])))
+            return _caveats(entry, list(map(Asked.from_json, matrix["cases"])))
     return None
 
 
 def _caveats(entry: Mapping[str, Any], cases: Sequence[Asked]) -> List[str]:
+    """Return the caveats of a row of a matrix, each once."""
     outcomes = [(case, Outcome.from_json(entry["cells"][case.name])) for case in cases if case.name in entry["cells"]]
     wrong = [case.wrong for case, outcome in outcomes if outcome.result == DIFFERS]
     fatal = [f"ends or hangs the process: {case.title}" for case, of in outcomes if of.result in (CRASHES, TIMEOUT)]
@@ -123,7 +126,7 @@ LEGEND = {
     ERROR: "this suite failed",
 }
 NUMBER = "A number is the larger relative error of loss and gradient."
-#: Keys about the run that judged a row; older documents have them once, for all rows.
+#: Fields of the run that judged a row; rows of old documents lack them and have those of the document.
 ORIGIN = ("made", "git_revision", "git_dirty")
 
 
@@ -136,15 +139,24 @@ def document(
     suite: Sequence[Any],
     command: Sequence[str],
 ) -> Dict[str, Any]:
-    """Return the content of conformance.json.  suite: (git revision, whether there are uncommitted changes).
+    """Return the document that conformance.json holds.
 
-    Each row says when and by which revision it was judged, as rows of other runs may join it (see `updated`)."""
+    Each row says when and by which revision it was judged, since `updated` may add rows of other runs.
+
+    Args:
+        judged: the rows.
+        cases: what was asked.
+        device: "cpu" or "cuda".
+        machine: description of the computer.
+        suite: (git revision, whether there are uncommitted changes).
+        command: the command line.
+    """
     origin = dict(zip(ORIGIN, (datetime.now(timezone.utc).isoformat(timespec="seconds"), *suite)))
 
     def entry(row: Judged) -> Dict[str, Any]:
-        head = {"name": row.name, "kind": row.kind, "status": row.status, "reason": without_folders(row.reason)}
+        fields = {"name": row.name, "kind": row.kind, "status": row.status, "reason": without_folders(row.reason)}
         cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in row.cells.items()}
-        return {**head, **origin, **row.about, "cells": cells}
+        return {**fields, **origin, **row.about, "cells": cells}
 
     return {
         "format": FORMAT,
@@ -158,7 +170,7 @@ def document(
 
 
 def _command(words: Sequence[str]) -> List[str]:
-    """Return a command line without its --output, which is where it is read, and without folders."""
+    """Return the command line without --output and without folders, which depend on the machine."""
     kept, rest = [], iter(words)
     for word in rest:
         flag, given, _ = word.partition("=")
@@ -170,7 +182,7 @@ def _command(words: Sequence[str]) -> List[str]:
 
 
 def leaves_nan(outcome: Outcome) -> bool:
-    """Tell whether a loss passes with a gradient that no optimizer may see."""
+    """Return whether the outcome passes although the gradient is NaN, which no optimizer may see."""
     return outcome.result == PASS and outcome.message.endswith(NAN_GRADIENT)
 
 
@@ -186,45 +198,47 @@ def cell(outcome: Outcome) -> str:
 
 
 def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """Return the implementations that have cells."""
+    """Return the rows that were judged."""
     return [entry for entry in document["implementations"] if entry["status"] == "judged"]
 
 
 def not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """Return the implementations that have no cells."""
+    """Return the rows that could not be judged."""
     return [entry for entry in document["implementations"] if entry["status"] != "judged"]
 
 
 def heading(document: Mapping[str, Any]) -> str:
-    """Return the device, machine, day and revision of a matrix in a line."""
-    machine = document["machine"]
+    """Return device, machine, day and revision of a document in one line."""
+    computer = document["machine"]
     devices = dict.fromkeys(entry["device_name"] for entry in judged_of(document) if entry.get("device_name"))
-    device = " and ".join(map(str, devices)) or machine.get("cpu")
-    return f"{document['device']}: {device}, {machine.get('cores')} cores; {judged_when(document)}"
+    device = " and ".join(map(str, devices)) or computer.get("cpu")
+    return f"{document['device']}: {device}, {computer.get('cores')} cores; {judged_when(document)}"
 
 
 def judged_when(origin: Mapping[str, Any]) -> str:
-    """Return the day and revision of a document or of one of its rows."""
+    """Return day and revision of a document or of one of its rows."""
     revision = str(origin["git_revision"] or "unknown")[:12]
     return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
 
 
 def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """Return `judged_when` of a row that an earlier run judged; "" for a row of the document's own run."""
+    """Return `judged_when` of a row that an earlier run judged, "" for a row of the document's own run."""
     earlier = "made" in entry and judged_when(entry) != judged_when(document)
     return judged_when(entry) if earlier else ""
 
 
 def messages(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
-    """Return the implementations by (result, message), those that have a message."""
+    """Return the names of implementations by (result, message) in a case, of all outcomes that have a message."""
     answers = outcomes_of(document, case)
     return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
 
 
 def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
-    """Return the document in `path`, {} where there is none.  flag: the one that reads it.
+    """Return the document in `path`, {} if there is none.
 
-    Raises UserError for the document of another device or computer."""
+    Raises UserError, with the name of the `flag` that reads it, if it cannot be read or is of another device or
+    computer.
+    """
     try:
         document: Dict[str, Any] = documents.written(path, Matrix)
         json.dumps(document, indent=1)  # it will be written again
@@ -232,10 +246,10 @@ def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str,
         return {}
     except (UserError, RecursionError) as error:
         raise UserError(f"{flag}: {path} cannot be read ({error}); remove the flag") from error
-    known = (document["device"], document["machine"].get("cpu"))
-    if known != (device, cpu) and document["implementations"]:
+    earlier = (document["device"], document["machine"].get("cpu"))
+    if earlier != (device, cpu) and document["implementations"]:
         raise UserError(
-            f"{flag}: {path} is of {known[0]} on {known[1]}, this run of {device} on {cpu}; name another --output"
+            f"{flag}: {path} is of {earlier[0]} on {earlier[1]}, this run of {device} on {cpu}; name another --output"
         )
     return document
 
@@ -245,35 +259,42 @@ def resumed(
 ) -> List[Judged]:
     """Return the rows of the document in `path` that need not be judged again.
 
-    suite: see `document`; large: names that are asked for more than 2^31 elements too.  Raises UserError where the
-    document is not of these cases on this device by this revision."""
-    earlier = read(path, device, cpu, "--resume")
+    Raises UserError if there is no document, or one of other cases, another device, computer or revision.
+
+    Args:
+        path: conformance.json of the run that was stopped.
+        cases, device, cpu: of this run.
+        suite: see `document`.
+        large: implementations that are also asked for more than 2^31 elements.
+    """
+    before = read(path, device, cpu, "--resume")
     asked = [case.to_json() for case in cases]
-    if not earlier or (earlier.get("cases"), earlier.get("git_revision"), earlier.get("git_dirty")) != (asked, *suite):
+    if not before or (before.get("cases"), before.get("git_revision"), before.get("git_dirty")) != (asked, *suite):
         raise UserError(f"--resume: no run of these cases by this revision in {path}; remove the flag to start one")
     rows = []
-    for entry in judged_of(earlier):
+    for entry in judged_of(before):
         cells = {name: Outcome.from_json(outcome) for name, outcome in entry["cells"].items()}
         same = (entry["git_revision"], entry["git_dirty"]) == tuple(suite)
         if same and entry.get("large", False) == (entry["name"] in large):
             if all(outcome.result != ERROR for outcome in cells.values()):
-                known = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
-                rows.append(Judged(entry["name"], entry["kind"], about=known, cells=cells))
+                facts = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
+                rows.append(Judged(entry["name"], entry["kind"], about=facts, cells=cells))
     return rows
 
 
 def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return `document` with rows of `earlier` that it does not have, or that are missing here but were judged then."""
+    """Return `document` with rows of `earlier`: those that it lacks, and those that it has as missing packages."""
     rows = {entry["name"]: entry for entry in document["implementations"]}
     for entry in earlier.get("implementations", ()):
         today = rows.get(entry["name"])
         if today is None or (today["status"] == "missing" and entry["status"] == "judged"):
             rows[entry["name"]] = _kept(entry, document, earlier)
-    order = {implementation.name: number for number, implementation in enumerate(with_variants())}
+    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
     return {**document, "implementations": sorted(rows.values(), key=lambda row: order.get(row["name"], len(order)))}
 
 
 def _kept(entry: Mapping[str, Any], document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return a row of `earlier` as a row of `document`, whose new cases it was not asked."""
     row = {**{key: earlier.get(key) for key in ORIGIN}, **entry}
     if row["status"] != "judged":
         return row

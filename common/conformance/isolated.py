@@ -1,7 +1,7 @@
-"""All cases of one implementation, judged in processes that may die.  How a process died is the outcome of its case,
-and another process goes on with the next case.
+"""Judge all cases of one implementation in processes that may die.
 
-Cases that may corrupt memory have a process of their own, so that they cannot change the answer of another case.
+If a process dies, how it died is the outcome of its case, and another process continues with the next case.  Cases
+that may corrupt memory have a process of their own, so that they cannot change the answer of another case.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from common.core.paths import ROOT
 from common.core.text import clipped
 from common.system.processes import Child, signal_name
 
-#: Importing torch and a loss takes seconds, compiling one a minute, waiting for another that compiles several.
+#: Seconds before the first case: importing takes seconds, compiling a minute, and another process may compile first.
 LOADING_SECONDS = 1800.0
 
 
 def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Dict[str, Any]]:
-    """The ``judged`` record of a job, as common.jobs.spec makes it.  The settings are `device`, `cases` by their names,
-    and `large`; timeout, note: see `examine`."""
+    """Yield the ``judged`` record of a job of common.jobs.spec; its settings are device, names of cases, and large.
+
+    timeout, note: see `examine`.
+    """
     given = job["settings"]
     cases = [BY_NAME[name] for name in given["cases"]]
     how = {"timeout": timeout, "large": given["large"], "note": note}
@@ -44,7 +46,17 @@ def examine(
     large: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> Judged:
-    """timeout: seconds for one case; note: called with the name of each case that begins."""
+    """Judge an implementation by the cases and return its row.
+
+    Args:
+        implementation: what is judged.
+        python: interpreter of its environment.
+        device: "cpu", "cuda" or "cuda:N".
+        cases: what is asked.
+        timeout: seconds for one case.
+        large: also ask for more than 2^31 elements.
+        note: called with the name of each case that begins; it may raise to end the examination.
+    """
     judged = Judged(implementation.name, implementation.kind)
     variables = simulator(implementation, device)
     waiting = _processes(cases, device)
@@ -60,14 +72,16 @@ def examine(
         judged.about["simulator"] = " ".join(f"{name}={value}" for name, value in variables.items())
         for name, outcome in judged.cells.items():
             if outcome.result == TIMEOUT:
-                words = f"{outcome.message} in the simulator"
-                judged.cells[name] = replace(outcome, result=NOT_APPLICABLE, message=words)
+                message = f"{outcome.message} in the simulator"
+                judged.cells[name] = replace(outcome, result=NOT_APPLICABLE, message=message)
     return judged
 
 
 def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
-    """Return environment variables under which a loss for CUDA alone can be judged on the CPU; {} where there is no
-    need, and for a script that cannot be read, which its process says."""
+    """Return environment variables under which a loss for CUDA alone can be judged on the CPU.
+
+    Empty if they are not needed, or if the script cannot be read, which its process will report.
+    """
     try:
         attributes = scripts.described(scripts.file_of(implementation))
     except UserError:
@@ -76,17 +90,21 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
 
 
 def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
-    """Group the names of the cases by process.
+    """Return the names of the cases of each process.
 
-    CPU: one process; cases that must be alone run first, in copies of it.  CUDA cannot be used in a copy: a process for
-    each such case."""
+    On a CPU one process has all: its isolated cases run first, in forks, before it has computed anything.  CUDA cannot
+    be used after a fork, so each isolated case has a process.
+    """
     alone, together = ([case.name for case in cases if case.alone is choice] for choice in (True, False))
-    groups = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
-    return [names for names in groups if names]
+    processes = [[*alone, *together]] if device == "cpu" else [together, *([name] for name in alone)]
+    return [names for names in processes if names]
 
 
 def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any]], ending: Tuple[str, str]) -> None:
-    """Put the records of a process into `judged`: of one case at least, or why the implementation cannot be judged."""
+    """Add the records of a process to `judged`: at least one outcome, or why the implementation cannot be judged.
+
+    `names` are the cases that it was given, `ending` the (result, message) of one that it left without an outcome.
+    """
     code = ""
     for line in produced:
         if line["record"] == "not-run":
@@ -113,7 +131,7 @@ def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any
 def _judge(
     python: Path, job: Dict[str, Any], variables: Mapping[str, str], timeout: float, note: Callable[[str], None]
 ) -> Tuple[List[Dict[str, Any]], Tuple[str, str]]:
-    """(records of one process, (result, words) for the case that it left without an outcome)."""
+    """Run one process; return its records, and (result, message) for the case that it left without an outcome."""
     with Child.run(python, "common.conformance.worker", job, ROOT, variables) as child:
         in_time = _watch(child, timeout, note)
     if not in_time:
@@ -122,10 +140,10 @@ def _judge(
 
 
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
-    """Wait for the end of the process; False when a case took longer than `timeout`."""
+    """Wait for the end of the process; return False if a case took longer than `timeout` seconds."""
     count, cases, since, limit, case = 0, 0, 0.0, LOADING_SECONDS, ""
     while child.alive(0.05):
-        note(case)  # which may end this
+        note(case)  # may raise
         if child.count() != count:
             count = child.count()
             started = [line["case"] for line in child.written() if line["record"] == "start"]
@@ -137,6 +155,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
 
 
 def _how_it_ended(returncode: int, out_of_memory: bool, tail: Sequence[str]) -> Tuple[str, str]:
+    """Return (result, message) of a process that ended within a case; `tail` is the end of its stderr."""
     last = f": {clipped(tail[-1])}" if tail else ""
     if returncode >= 0:
         return ERROR, f"its process ended with exit code {returncode}{last}"

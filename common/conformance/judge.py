@@ -1,4 +1,4 @@
-"""One case of one adapter in this process: everything that does not end the process becomes an Outcome."""
+"""Judge one case of one adapter in this process: everything that does not end the process becomes an Outcome."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ LOST = "the CUDA context is lost"
 def judge(
     case: Case, adapter: Adapter, device: torch.device, asked: Callable[[str], None] = lambda reproduction: None
 ) -> Outcome:
-    """An error of the loss is "refuses", or "crashes" where the CUDA context is lost with it, so that this process can
-    judge no other case.  An error of the suite, or of what the adapter prepares, is "error".
+    """Return the outcome of a case.
 
-    asked: is called with the reproduction of each question before the loss is, for a loss that ends the process.
+    An error of the loss is "refuses".  If it lost the CUDA context, so that this process can judge no other case, it is
+    "crashes".  An error of the suite, or of the adapter's `prepare`, is "error".
+
+    `asked` is called with the reproduction of each question before the loss is called, which may end the process.
     """
     heard: List[Question] = []
     fatal = ""

@@ -1,6 +1,6 @@
-"""The case of more than 2^31 elements: 8 GiB of logits, too large for the float64 oracle as a whole.
+"""Judge a loss of more than 2^31 elements: 8 GiB of logits, too large for the float64 oracle as a whole.
 
-A formula gives the logits frame by frame; the whole loss and the gradients of a few frames are computed from it.
+A formula gives the logits of each frame; from it the expected loss, and the gradients of a few frames, are computed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from common.measure.memory_limit import AddressSpace
 from common.system import memory
 
 LARGE_SHAPES, LARGE_V = [(64, 63), (64, 63)], 2**18 + 2**12
-#: In units of the logits: they and their gradient, which every loss holds.
+#: Memory that every loss needs, in units of the logits: the logits and their gradient.
 LARGE_ROOM = 2
-#: On a CPU, memory that is left for everything else on the machine.
+#: Bytes of memory that are left for everything else on the machine, on a CPU.
 LEFT_BYTES = 2**30
 
 
 def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
-    """Logits of 2^31 + 2^25 elements: the last frames of the last utterance are beyond 2^31.  On a CPU a limit holds
-    the process within the available memory: too little of it is then an error, and the kernel kills nothing."""
+    """Judge logits of 2^31 + 2^25 elements: the last frames of the last utterance are beyond 2^31.
+
+    On a CPU a limit keeps the process within the available memory, so that too little of it is an error and the kernel
+    kills nothing.  `allowed` is False without --large.
+    """
     N, (T, U) = len(LARGE_SHAPES), LARGE_SHAPES[0]
     count = N * T * (U + 1) * LARGE_V
     if not allowed:
@@ -57,7 +60,7 @@ def more_than_2_31_elements(exam: Examination, allowed: bool) -> Outcome:
 
 
 def _room() -> int:
-    """Bytes that this process may take on a CPU."""
+    """Return the bytes that this process may use on a CPU; raise NotAsked if they are not known."""
     available = memory.available_memory()
     if available is None:
         raise NotAsked("how much memory is available is not known on this system")
@@ -65,16 +68,18 @@ def _room() -> int:
 
 
 def _pattern() -> torch.Tensor:
-    """(U+1, V) float32; every frame is a multiple of it."""
+    """Return the pattern (U+1, V) float32 of which every frame is a multiple."""
     (_, U), count = LARGE_SHAPES[0], (LARGE_SHAPES[0][1] + 1) * LARGE_V
     return (3 * torch.sin(0.7 * torch.arange(count, dtype=torch.float64))).float().view(U + 1, LARGE_V)
 
 
 def _frame(pattern: torch.Tensor, n: int, t: int) -> torch.Tensor:
+    """Return the logits (U+1, V) of frame t of utterance n."""
     return pattern * (1 + (t + 5 * n) / 64)
 
 
 def _large_question(exam: Examination) -> Question:
+    """Return the question about these logits, without the right answer."""
     small = exam.ask(LARGE_SHAPES, V=2)
     T, U = LARGE_SHAPES[0]
     logits = torch.empty(len(LARGE_SHAPES), T, U + 1, LARGE_V, device=exam.device)
@@ -91,7 +96,7 @@ def _large_question(exam: Examination) -> Question:
 
 
 def _compare_large(question: Question, answer: torch.Tensor, gradient: torch.Tensor) -> Outcome:
-    """The whole loss, and the gradient of first, middle and last frame of each utterance."""
+    """Compare the summed loss, and the gradients of the first, middle and last frame of each utterance."""
     (T, U), pattern = LARGE_SHAPES[0], _pattern().double()
     topology = question.adapter.lattice
     total, worst, largest = 0.0, [], []

@@ -1,4 +1,4 @@
-"""The conformance matrix as a table, and with its findings as text for the terminal and as Markdown."""
+"""Render a conformance matrix: as a table, and with its findings as text for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from common.present.text import markdown as markdown_table
 from common.setup import obtaining
 from common.tables import answer
 
-#: Of each result its mark (a class of page.css, bold in Markdown where something is wrong) and its symbol.
+#: Mark of each result (a class of page.css; bold in Markdown if something is wrong), and symbol of each result.
 MARKS = dict(zip(RESULTS, ("good", "wrong", "refused", "dead", "dead", "quiet", "dead")))
 SYMBOLS = dict(zip(RESULTS, "\u2713\u2717!\u2020\u2026\u2013?"))
-NOTED = "*"  # behind the symbol of a loss that passes and leaves NaN in the gradient
-COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI, by mark
-LONGEST_TITLE = 80  # characters of a case's
+NOTED = "*"  # after the symbol of a loss that passes although its gradient is NaN
+COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI codes by mark
+LONGEST_TITLE = 80  # characters of the title of a case
 WRONG = (DIFFERS, CRASHES, TIMEOUT)
-MOST_FINDINGS = 8  # of wrong answers, on a screen
+MOST_FINDINGS = 8  # wrong answers shown without --details
 HOW_TO_RUN = (
     f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
     "command above it there. The comment at its end says what it prints."
@@ -29,7 +29,7 @@ HOW_TO_RUN = (
 
 
 def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
-    """ "1.4, torch 2.11.0", whether it was simulated, and when it was judged if that was not with the document."""
+    """Return the versions of a row ("1.4, torch 2.11.0"), its simulator, and when an earlier run judged it."""
     version, torch = (str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch"))
     simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
     when = judging.judged_elsewhere(entry, document)
@@ -37,8 +37,10 @@ def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
 
 
 def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
-    """Return a row for each case and a column for each implementation that was judged.  heads: of the columns, by
-    default their names; symbols: whether cells are of one letter."""
+    """Return a table with a row for each case and a column for each implementation that was judged.
+
+    `heads` are those of the columns, by default the names; with `symbols` each cell is one character.
+    """
     judged = judging.judged_of(document)
     heads = [judging.called(entry) for entry in judged] if heads is None else heads
     columns = [Column("case", False), *(Column(head, False, centered=symbols) for head in heads)]
@@ -46,20 +48,21 @@ def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, s
     for case in document["cases"]:
         outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
         if symbols:
-            cells = [Cell(SYMBOLS[of.result] + (NOTED if judging.leaves_nan(of) else "")) for of in outcomes]
+            cells = [Cell(SYMBOLS[each.result] + (NOTED if judging.leaves_nan(each) else "")) for each in outcomes]
         else:
-            cells = [Cell(judging.cell(outcome), mark=MARKS[outcome.result]) for outcome in outcomes]
+            cells = [Cell(judging.cell(each), mark=MARKS[each.result]) for each in outcomes]
         rows.append([Cell(case["title"]), *cells])
     return Table("conformance", "Conformance matrix", columns, rows)
 
 
 def legend(document: Mapping[str, Any]) -> Dict[str, str]:
-    """Return the results that occur, with what they mean."""
+    """Return the meaning of each result that occurs in the matrix."""
     used = {outcome["result"] for entry in judging.judged_of(document) for outcome in entry["cells"].values()}
     return {result: words for result, words in judging.LEGEND.items() if result in used}
 
 
 def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Finding]]:
+    """Return the findings of a matrix by their kind."""
     return gathered((finding.kind, finding) for finding in judging.findings(document))
 
 
@@ -67,7 +70,10 @@ def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Find
 
 
 def table(document: Mapping[str, Any], color: bool) -> str:
-    """Return the matrix with numbered columns, their names above it, and the findings below it."""
+    """Return the text of --details: a numbered column for each implementation, a row for each case, and the findings.
+
+    With `color` it has ANSI codes.
+    """
     columns = list(enumerate(judging.judged_of(document), start=1))
     lines = [judging.heading(document), ""]
     lines += [f"{number:3d}  {entry['name']} ({versions(entry, document)})" for number, entry in columns]
@@ -85,9 +91,10 @@ def table(document: Mapping[str, Any], color: bool) -> str:
 
 
 def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
-    """Return how many cases each implementation answers how, what they get wrong, and the verdict.
+    """Return the summary for the terminal: counts of results by implementation, wrong answers, and the verdict.
 
-    Lines have at most `width` characters; the last ends in a newline."""
+    Lines have at most `width` characters; the text ends with a newline.
+    """
     judged = judging.judged_of(document)
     used = [result for result in RESULTS if result in legend(document)]
     rows, clean = [], []
@@ -101,10 +108,7 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
     by_kind = findings_by_kind(document)
     silent = gathered((finding.case.wrong, who) for finding in by_kind.get(judging.WRONG, ()) for who in _who(finding))
     often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
-    lines = {
-        kind.lower(): count(sum(len(_who(finding)) for finding in of_kind), "answer")
-        for kind, of_kind in by_kind.items()
-    }
+    lines = {kind.lower(): count(sum(len(_who(each)) for each in of), "answer") for kind, of in by_kind.items()}
     lines = {"right in every case": ", ".join(clean) or "none", **lines}
     others = [entry["name"] for entry in judging.not_judged(document)]
     blocks = [
@@ -118,6 +122,7 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
 
 
 def _who(finding: judging.Finding) -> List[str]:
+    """Return the names of all implementations that a finding concerns."""
     return [name for names in finding.who.values() for name in names]
 
 
@@ -125,6 +130,7 @@ def _who(finding: judging.Finding) -> List[str]:
 
 
 def _code(words: str) -> str:
+    """Return a text as inline code of Markdown."""
     return f"`{plain(words).replace('`', chr(39))}`"
 
 
@@ -158,6 +164,7 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 
 def _versions(document: Mapping[str, Any]) -> Table:
+    """Return the table of versions, a row for each implementation that was judged."""
     rows = []
     for entry in judging.judged_of(document):
         row = {"implementation": entry["name"], "kind": entry["kind"], "version": entry.get("version")}
@@ -168,6 +175,7 @@ def _versions(document: Mapping[str, Any]) -> Table:
 
 
 def _findings(by_kind: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
+    """Return the Markdown lines of all findings."""
     lines = []
     if any(finding.shown for of_kind in by_kind.values() for finding in of_kind):
         lines += [HOW_TO_RUN, ""]
@@ -177,6 +185,7 @@ def _findings(by_kind: Mapping[str, Sequence[judging.Finding]]) -> List[str]:
 
 
 def _finding(finding: judging.Finding) -> List[str]:
+    """Return the Markdown lines of a finding, the first of its reproductions unfolded."""
     lines = [f"**{escaped(finding.case.title)}**: {escaped(finding.sentence)}.", ""]
     for words, names in finding.who.items():
         lines.append(f"- {escaped(', '.join(names))}" + (f": {_code(words)}" if words else ""))
@@ -192,7 +201,7 @@ def _finding(finding: judging.Finding) -> List[str]:
     return lines
 
 
-#: Heads of columns; a variant adds its first letter, and what is not here has its own name.
+#: Short heads of columns by name of the implementation; one that is not here has its own name.
 SHORT = dict(
     pair.split("=")
     for pair in (
@@ -204,13 +213,14 @@ SHORT = dict(
 
 
 def short(name: str) -> str:
+    """Return the head of the column of an implementation; a variant adds its first letter ("ot:m")."""
     base, _, variant = name.partition(":")
     initials = "".join(word[0] for word in variant.split("-") if word)
     return SHORT.get(base, base) + (f":{initials}" if variant else "")
 
 
 def _compact(document: Mapping[str, Any]) -> List[str]:
-    """Return Markdown lines: a row for each case, a symbol for each implementation, and what both mean."""
+    """Return the Markdown lines of the matrix with a symbol in each cell, and the legend of symbols and heads."""
     columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
     results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
     results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")

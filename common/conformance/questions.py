@@ -1,7 +1,7 @@
-"""One question to one adapter: small tensors, the answer of the loss, and the right answer.
+"""Ask an adapter about a small batch: make the inputs, call the loss, and compute the right answer.
 
-The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same everywhere, and short enough for code that a user can paste.
-The right answer is the float64 oracle's, for exactly the numbers that the loss was given.
+The numbers are 3 sin(0.7 k), k = 0, 1, 2, ...: the same on every machine, and short enough for code that a user can
+paste.  The right answer is that of the float64 oracle for exactly the numbers that the loss was given.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from common.losses.layouts.base import Layout, Region, Shapes
 from common.system.memory import is_out_of_memory
 
 SCALE, STEP = 3.0, 0.7
-#: The message of an assertion with fewer words is too short to understand.
+#: An assertion whose message has fewer words is shown with its line of source.
 FEW_WORDS = 3
 
 
 class Refused(Exception):
-    """The loss raised an error and gave no answer.  stage: "" or "in backward"."""
+    """The loss raised an error and gave no answer; `stage` is "" or "in backward"."""
 
     def __init__(self, error: BaseException, stage: str = ""):
         self.stage, self.reason = stage, message(error)
@@ -40,12 +40,15 @@ class NotAsked(Exception):
 
 
 class ContextLost(Exception):
-    """After an error of the loss nothing works any more in the CUDA context; the message is that error's."""
+    """An error of the loss left the CUDA context unusable; the message is that of the error."""
 
 
 def context_lost(device: torch.device) -> bool:
-    """Does everything fail on `device`?  Errors such as an illegal access or a device-side assert stay until the
-    process ends; a launch error is gone once it was read, so a second try works."""
+    """Return whether every operation on `device` fails.
+
+    Errors such as an illegal access or a device-side assert stay until the process ends; a launch error is cleared once
+    it was read, so a second try works.
+    """
     if device.type != "cuda":
         return False
     for _ in range(2):
@@ -59,7 +62,7 @@ def context_lost(device: torch.device) -> bool:
 
 
 def message(error: BaseException) -> str:
-    """Return the first line of an error, without folders; for an assertion without words its line of source."""
+    """Return the first line of an error, without folders; for an assertion without words, its line of source."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     if isinstance(error, AssertionError) and error.__traceback__ is not None:
@@ -72,33 +75,35 @@ def message(error: BaseException) -> str:
 
 @dataclass
 class Question:
-    """leaf: what the loss is given, beside `prepared`; truth: the same as float64 on the CPU, with zeros in the
-    padding; padding: which rows of the leaf are padding, None where the layout has none; made: Python that makes the
-    numbers `logits` of the question, line by line; reduce: from the (N,) losses to the right answer, for a
-    reproduction."""
+    """The inputs of one call of a loss, and what its right answer is computed from."""
 
     layout: Layout
     batch: inputs.Batch
-    prepared: Any
-    leaf: torch.Tensor
-    truth: torch.Tensor
-    padding: Optional[torch.Tensor]
-    made: List[str]
-    reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum
+    prepared: Any  # what the adapter's `prepare` returned
+    leaf: torch.Tensor  # the tensor that the loss differentiates
+    truth: torch.Tensor  # the leaf as float64 on the CPU, with zeros in the padding
+    padding: Optional[torch.Tensor]  # bool, whether each row of the leaf is padding; None for a layout without padding
+    made: List[str]  # lines of Python that make the tensor `logits` of a reproduction
+    reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum  # from (N,) losses to the right answer
 
     @property
     def adapter(self) -> Adapter:
+        """Return the adapter that is asked."""
         return self.layout.adapter
 
     def forward(self) -> torch.Tensor:
-        """The adapter's loss of the leaf.  Raises Refused."""
+        """Return the adapter's loss of the leaf; raise as `attempt` does."""
         return self.loss_of(self.leaf)
 
     def loss_of(self, leaf: torch.Tensor) -> torch.Tensor:
+        """Return the adapter's loss of another leaf; raise as `attempt` does."""
         return attempt(lambda: self.layout.loss(leaf, self.batch, self.prepared), leaf.device)
 
     def backward(self, total: torch.Tensor, **options: Any) -> torch.Tensor:
-        """The gradient of the leaf from this backward only.  Raises Refused."""
+        """Return the gradient of the leaf from this backward only; raise as `attempt` does.
+
+        `options` go to Tensor.backward.
+        """
         self.leaf.grad = None
         attempt(lambda: total.backward(**options), self.leaf.device, "in backward")
         if self.leaf.grad is None:
@@ -106,15 +111,16 @@ class Question:
         return self.leaf.grad
 
     def expected(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return (N,) losses, and the float64 leaf whose gradient they give."""
+        """Return the right losses (N,), float64, and the leaf that they can be differentiated for."""
         truth = self.truth.clone().requires_grad_()
         return self.layout.expected(truth, self.batch), truth
 
 
 def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") -> Any:
-    """Return the result of `action`, after waiting for the device, so that late errors of CUDA count.
+    """Return what `action` returns, after waiting for the device, so that late errors of CUDA count.
 
-    Raises Refused for an error, ContextLost where the device does not work any more, NotAsked for lack of memory."""
+    Raises NotAsked if memory runs out, ContextLost if the error left the device unusable, else Refused for any error.
+    """
     try:
         result = action()
         if device.type == "cuda":
@@ -129,13 +135,13 @@ def attempt(action: Callable[[], Any], device: torch.device, stage: str = "") ->
 
 
 def formula(count: int, scale: float = SCALE) -> torch.Tensor:
-    """(count,) float64."""
+    """Return the first `count` numbers of the formula, (count,) float64."""
     return scale * torch.sin(STEP * torch.arange(count, dtype=torch.float64))
 
 
 @dataclass
 class Examination:
-    """One case of one adapter on one device.  noted: is called with each question before the loss is."""
+    """An adapter that is asked on a device; `noted` is called with each question before the loss is."""
 
     adapter: Adapter
     device: torch.device
@@ -157,14 +163,23 @@ class Examination:
         alter: Optional[Callable[[inputs.Batch], inputs.Batch]] = None,
         convert: Optional[torch.dtype] = None,
     ) -> Question:
-        """A question about utterances of the given (T, U), which `noted` is called with.
+        """Return a question about a batch, after calling `noted` with it.
 
-        reduction: the package's own; None: the sum, which the adapter makes where the package has none; repaired: with
-        the adapter's corrections; slack: frames and targets by which the tensors are longer than the longest utterance;
-        fill: what is in padded cells, None: more numbers of the formula; minus_inf: a symbol whose logit is -inf in
-        every cell; alter: changes the batch before the adapter prepares it; convert: the integer dtype of everything
-        that the adapter prepared, None: the adapter's own.  Raises NotAsked for an option or padding that the adapter
-        does not have.
+        Raises NotAsked for an option or padding that the adapter does not have.
+
+        Args:
+            shapes: (T, U) of each utterance.
+            V: size of the vocabulary.
+            blank: symbol of the blank.
+            reduction: that of the package; None: the sum, which the adapter computes if the package does not.
+            repaired: whether the adapter's corrections apply.
+            dtype: of the leaf.
+            scale: largest magnitude of the numbers.
+            slack: frames and targets by which the tensors are longer than the longest utterance.
+            fill: value of padded cells; None: further numbers of the formula.
+            minus_inf: a symbol whose logit is -inf in every cell; None: no symbol.
+            alter: changes the batch before the adapter prepares it.
+            convert: integer dtype of all that the adapter prepared; None: the dtypes of the adapter.
         """
         adapter = self.adapter.widened(max(U for _, U in shapes) + slack[1])
         adapter = adapter if repaired else adapter.unrepaired()
@@ -208,7 +223,7 @@ class Examination:
 
 
 def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: torch.device) -> inputs.Batch:
-    """Random targets that are never the blank; those of a batch without targets have no column."""
+    """Return a batch of random targets that are never the blank; without any target, they have no column."""
     N, T, U = inputs.padded_sizes(shapes)
     batch = inputs.make_batch(shapes, vocab_size=V, encoder_dim=1, device=device, dtype=torch.float32, key=(5, N, T, U))
     targets = torch.where(batch.targets == blank, torch.zeros_like(batch.targets), batch.targets)
@@ -216,7 +231,7 @@ def _batch(shapes: Shapes, V: int, blank: int, slack: Tuple[int, int], device: t
 
 
 def _set(numbers: torch.Tensor, regions: Sequence[Region], value: float) -> List[str]:
-    """Set the regions to the value; return the line of Python that does so."""
+    """Set the regions to the value; return a list of the line of Python that does so."""
     for region in regions:
         numbers[region] = value
     written = '-float("inf")' if value == -math.inf else f'float("{value}")'
@@ -235,7 +250,7 @@ def index_code(region: Region) -> str:
 
 
 def _mask(size: Sequence[int], regions: Optional[Sequence[Region]]) -> Optional[torch.Tensor]:
-    """Return a mask of the rows that are padding: all dimensions but the last."""
+    """Return whether each row is padding: bool of all dimensions but the last; None if the layout has no padding."""
     if regions is None:
         return None
     padding = torch.zeros(*size[:-1], dtype=torch.bool)

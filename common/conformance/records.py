@@ -1,7 +1,7 @@
-"""What conformance.json holds: the cases, and what each implementation did in each.  No torch.
+"""Define the cases and outcomes that conformance.json holds.  Does not import torch.
 
-pass: as asked; differs: it answered, and the answer is wrong; refuses: it raised an error and gave no answer; crashes:
-its process died; timeout: no answer in time; n/a: the case does not apply, with the reason; error: the suite failed.
+Results: pass (as asked), differs (a wrong answer), refuses (an error and no answer), crashes (the process died),
+timeout (no answer in time), n/a (the case does not apply; the message says why), error (this suite failed).
 """
 
 from __future__ import annotations
@@ -17,70 +17,72 @@ PASS, DIFFERS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE, ERROR = RESULTS
 
 @dataclass(frozen=True)
 class Asked:
-    """A case in words, for readers.  name: for --cases; title: of its row; asks: what is asked and what is right;
-    wrong: what an implementation that differs does, for its user ("a, b: <wrong>"); refusal: what one that raises an
-    error does, "" where an error is fine.  Files of format 1 have no wrong and no refusal."""
+    """A case in words.  Files of format 1 have no `wrong` and no `refusal`."""
 
-    name: str
-    title: str
-    asks: str
-    wrong: str = "the answer is not the transducer loss"
-    refusal: str = ""
+    name: str  # as --cases takes it
+    title: str  # of the row in the matrix
+    asks: str  # what is asked and what is right
+    wrong: str = "the answer is not the transducer loss"  # what an implementation that differs does
+    refusal: str = ""  # what an implementation that raises an error does; "": an error is fine
 
     def to_json(self) -> Dict[str, str]:
+        """Return these fields, without those of subclasses."""
         return {key: getattr(self, key) for key in Asked.__dataclass_fields__}
 
     @classmethod
     def from_json(cls, data: Mapping[str, str]) -> Asked:
+        """Return the case of a document; unknown fields are ignored."""
         return cls(**{key: data[key] for key in Asked.__dataclass_fields__ if key in data})
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """result: one of RESULTS; message: one line; loss_error, grad_error: relative, where they were compared;
-    reproduction: code of a few lines that shows a wrong answer or a crash without this suite."""
+    """The result of a case for one implementation."""
 
-    result: str
-    message: str = ""
-    loss_error: Optional[float] = None
-    grad_error: Optional[float] = None
-    reproduction: str = ""
+    result: str  # one of RESULTS
+    message: str = ""  # one line
+    loss_error: Optional[float] = None  # relative; None if it was not compared
+    grad_error: Optional[float] = None  # relative; None if it was not compared
+    reproduction: str = ""  # a few lines of code that show a wrong answer or a crash without this suite
 
     def __post_init__(self) -> None:
         if self.result not in RESULTS:
             raise ValueError(f"not a result: {self.result}")
 
     def to_json(self) -> Dict[str, Any]:
+        """Return the fields, with infinite and NaN errors as large numbers, which JSON has not."""
         errors = {"loss_error": self.loss_error, "grad_error": self.grad_error}
         bounded = {key: None if error is None else finite(error) for key, error in errors.items()}
         return {**asdict(self), **bounded}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Outcome:
+        """Return the outcome of a document; unknown fields are ignored."""
         return cls(**{key: data[key] for key in cls.__dataclass_fields__ if key in data})
 
 
-#: How the message ends of a loss that passes, infinite as it must be, and leaves NaN in the gradient.
+#: End of the message of a loss that passes because it is infinite as it must be, although its gradient is NaN.
 NAN_GRADIENT = "gradient nan"
 
 
 @dataclass
 class Judged:
-    """status: "judged", or why not: "missing", "unsupported", or "error" when the suite failed, with the reason;
-    about: version, torch, python, device_name (and of a GPU cuda); with --executor ray the `node` too; cells: outcome
-    of each case by its name."""
+    """The outcomes of an implementation, or why it could not be judged."""
 
     name: str
     kind: str
-    status: str = "judged"
-    reason: str = ""
+    status: str = "judged"  # else "missing", "unsupported", or "error" if the suite failed
+    reason: str = ""  # why it could not be judged
+    #: version, torch, python, device_name; on a GPU also cuda, and with --executor ray the node.
     about: Dict[str, Any] = field(default_factory=dict)
-    cells: Dict[str, Outcome] = field(default_factory=dict)
+    cells: Dict[str, Outcome] = field(default_factory=dict)  # by name of the case
 
     def to_json(self) -> Dict[str, Any]:
+        """Return all fields as JSON holds them."""
         return {**vars(self), "cells": {name: outcome.to_json() for name, outcome in self.cells.items()}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Judged:
+        """Return the inverse of `to_json`."""
         cells = {name: Outcome.from_json(outcome) for name, outcome in data["cells"].items()}
         return cls(**{**data, "cells": cells})

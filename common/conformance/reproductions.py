@@ -1,4 +1,4 @@
-"""A few lines that show a finding without this suite: the package's own call, with the numbers of the question.
+"""Write a few lines of code that show a finding without this suite: the package's own call on the same numbers.
 
 The last line ends with a comment that says what it prints ("# prints False").  The tests run every reproduction of the
 committed matrix whose package is installed, and compare.
@@ -19,14 +19,17 @@ from common.losses import inputs
 from common.losses.adapter import Adapter
 from common.losses.layouts import table
 
-#: More equal rows than this are written in a short form.
+#: A tensor of equal rows with more elements than this is written in a short form.
 LONGEST = 64
 NO_PATH = "print(bool(torch.isinf(loss.sum())))  # prints False"
 DIES = "loss.sum().backward()  # the process does not live to see the next line"
 
 
 def of(case: Case, question: Question, crashes: bool = False) -> str:
-    """The code; "" where it would be long, or where the adapter does more than call a function."""
+    """Return the code; "" if it would be long, or if the adapter does more than call a function.
+
+    With `crashes` it ends with the backward that ends the process.
+    """
     if case.shown in OF_GRADIENTS:  # an adapter's corrections do not change these
         question = replace(question, layout=table.of(question.adapter.unrepaired()))
     if not _is_a_plain_call(question.adapter) or not case.shown or question.leaf.numel() > 10_000:
@@ -40,7 +43,7 @@ def of(case: Case, question: Question, crashes: bool = False) -> str:
 
 
 def _is_a_plain_call(adapter: Adapter) -> bool:
-    """Tell whether `_call` shows everything that the adapter does."""
+    """Return whether `_call` shows everything that the adapter does."""
     kind = type(adapter)
     if all(getattr(kind, method) is getattr(Adapter, method) for method in ("loss", "loss_of", "call")):
         return True
@@ -48,7 +51,7 @@ def _is_a_plain_call(adapter: Adapter) -> bool:
 
 
 def _call(question: Question) -> Tuple[str, str]:
-    """(the import, the call) of the package's function as the adapter calls it."""
+    """Return (the import, the call) of the package's function as the adapter calls it."""
     adapter = question.adapter
     function = adapter.function()
     of_method = getattr(function, "__self__", None)
@@ -73,7 +76,7 @@ def _call(question: Question) -> Tuple[str, str]:
 
 
 def written(value: Any) -> str:
-    """A value as Python source."""
+    """Return a value as Python source."""
     if not isinstance(value, torch.Tensor):
         return repr(value)
     if value.dim() > 1 and value.numel() > LONGEST and (value == value[:1, :1]).all():  # the ranges of a pruned loss
@@ -135,6 +138,7 @@ def _unmodified(question: Question) -> List[str]:
     return ["loss.sum().backward()", f"print(abs(logits.view(-1)[0].item() - {first:.8g}) < 1e-6)  # prints False"]
 
 
+#: Functions from a question to the last lines of its reproduction, by the `shown` of a case.
 TAILS = {
     "answer": _answer,
     "loss or gradient": _loss_or_gradient,
@@ -143,5 +147,5 @@ TAILS = {
     "second backward": _second_backward,
     "unmodified": _unmodified,
 }
-#: Those that show a gradient, and not a value.
+#: Keys of TAILS that show a gradient, and not a value.
 OF_GRADIENTS = ("padding", "second backward")

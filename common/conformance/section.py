@@ -1,7 +1,7 @@
-"""The conformance matrix on the page: findings, the table, and what each implementation said.
+"""Make the page's section about conformance: findings, the matrix, and the answers of each implementation.
 
-It is the newest that conformance.py has left beside the page, in the log folders or in log/; else the one that is
-committed with the suite, and the page says so.  A file that cannot be read costs one line.
+It shows the newest matrix that conformance.py has left beside the page, in the log folders or in log/, else the one
+that is committed with the suite, with a remark.  A file that cannot be read costs one line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from common.present.table import Link, Sentence
 from common.records import documents
 
 COMMITTED = paths.ROOT / "docs" / FILE_NAME
-#: Where conformance.py writes without --output.
+#: The file that conformance.py writes without --output.
 LOG = paths.LOG / FILE_NAME
 ID, TITLE = "conformance", "Conformance: which loss is right in which corner"
 
 
 def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
-    """Return the section of the page in the folder `base` about the logs `paths`, if there is any matrix."""
+    """Return the section of a page in the folder `base` about the logs `paths`; [] if there is no matrix at all."""
     matrices, unreadable = [], []
     logs = [file for path in paths for file in sorted(path.rglob(FILE_NAME))]
     files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
@@ -49,34 +49,45 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
 
 
 def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return what conformance.html.jinja shows of a document."""
+    """Return the variables of conformance.html.jinja for a document."""
     absent = [(entry["status"], entry["name"], entry["reason"]) for entry in not_judged(document)]
-    shown: Dict[str, Any] = {"origin": _origin(file, document), "legend": legend(document)}
-    shown["findings"] = findings_by_kind(document)
-    shown["cases"] = [Asked.from_json(case) for case in document["cases"]]
-    shown["columns"] = [_column(document, entry) for entry in judged_of(document)]
-    shown["not_judged"] = [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent]
-    return {**shown, "table": matrix(document), "symbols": SYMBOLS, "marks": MARKS, "cell": cell}
+    return {
+        "origin": _origin(file, document),
+        "legend": legend(document),
+        "findings": findings_by_kind(document),
+        "cases": [Asked.from_json(case) for case in document["cases"]],
+        "columns": [_column(document, entry) for entry in judged_of(document)],
+        "not_judged": [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent],
+        "table": matrix(document),
+        "symbols": SYMBOLS,
+        "marks": MARKS,
+        "cell": cell,
+    }
 
 
 def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
-    """Return the machine and day of a matrix, and what it covers."""
+    """Return a sentence with the file, machine and day of a matrix, and what it covers."""
     judged, every = len(judged_of(document)), len(document["implementations"])
-    coverage = (
-        f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
-    )
+    scope = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
     if file != COMMITTED:
-        return [Link(file.name, file), coverage]
+        return [Link(file.name, file), scope]
     name = f"Committed with the suite as {COMMITTED.relative_to(paths.ROOT)}, not made with the runs above"
-    return [f"{name}{coverage} ./conformance.py makes one of this machine."]
+    return [f"{name}{scope} Run ./conformance.py for a matrix of this machine."]
 
 
 def _column(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a column.  Its "said": (title of a case, outcome) of all but plain passes, what matters least last."""
+    """Return the variables of an implementation.
+
+    "answers" has (title of the case, outcome) of all that is not a mere pass, the less important ones last.
+    """
     outcomes = [(case["title"], Outcome.from_json(entry["cells"][case["name"]])) for case in document["cases"]]
     counts = Counter(outcome.result for _, outcome in outcomes)
-    remarks = [each for each in outcomes if each[1].result != PASS or each[1].message]
-    remarks.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
-    counted = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
-    head = {"name": called(entry), "versions": versions(entry, document), "counted": counted, "said": remarks}
-    return {**head, "outcomes": [outcome for _, outcome in outcomes]}
+    answers = [each for each in outcomes if each[1].result != PASS or each[1].message]
+    answers.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
+    return {
+        "name": called(entry),
+        "versions": versions(entry, document),
+        "counted": ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result]),
+        "answers": answers,
+        "outcomes": [outcome for _, outcome in outcomes],
+    }

@@ -1,4 +1,4 @@
-"""Conformance, as the page and the verdict see it."""
+"""Register conformance with the command: its section of the page, and its caveats for the verdict."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""One process that judges cases of one implementation, started by common.conformance.isolated:
-common.system.forkserver calls ``main``.
+"""Judge cases of one implementation in this process, which common.conformance.isolated starts by the forkserver.
 
-It writes records before and after each case, so that the parent knows which case ended the process: "loaded" or
+Writes records before and after each case, so that the parent knows which case ended the process: "loaded" or
 "not-run", then for each case "start", "asked" (with the code that reproduces it, in case the process dies) and
-"outcome".  On a CPU a case that may corrupt memory runs in a fork of the process; if the fork dies, "died" comes
-instead of "outcome".  If an outcome lost the CUDA context, "lost" comes after it, and the process ends: the other cases
-need another process.
+"outcome".  On a CPU a case that may corrupt memory runs in a fork; if the fork dies, "died" replaces "outcome".  If a
+case lost the CUDA context, "lost" follows its outcome and the process ends, since the other cases need another one.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from common.system import machine, memory, processes
 
 
 def main(path: str) -> int:
+    """Judge the cases of the job in the JSON file `path`, and return the exit code 0."""
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     with open(job["output"], "a", encoding="utf-8") as stream:
 
@@ -39,6 +38,7 @@ def main(path: str) -> int:
 
 
 def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
+    """Judge the cases of a job and `write` the records; raise NotRunnable if the implementation cannot run here."""
     torch = import_torch()
     from common.conformance.judge import judge
 
@@ -71,7 +71,7 @@ def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
 
 
 def in_a_child(action: Callable[[], Any]) -> int:
-    """Do it in a fork of this process; returns the signal that killed the fork, or 0."""
+    """Run `action` in a fork of this process; return the signal that killed the fork, or 0."""
     parent = os.getpid()
     child = os.fork()
     if child == 0:
