@@ -33,7 +33,8 @@ def transducer_loss(
     """Return -log Pr(y | x) of each utterance, (N,), or their "mean" or "sum".
 
     Cells outside an utterance's T_i x (U_i+1) may hold anything and get zero gradient.  If no path is possible the loss
-    is infinite, with zero gradient.  Raises ValueError for lengths over the tensor and for another reduction.
+    is infinite, with zero gradient.  Raises ValueError for lengths over the tensor, for targets that are
+    no symbol, and for another reduction.
 
     Args:
         logits: (N, T, U+1, V + topology.extra) of any float dtype, unnormalised.
@@ -49,6 +50,9 @@ def transducer_loss(
     T_lengths, U_lengths = logit_lengths.long(), target_lengths.long()
     if N and not (1 <= T_lengths.min() and T_lengths.max() <= T and 0 <= U_lengths.min() and U_lengths.max() < U1):
         raise ValueError(f"lengths must be within the logits: 1 to {T} frames and 0 to {U1 - 1} targets")
+    V = logits.size(-1) - topology.extra
+    if topology.extra and targets.numel() and targets.max() >= V:  # gather would take a column that is no symbol
+        raise ValueError(f"targets must be below V = {V}")
     outside = _outside(T, U1, T_lengths, U_lengths)
     parts = compiled(_parts) if by_compiler else _parts
     arcs = topology.arcs(parts(logits, targets, outside, blank, topology), T_lengths)
