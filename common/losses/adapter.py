@@ -1,8 +1,8 @@
-"""What an implementation says of itself: one class in one benchmark_<x>.py.
+"""Define the base class of adapters; each implementation has one, in one benchmark_<x>.py.
 
-It names itself, loads the real package, turns a batch into what the package wants (untimed), and names the function
-that is timed and its options.  Everything that follows from what the loss takes is in common.losses.layouts.  No torch
-at import, so that ``--help`` is fast.
+An adapter names its implementation, loads the real package, converts a batch to the package's arguments (untimed), and
+gives the function that is timed and its options.  All that depends on the kind of input of a loss is in
+common.losses.layouts.  Does not import torch, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def import_package(package: str, hint: str) -> ModuleType:
-    """The third-party module.  Raises NotRunnable("missing") with the hint how to get it."""
+    """Import and return a third-party module; raise NotRunnable("missing"), with the hint how to get it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -110,7 +110,7 @@ class Adapter:
     # -- the package -------------------------------------------------------------------------------------------------
 
     def load(self, device: str) -> None:
-        """Import the package.  Raises NotRunnable where it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
+        """Import the package; raise NotRunnable if it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
         if device not in self.devices and not (device == "cpu" and self.simulated):
             reason = f"{self.name} has no {device} version; it runs on {' and '.join(self.devices)}"
             if self.simulator:
@@ -124,7 +124,7 @@ class Adapter:
         self.module = self.import_module(device)
 
     def import_module(self, device: str) -> ModuleType:
-        """The module that holds `function`; one that the suite builds from source is built now if need be."""
+        """Return the module that holds `function`; build it first if the suite builds this package from source."""
         if not self.built:
             return import_package(self.imports or self.package, self.hint)
         from common.setup import extensions
@@ -133,22 +133,23 @@ class Adapter:
 
     @property
     def lattice(self) -> Topology:
-        """Its topology, with the parameters of the run."""
+        """Return the lattice of the loss, with the parameters of the run."""
         from common.losses import topologies
 
         return topologies.of(self.topology, self.settings.durations, self.settings.sigma)
 
     @property
     def simulated(self) -> bool:
-        """Whether this process runs its kernels in a simulator, where times mean nothing."""
+        """Return whether this process runs its kernels in a simulator, where times mean nothing."""
         return bool(self.simulator) and self.simulator.items() <= os.environ.items()
 
     @property
     def simulator_variables(self) -> str:
+        """Return the environment variables of the simulator as a shell takes them ("TRITON_INTERPRET=1")."""
         return " ".join(f"{name}={value}" for name, value in self.simulator.items())
 
     def version(self) -> str:
-        """Of the loaded package: its __version__, or else that of its distribution."""
+        """Return the version of the loaded package: its __version__, else that of its distribution."""
         top = self.module.__name__.partition(".")[0]
         try:
             return str(getattr(sys.modules[top], "__version__", "") or metadata.version(top))
@@ -158,38 +159,42 @@ class Adapter:
     # -- the loss ----------------------------------------------------------------------------------------------------
 
     def outputs(self, vocab_size: int) -> int:
-        """Outputs of the joiner: the V symbols, and what else the loss predicts after them."""
+        """Return the number of outputs of the joiner: V, and the further ones that the lattice needs (durations)."""
         return vocab_size + self.lattice.extra
 
     def prepare(self, batch: Batch) -> SimpleNamespace:
-        """What the package wants beside the scores (targets, lengths, in its dtypes), by parameter name; the targets
-        first.  Untimed."""
+        """Return the package's arguments beside the scores (targets, lengths, in its dtypes), by parameter name.
+
+        The targets come first.  Untimed.
+        """
         raise NotImplementedError
 
     def function(self) -> Callable[..., Any]:
-        """The package's function of the scores, what `prepare` returns and `options`."""
+        """Return the package's function, whose arguments are the scores, those of `prepare` and `options`."""
         raise NotImplementedError
 
     def options(self) -> Dict[str, Any]:
-        """Every other argument of `function`, its own defaults spelled out where they matter."""
+        """Return all other arguments of `function`, with defaults of the package that matter spelled out."""
         raise NotImplementedError
 
     def described_options(self) -> Dict[str, Dict[str, Any]]:
-        """{name: {"ours", "default"}} of every option of `function`, passed or left at its default."""
+        """Return {name: {"ours", "default"}} of all options of `function`, passed or left at their default."""
         return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
-        """The reduced loss of logits in the adapter's layout.  Timed.  May overwrite `logits`: each step has its
-        own."""
+        """Return the reduced loss of logits in the adapter's layout.  Timed.
+
+        It may overwrite `logits`, which each step makes anew.
+        """
         return self.loss_of({"logits": logits.log_softmax(-1) if self.log_probs else logits}, prepared)
 
     def loss_of(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
-        """Likewise, of the `tensors` of the layout (common.losses.layouts), by name and in their order."""
+        """Return the reduced loss of the `tensors` of the layout (common.losses.layouts), by name in their order."""
         losses = self.call(tensors, prepared)
         return losses if "sum" in self.reductions else self.reduced(losses)
 
     def call(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
-        """What the package returns."""
+        """Call the package's function and return its result."""
         function, options, others = self.function(), self.options(), vars(prepared)
         if self.is_module:
             return function(**options)(*tensors.values(), **others)
@@ -200,18 +205,17 @@ class Adapter:
         return function(*tensors.values(), **others, **options)
 
     def reduced(self, losses: torch.Tensor) -> torch.Tensor:
-        """Losses (N,) of a package that has no sum: summed, unless the losses themselves are asked for."""
+        """Return the sum of the losses (N,) of a package that has no sum; the losses themselves for "none"."""
         return losses if self.reduction == "none" else losses.sum()
 
     def unrepaired(self) -> Adapter:
-        """A copy whose `loss` returns what the package does for each of its `reductions`, without the corrections
-        (`repairs`) that make it the transducer loss."""
+        """Return a copy whose `loss` is the package's own for each of `reductions`, without corrections (`repairs`)."""
         result = copy.copy(self)
         result.repairs = False
         return result
 
     def widened(self, U: int) -> Adapter:
-        """A copy that prunes no symbol of at most `U` targets, whose result must equal the exact loss."""
+        """Return a copy that prunes no symbol of at most `U` targets, so that it must equal the exact loss."""
         result = copy.copy(self)
         result.prune_range = U + 1
         return result
@@ -221,24 +225,26 @@ Options = Dict[str, Dict[str, Any]]
 
 
 def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Options:
-    """{name: {"ours", "default"}} of what we pass, and of every other parameter that has a default.
+    """Return {prefix + name: {"ours", "default"}} of the options we pass, and of other parameters with a default.
 
-    "-": no default, or a signature that does not say (functions in C).  Parameters that default to None are left out
-    where we do not pass them: they are tensors, or mean nothing.
+    A default of "-" means none, or one that the signature does not tell (functions in C).  Parameters that default to
+    None and are not passed are left out: they are tensors, or mean nothing.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
     with contextlib.suppress(TypeError, ValueError):
         parameters = inspect.signature(function).parameters
-    defaults = {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
-    found = {name: {"ours": _plain(value), "default": _plain(defaults.get(name, "-"))} for name, value in ours.items()}
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
+    options = {}
+    for name, value in ours.items():
+        options[name] = {"ours": _plain(value), "default": _plain(defaults.get(name, "-"))}
     for name, value in defaults.items():
         if name not in ours and value is not None:
-            found[name] = {"ours": _plain(value), "default": _plain(value)}
-    return {prefix + name: values for name, values in found.items()}
+            options[name] = {"ours": _plain(value), "default": _plain(value)}
+    return {prefix + name: values for name, values in options.items()}
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """Return a value as JSON can hold it: other types and infinite numbers as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

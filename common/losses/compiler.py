@@ -1,4 +1,4 @@
-"""torch.compile of the parts of a step that are plain PyTorch."""
+"""Compile the parts of a step that are plain PyTorch by torch.compile."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from common.core.errors import NotRunnable
 
 
 def check() -> None:
-    """Raises NotRunnable where this torch has no torch.compile."""
+    """Raise NotRunnable if this torch has no torch.compile."""
     if not hasattr(torch, "compile"):
         raise NotRunnable("unsupported", f"torch {torch.__version__} has no torch.compile; it needs 2.0 or newer")
 
 
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` by torch.compile, for tensors of any size.  Raises NotRunnable."""
+    """Return `function` compiled for tensors of any size; raise NotRunnable if this torch has no torch.compile."""
     check()
     return torch.compile(function, dynamic=True)

@@ -1,4 +1,4 @@
-"""What a pass works with: the adapter, its model and the batches of one job."""
+"""Prepare the context of a pass: the adapter, its model and the batches of one job."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from common.measure.device import set_up_torch
 
 @dataclass
 class Context:
-    """settings: with the scopes that the loss has; batches: the measured ones, as indices into `all_batches`, which are
-    all of the shape file; limit_bytes: of the probe and throughput passes on a CPU; pool: see
-    common.data.measured_batches; held: inputs that were made ahead, by batch; wrong: what is wrong with the loss, set
-    by the correctness pass."""
+    """All that a pass needs of its job."""
 
-    settings: Settings
+    settings: Settings  # of the run, with only the scopes that the loss has
     adapter: Any
-    device: Any
-    dtype: Any
-    model: Any
-    all_batches: Any
-    batches: List[int]
-    limit_bytes: Optional[int] = None
-    pool: Optional[int] = None
-    held: Dict[int, Any] = field(default_factory=dict)
-    wrong: str = ""
+    device: Any  # torch.device
+    dtype: Any  # torch.dtype of the inputs and weights
+    model: Any  # common.losses.joiner.Joiner
+    all_batches: Any  # all batches of the shape file
+    batches: List[int]  # the measured ones, as indices into all_batches
+    limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
+    pool: Optional[int] = None  # see common.data.measured_batches
+    held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
+    wrong: str = ""  # the error of the loss in words, set by the correctness pass
 
     def shapes(self, batch: int):
-        """(N, 2) integers: T and U of each utterance of a batch."""
+        """Return (N, 2) integers: T and U of each utterance of a batch."""
         return self.all_batches[batch]
 
     def make_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
-        """Fresh inputs of a batch (or of `utterances` from the `first` on); the same for every implementation."""
+        """Return fresh inputs of a batch, the same numbers for every implementation.
+
+        With `utterances`, they are of that many utterances from number `first` on.
+        """
         if utterances is None and batch in self.held:
             return self.held[batch].fresh()
         return self.new_batch(batch, repeat, utterances, first)
 
     def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
-        """Likewise, of tensors that no loss has been given yet, also where those of the batch are held."""
+        """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
         from common.losses import inputs, peaky
 
         return inputs.make_batch(
@@ -55,23 +55,23 @@ class Context:
         )
 
     def hold_inputs(self, batches: Iterable[int]) -> None:
-        """Make the inputs of these batches now; all repeats of a batch have them then."""
+        """Make the inputs of these batches now; all repeats of a batch then use the same."""
         self.held = {batch: self.make_batch(batch) for batch in set(batches)}
 
     def step(self, scope: str, batch: int, repeat: int = 0, utterances: Optional[int] = None):
-        """A common.losses.step.LossStep on fresh inputs."""
+        """Return a common.losses.step.LossStep on fresh inputs."""
         from common.losses import step
 
         return step.prepare(self.adapter, self.model, self.make_batch(batch, repeat, utterances), scope)
 
     @property
     def loops_in_python(self) -> bool:
-        """Whether the loss loops over its cells in Python on this device."""
+        """Return whether the loss loops over its cells in Python on this device."""
         return self.device.type in self.adapter.python_loops
 
 
 def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
-    """Everything a pass needs.  Raises NotRunnable or UserError."""
+    """Return the context of a job; raise NotRunnable if the loss cannot run here, UserError for bad settings."""
     checks = job.get("pass") == "correctness"  # in float32 as it is: TF32 has three digits
     device = set_up_torch(replace(settings, tf32=settings.tf32 and not checks))
     import torch

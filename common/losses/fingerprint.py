@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: whether one was changed, or two answers are equal, bit for bit, without holding a copy."""
+"""Compute fingerprints of tensors, to tell without a copy whether a tensor was changed or two are equal bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 1 << 24
 
 
 def fingerprint(tensor: Optional[torch.Tensor]) -> bytes:
-    """Return a digest of the bits of `tensor`; of nothing for None."""
+    """Return a digest of the bits of `tensor`; that of no bits for None."""
     digest = hashlib.blake2b(digest_size=16)
     if tensor is not None:
         for chunk in tensor.detach().reshape(-1).split(CHUNK):

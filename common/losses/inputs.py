@@ -1,4 +1,4 @@
-"""Inputs of one batch, and the joiner's weights: the same bits for the same seed under every torch and numpy.
+"""Make the inputs of a batch and the joiner's weights: the same bits for a seed under every torch and numpy.
 
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
 by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
@@ -24,22 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """One batch on its device.
+    """One batch on its device."""
 
-    encoder_out (N, T, D) and decoder_out (N, U+1, D): leaves of the run's dtype that require gradients; targets (N, U)
-    int32 in [1, V); T_lengths, U_lengths (N,) int32 on the device; shapes: the same (T, U) on the host, which are read
-    without a device synchronisation.
-    """
-
-    encoder_out: torch.Tensor
-    decoder_out: torch.Tensor
-    targets: torch.Tensor
-    T_lengths: torch.Tensor
-    U_lengths: torch.Tensor
-    shapes: List[Tuple[int, int]]
+    encoder_out: torch.Tensor  # (N, T, D), a leaf of the run's dtype that requires a gradient
+    decoder_out: torch.Tensor  # (N, U+1, D), likewise
+    targets: torch.Tensor  # (N, U) int32 in [1, V)
+    T_lengths: torch.Tensor  # (N,) int32
+    U_lengths: torch.Tensor  # (N,) int32
+    shapes: List[Tuple[int, int]]  # (T, U) of each utterance on the host, to be read without synchronising the device
 
     def fresh(self) -> Batch:
-        """The same numbers as leaves of their own, without the gradient of an earlier step."""
+        """Return the batch with the same numbers in new leaves, without the gradient of an earlier step."""
         return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
 
 
@@ -48,7 +43,7 @@ OUTPUTS = ("encoder_out", "decoder_out")
 
 
 def padded_sizes(shapes: Sequence[Sequence[int]]) -> Tuple[int, int, int]:
-    """(N, longest T, longest U) of a batch."""
+    """Return (N, longest T, longest U) of a batch."""
     return len(shapes), int(max(T for T, _ in shapes)), int(max(U for _, U in shapes))
 
 
@@ -62,9 +57,14 @@ def make_batch(
     key: Sequence[int],
     codes: Optional[np.ndarray] = None,
 ) -> Batch:
-    """A batch of fresh inputs for utterances of the given (T, U); `key` (seed, batch, ...) names its stream.
+    """Return a batch of fresh inputs.
 
-    codes: of common.losses.peaky, for inputs that follow an alignment; None: random inputs.
+    Args:
+        shapes: (T, U) of each utterance.
+        vocab_size, encoder_dim: V and D.
+        device, dtype: of encoder_out and decoder_out.
+        key: (seed, batch, ...), which names the stream of random numbers.
+        codes: of common.losses.peaky, for inputs that follow an alignment; None: random inputs.
     """
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)
@@ -100,6 +100,7 @@ def _drawn(inputs: int, outputs: int, key: Sequence[int]) -> Tuple[np.ndarray, n
 
 
 def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
+    """Return a Linear layer with these weights (outputs, inputs) and bias (outputs,)."""
     layer = torch.nn.Linear(weight.shape[1], weight.shape[0], device=device, dtype=dtype)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight))
@@ -124,7 +125,7 @@ def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: 
 
 
 def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-    """Linear(D, V) of encoder outputs, "am", and of decoder outputs, "lm", whose results an additive joiner adds."""
+    """Return the two Linear(D, V) whose outputs an additive joiner adds: "am" of the encoder, "lm" of the decoder."""
     codes, D, V = peaky.codes_of(settings), settings.encoder_dim, settings.vocab_size
     if codes is None:
         layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]

@@ -1,4 +1,4 @@
-"""What the adapters of k2 and of fast_rnnt, from which k2's functions were made, share.  No torch at import."""
+"""Share code between the adapters of k2 and of fast_rnnt, from which k2's losses were made.  Does not import torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from common.losses.adapter import Adapter, described
 
 
 class K2Package(Adapter):
-    """k2.  Its version is that of its distribution; it has no __version__."""
+    """The package k2, which has no __version__: its version is that of its distribution."""
 
     hint = "run `make setup` (k2 1.23.4 for Python 3.11), or take the wheel for your torch from https://k2-fsa.github.io/k2"
     dtypes = ("float32", "float64")
@@ -23,7 +23,7 @@ class K2Package(Adapter):
 
 
 class FastRnntPackage(Adapter):
-    """fast_rnnt, which refuses an utterance without a target."""
+    """The package fast_rnnt, which refuses an utterance without a target."""
 
     hint = "pip install fast_rnnt, or run `make setup`, which builds it"
     dtypes = ("float32", "float64")
@@ -31,7 +31,7 @@ class FastRnntPackage(Adapter):
 
 
 class K2Loss(Adapter):
-    """A loss of either package.  `boundary` (N, 4) int64: first symbol, first frame, U, T of each utterance."""
+    """A loss of either package; its `boundary` (N, 4) int64 is first symbol, first frame, U, T of each utterance."""
 
     def prepare(self, batch):
         import torch
@@ -45,7 +45,7 @@ class K2Loss(Adapter):
 
 
 class FullLoss(K2Loss):
-    """rnnt_loss: padded logits (N, T, U+1, V), unpruned."""
+    """The exact loss, rnnt_loss, of padded logits (N, T, U+1, V)."""
 
     variants = {"modified": {"topology": "modified"}, "constrained": {"topology": "constrained"}}
 
@@ -54,7 +54,7 @@ class FullLoss(K2Loss):
 
 
 class SimpleLoss(K2Loss):
-    """rnnt_loss_simple: am (N, T, V) and lm (N, U+1, V), not normalised."""
+    """The loss of an additive joiner, rnnt_loss_simple, of unnormalised am (N, T, V) and lm (N, U+1, V)."""
 
     layout = "additive"
     largest_score = 20.0  # its normaliser is a product of exponentials of am and of lm, which underflows
@@ -65,8 +65,10 @@ class SimpleLoss(K2Loss):
 
 
 class PrunedLoss(K2Loss):
-    """rnnt_loss_pruned, and the functions that find and keep the `prune_range` symbols of each frame: see
-    common.losses.layouts.pruned."""
+    """The pruned loss, rnnt_loss_pruned, with the functions that choose the `prune_range` symbols of each frame.
+
+    See common.losses.layouts.pruned.
+    """
 
     layout = "pruned"
     lm_only_scale = 0.25
@@ -75,14 +77,15 @@ class PrunedLoss(K2Loss):
         super().__init__(settings, variant)
         if settings.pruned_recipe == "benchmark-2022" and settings.encoder_dim < settings.vocab_size:
             raise UserError(
-                f"--pruned-recipe benchmark-2022 takes encoder outputs for scores and needs --encoder-dim of at least "
-                f"--vocab-size, not {settings.encoder_dim} under {settings.vocab_size}"
+                f"--pruned-recipe benchmark-2022 uses encoder outputs as scores: --encoder-dim "
+                f"({settings.encoder_dim}) must be at least --vocab-size ({settings.vocab_size})"
             )
 
     def function(self):
         return self.module.rnnt_loss_pruned
 
     def simple_options(self):
+        """Return the options of the simple loss that chooses the symbols."""
         return {
             "termination_symbol": self.blank,
             "lm_only_scale": self.lm_only_scale,
@@ -96,18 +99,18 @@ class PrunedLoss(K2Loss):
         return {**super().described_options(), "s_range": {"ours": self.prune_range, "default": "-"}, **simple}
 
     def simple_loss(self, am, lm, prepared):
-        """(the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""
+        """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""
         return self.module.rnnt_loss_smoothed(
             lm=lm, am=am, symbols=prepared.symbols, boundary=prepared.boundary, **self.simple_options()
         )
 
     def ranges(self, arc_gradients, prepared):
-        """(N, T, S): the S symbols that matter at each frame."""
+        """Return the ranges (N, T, S): the S symbols that matter at each frame."""
         px_grad, py_grad = arc_gradients
         return self.module.get_rnnt_prune_ranges(
             px_grad=px_grad, py_grad=py_grad, boundary=prepared.boundary, s_range=self.prune_range
         )
 
     def pruned(self, encoder_out, decoder_out, ranges):
-        """Both as (N, T, S, D), for the cells in `ranges`."""
+        """Return encoder and decoder outputs of the cells in `ranges`, both (N, T, S, D)."""
         return self.module.do_rnnt_pruning(am=encoder_out, lm=decoder_out, ranges=ranges)

@@ -1,5 +1,4 @@
-"""One step of a loss on one batch: what is prepared untimed (inputs, leaves) and what a pass watches (forward,
-backward).
+"""Prepare one step of a loss on one batch (inputs and leaves, untimed), and run it (forward and backward, measured).
 
 Scope "loss": from what the loss is given (logits, ...) to its gradient, by torch.autograd.grad: `.backward()` would
 copy a gradient that a loss wrote over its logits, which no training step does (docs/method.md).  Scope "step": from
@@ -23,22 +22,20 @@ from common.measure.stages import stage
 
 @dataclass
 class LossStep:
-    """forward: returns the scalar to differentiate; leaves: tensors that get a gradient, by name; in scope "loss" the
-    one that the loss is `given`; overwrites: whether the loss may write over that one; upstream: None, or factors (1,)
-    of the sum or (N,) of the losses that `forward` returns then; found, answer: the gradient of `given` and the
-    detached loss, after `run`."""
+    """One step that is ready to run once."""
 
-    forward: Callable[[], torch.Tensor]
+    forward: Callable[[], torch.Tensor]  # returns the loss to differentiate
     batch: Batch
-    prepared: Any
-    leaves: Dict[str, torch.Tensor]
-    overwrites: bool = False
-    upstream: Optional[torch.Tensor] = None
-    found: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)
-    answer: Optional[torch.Tensor] = None
+    prepared: Any  # what the adapter's `prepare` returned
+    leaves: Dict[str, torch.Tensor]  # tensors that get a gradient; in scope "loss" only "given", the input of the loss
+    overwrites: bool = False  # whether the loss may overwrite "given"
+    upstream: Optional[torch.Tensor] = None  # factors (1,) of the sum, or (N,) of the losses that `forward` returns
+    computed: Dict[str, Optional[torch.Tensor]] = field(default_factory=dict)  # the gradient of "given", after `run`
+    answer: Optional[torch.Tensor] = None  # the detached loss, after `run`
 
     @property
     def given(self) -> torch.Tensor:
+        """Return the input of the loss in scope "loss"."""
         return self.leaves["given"]
 
     def inputs(self) -> Dict[str, torch.Tensor]:
@@ -51,12 +48,14 @@ class LossStep:
         return {**prepared, **batch, **leaves}
 
     def gradients(self) -> Dict[str, Optional[torch.Tensor]]:
-        """By name of the leaf, after `run`; None where the loss does not use it."""
-        return self.found or {name: leaf.grad for name, leaf in self.leaves.items()}
+        """Return the gradient of each leaf by name, after `run`; None if the loss does not use the leaf."""
+        return self.computed or {name: leaf.grad for name, leaf in self.leaves.items()}
 
     def run(self, after_forward: Callable[[], None] = lambda: None) -> torch.Tensor:
-        """Forward and backward, with `after_forward()` between them.  Returns the detached loss, after the factors of
-        `upstream`."""
+        """Run forward, call `after_forward`, and run backward; return the detached loss, multiplied by `upstream`.
+
+        Raises TypeError or ValueError if the loss is no tensor of one element.
+        """
         loss = self.forward()
         after_forward()
         if not isinstance(loss, torch.Tensor):
@@ -67,7 +66,7 @@ class LossStep:
             raise ValueError(f"the loss has the shape {tuple(loss.shape)}: return the sum over the batch")
         with stage("backward"):
             if "given" in self.leaves:
-                (self.found["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
+                (self.computed["given"],) = torch.autograd.grad(loss, [self.given], allow_unused=True)
             else:
                 loss.backward()
         self.answer = loss.detach()
@@ -86,13 +85,13 @@ def weighted(losses: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def leaves_of(model: Joiner, batch: Batch) -> Dict[str, torch.Tensor]:
-    """What gets a gradient in scope "step", by name."""
+    """Return the tensors that get a gradient in scope "step", by name."""
     outputs = {"encoder_out": batch.encoder_out, "decoder_out": batch.decoder_out}
     return {**outputs, **dict(model.named_parameters())}
 
 
 def prepare(adapter: Adapter, model: Joiner, batch: Batch, scope: str) -> LossStep:
-    """A step with fresh leaves; gradients of an earlier step are dropped.  Untimed."""
+    """Return a step of a scope with fresh leaves, after dropping the gradients of an earlier step.  Untimed."""
     model.zero_grad(set_to_none=True)
     layout, prepared = table.of(adapter), adapter.prepare(batch)
     if scope == "step":

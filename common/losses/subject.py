@@ -1,4 +1,4 @@
-"""The passes of a loss, as a job asks for them."""
+"""Run the pass of a loss that a job asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.system import machine
 
 
 def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
-    """The ``environment`` record of a job, then those of its pass.  `job`: as common.jobs.spec makes it.
+    """Yield the ``environment`` record of a job of common.jobs.spec, then the records of its pass.
 
     Raises NotRunnable, UserError, WrongResult, and whatever the loss raises.
     """
@@ -29,19 +29,19 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
 
 
 def environment(context: Context, pass_name: str) -> Dict[str, Any]:
-    """The ``environment`` record of a job of this pass."""
+    """Return the ``environment`` record of a job of this pass."""
     import torch
 
     from common.data import distribution, measured_batches, shapes
 
-    place, about = machine.placement(), facts(context.device)
-    spoiled = machine.spoiled_by(place, about["threads"]) if context.device.type == "cpu" else []
+    placement, device = machine.placement(), facts(context.device)
+    spoiled = machine.spoiled_by(placement, device["threads"]) if context.device.type == "cpu" else []
     # The same for every job of the run, so one of them tells; a search changes the batches.
     whole = pass_name == "correctness" and not context.settings.find_largest
     return {
         "record": "environment",
         "python": platform.python_version(),
-        **about,
+        **device,
         "implementation_version": context.adapter.version(),
         "options": context.adapter.described_options(),
         "cuda": torch.version.cuda if context.device.type == "cuda" else None,
@@ -49,7 +49,7 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
         "denormals": context.settings.denormals,
         "allocator": context.settings.allocator,
         **machine.tuning(),
-        **place,
+        **placement,
         "shape_file": context.settings.shape_file,
         "shape_file_sha256": shapes.sha256(Path(context.settings.shape_file)),
         **({} if context.pool else {"shape_file_totals": context.all_batches.totals()}),
@@ -60,7 +60,7 @@ def environment(context: Context, pass_name: str) -> Dict[str, Any]:
 
 
 def run_pass(context: Context, name: str, round_number: Optional[int], folder: Path) -> Iterator[Dict[str, Any]]:
-    """Records of the pass `name`.  Raises WrongResult after the record of a correctness pass that is not ok."""
+    """Yield the records of the pass `name`; raise WrongResult after that of a correctness pass that is not ok."""
     if context.adapter.simulated and name != "correctness":
         raise NotRunnable(
             "unsupported",
@@ -77,6 +77,7 @@ def run_pass(context: Context, name: str, round_number: Optional[int], folder: P
 
 
 def _checked(context: Context) -> Iterator[Dict[str, Any]]:
+    """Yield the record of the correctness pass; raise WrongResult if it is not ok."""
     from common.losses.passes import correctness
 
     for record in correctness.run(context):

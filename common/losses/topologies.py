@@ -1,4 +1,4 @@
-"""The lattices of the transducer family: which arcs leave a cell, and what each weighs.
+"""Define the lattices of the transducer family: the arcs that leave a cell, and their weights.
 
 A lattice has cells (t, u): t frames are read and u targets are written.  A path starts at (0, 0) and ends at (T, U).
 A topology is its arcs, each with the frames `dt` and targets `du` that it goes ahead, and a log-weight at each cell.
@@ -75,9 +75,9 @@ class Topology:
 
     def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
         """Return the column (..., P) of each part of `parts`.  width: V + extra."""
-        own = torch.stack([torch.full_like(target, blank), target], -1)
+        symbols = torch.stack([torch.full_like(target, blank), target], -1)
         added = torch.arange(width - self.extra, width, device=target.device).expand(*target.shape, self.extra)
-        return torch.cat([own, added], -1)
+        return torch.cat([symbols, added], -1)
 
     def posterior(self, derivatives: torch.Tensor) -> torch.Tensor:
         """Return the posterior probability (...) of cells from the derivatives (..., P) of their parts."""
@@ -113,7 +113,7 @@ class Modified(Topology):
 
 
 class ModifiedLastBlank(Modified):
-    """As modified, and the path ends with a blank."""
+    """The modified lattice, with paths that end with a blank."""
 
     def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)

@@ -1,7 +1,7 @@
-"""The transducer loss in plain PyTorch: any device, any dtype, any lattice, twice differentiable, in a few lines.
+"""Compute the transducer loss in plain PyTorch: any device, any dtype, any lattice, twice differentiable, few lines.
 
 Graves 2012, section 2.4, forward variables only; autograd makes the gradient.  The cells of an anti-diagonal t + u = d
-depend only on the anti-diagonals before, so one step computes a diagonal of every utterance, T + U steps in all.  It is
+depend only on the anti-diagonals before.  So one step computes a diagonal of every utterance, in T + U steps.  It is
 readable, not fast: it keeps several copies of the logits.  float16 and bfloat16 are summed in float32.
 """
 

@@ -1,1 +1,1 @@
-"""What a loss takes: a class for each way, which makes it, knows what is right, and how that is checked."""
+"""Define the layouts: the kinds of input that a loss takes, how each is made, and the right answer for it."""

@@ -1,4 +1,4 @@
-"""Scores of an additive joiner: the logits of a cell are am[t] + lm[u], scores of encoder and decoder, with no tanh.
+"""Define the layout of an additive joiner: logits of a cell are am[t] + lm[u], scores of encoder and decoder.
 
 Such a loss never holds logits (N, T, U+1, V): one matrix product gives the normaliser of every cell.  It trains another
 model than the other losses, so it is never ranked with them.  Its step projects both outputs to V and differentiates
@@ -21,18 +21,18 @@ from common.measure.stages import stage
 
 
 def project(model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-    """am (N, T, V) and lm (N, U+1, V)."""
+    """Return the scores am (N, T, V) and lm (N, U+1, V)."""
     with stage("projections"):
         return model.extra["am"](batch.encoder_out), model.extra["lm"](batch.decoder_out)
 
 
 def sums(am: torch.Tensor, lm: torch.Tensor) -> torch.Tensor:
-    """Logits (N, T, U+1, V)."""
+    """Return the logits (N, T, U+1, V) of am and lm."""
     return am.unsqueeze(2) + lm.unsqueeze(1)
 
 
 class AdditiveCells(Cells):
-    """The gradient of lm is a sum over frames, so it is compared after the last one."""
+    """Cells of am and lm.  The gradient of lm is a sum over frames, so it is compared after the last frame."""
 
     by_cell = False
 
@@ -58,6 +58,8 @@ class AdditiveCells(Cells):
 
 
 class AdditiveStepCells(StepCells):
+    """Cells of a step that projects encoder and decoder outputs."""
+
     def scores(self, n, begin, end):
         am, lm = (
             torch.nn.functional.linear(values, self.leaves[f"extra.{name}.weight"], self.leaves[f"extra.{name}.bias"])
@@ -70,7 +72,7 @@ class AdditiveStepCells(StepCells):
 
 
 class Additive(Rows):
-    """`given` is (N T + N (U+1), V): the rows of am, then those of lm."""
+    """The layout whose `given` is (N T + N (U+1), V): the rows of am, then those of lm."""
 
     tensors = ("am", "lm")
     cells = AdditiveCells

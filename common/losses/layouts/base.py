@@ -1,4 +1,4 @@
-"""What every layout does: from the joiner and a batch to what a loss takes, and to the right answer for it.
+"""Define the base of layouts: make the input of a loss from the joiner and a batch, and the right answer for it.
 
 A layout is bound to one adapter.  It knows nothing of the lattice (the adapter's `topology`) and does not set the
 number of the joiner's outputs (the adapter's `outputs`).
@@ -25,8 +25,10 @@ Region = Tuple[Any, ...]
 
 
 def scale_output(layer: torch.nn.Linear, scores: torch.Tensor, largest: float) -> None:
-    """Change a Linear layer whose outputs are `scores`, so that their largest becomes `largest`; below 0, all scores
-    are lowered after that, so that none is above it."""
+    """Scale a Linear layer whose outputs are `scores`, so that the largest becomes the magnitude of `largest`.
+
+    If `largest` is negative, all scores are then lowered, so that none is above it.
+    """
     with torch.no_grad():
         factor = abs(largest) / scores.max()
         layer.weight.mul_(factor)
@@ -35,16 +37,14 @@ def scale_output(layer: torch.nn.Linear, scores: torch.Tensor, largest: float) -
 
 
 class Layout:
-    """scopes: those it has; cells, step_cells: how each is judged at size; approximate: by design, with a `gap` to the
-    exact loss; tensors: names of what the package's function takes first; never_large: why it is not asked for more
-    than 2^31 elements, or ""."""
+    """A kind of input, bound to one adapter."""
 
-    scopes: Tuple[str, ...] = SCOPES
-    cells: Type[Cells] = Cells
-    step_cells: Type[StepCells] = StepCells
-    approximate = False
-    tensors: Tuple[str, ...] = ("logits",)
-    never_large = ""
+    scopes: Tuple[str, ...] = SCOPES  # the scopes that such a loss has
+    cells: Type[Cells] = Cells  # how scope "loss" is judged at size
+    step_cells: Type[StepCells] = StepCells  # how scope "step" is judged at size
+    approximate = False  # whether the loss is approximate by design, with a `gap` to the exact loss
+    tensors: Tuple[str, ...] = ("logits",)  # names of the first arguments of the package's function
+    never_large = ""  # why it is not asked for more than 2^31 elements, "" if it is
 
     def __init__(self, adapter: Adapter):
         self.adapter = adapter
@@ -52,45 +52,45 @@ class Layout:
     # -- what the loss takes -----------------------------------------------------------------------------------------
 
     def model(self, device: torch.device, dtype: torch.dtype) -> Joiner:
-        """The joiner under the adapter's settings, with `projections`."""
+        """Return the joiner under the adapter's settings, with `projections`."""
         settings = self.adapter.settings
         output = inputs.output_layer(settings, self.adapter.outputs(settings.vocab_size), device, dtype)
         return Joiner(output, self.projections(device, dtype), settings.compile)
 
     def projections(self, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
-        """Layers beside the joiner's that the step trains."""
+        """Return the layers beside the joiner's that the step trains, by name."""
         return {}
 
     def given(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """The one tensor that `loss` takes, and whose gradient scope "loss" ends with."""
+        """Return the one tensor that `loss` takes, whose gradient is the end of scope "loss"."""
         raise NotImplementedError
 
     def autocast(self, batch: Batch) -> ContextManager[Any]:
-        """What the joiner runs under."""
+        """Return the context manager for the joiner: torch.autocast with --amp, else one that does nothing."""
         amp = self.adapter.settings.amp
         if amp is None:
             return nullcontext()
         return torch.autocast(batch.encoder_out.device.type, dtype=getattr(torch, amp))
 
     def fit(self, scores: torch.Tensor) -> torch.Tensor:
-        """In float32 if autocast made them of a dtype that the loss does not take."""
+        """Return the scores, in float32 if autocast made them of a dtype that the loss does not take."""
         amp = self.adapter.settings.amp
         return (
             scores.float() if amp and scores.dtype == getattr(torch, amp) and amp not in self.adapter.dtypes else scores
         )
 
     def taken(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """`given`, under autocast where that is asked for."""
+        """Return `given`, made under `autocast` and then passed through `fit`."""
         with self.autocast(batch):
             given = self.given(model, batch, prepared)
         return self.fit(given)
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """The adapter's loss.  Timed."""
+        """Return the adapter's loss of `given`.  Timed."""
         return self.adapter.loss(given, prepared)
 
     def step(self, model: Joiner, batch: Batch, prepared: Any) -> torch.Tensor:
-        """From encoder and decoder outputs to the summed loss that is differentiated.  Timed."""
+        """Return the summed loss to differentiate, from encoder and decoder outputs.  Timed."""
         with stage("joiner"):
             given = self.taken(model, batch, prepared)
         with stage("loss"):
@@ -99,42 +99,44 @@ class Layout:
     # -- the right answer --------------------------------------------------------------------------------------------
 
     def right(self, logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
+        """Return the (N,) float64 losses of padded logits on the adapter's lattice; differentiable."""
         return oracle.losses(logits, batch.targets, batch.shapes, self.adapter.blank, self.adapter.lattice)
 
     def padded(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The logits (N, T, U+1, V) that `given` is made from; differentiable."""
+        """Return the logits (N, T, U+1, V) that `given` stands for; differentiable."""
         return given
 
     def expected(self, given: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """(N,) losses of `given`, which is float64 on the CPU; differentiable."""
+        """Return the right (N,) losses of `given`, which is float64 on the CPU; differentiable."""
         return self.right(self.padded(given, batch), batch)
 
     def expected_step(self, model: Joiner, batch: Batch) -> torch.Tensor:
-        """(N,) losses whose sum `step` must return, for a float64 model and batch on the CPU; differentiable."""
+        """Return the (N,) losses whose sum `step` must be, for a float64 model and batch on the CPU; differentiable."""
         return self.right(model.logits(batch), batch) + self.trained_beside(model, batch)
 
     def trained_beside(self, model: Joiner, batch: Batch) -> Union[float, torch.Tensor]:
-        """(N,) float64 losses that the step adds to those of the lattice; differentiable.  0 where it adds none."""
+        """Return the (N,) float64 losses that the step adds to those of the lattice, 0.0 for none; differentiable."""
         return 0.0
 
     def score_up_to(self, largest: float, model: Joiner, batch: Batch) -> None:
-        """Change the weights so that the largest logit of the batch is `largest`; below 0, so that all are below it."""
+        """Scale the weights so that the largest logit is the magnitude of `largest`; if negative, none is above it."""
         scale_output(model.output, model.logits(batch), largest)
 
     def gap(self, model: Joiner, batch: Batch) -> Optional[float]:
-        """(loss at the run's settings - exact loss) / exact loss, of an approximate loss: 0 where nothing is lost; None
-        where the exact loss is almost 0."""
+        """Return (loss - exact loss) / exact loss of an approximate loss at the run's settings.
+
+        None if the exact loss is almost 0.
+        """
         raise NotImplementedError
 
     # -- what conformance.py asks ------------------------------------------------------------------------------------
 
     def size(self, N: int, T: int, U: int, V: int) -> Tuple[int, ...]:
-        """Of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
+        """Return the size of the tensor `logits` of made-up numbers that a question is about: rows of V outputs."""
         return N, T, U + 1, V
 
     def padding(self, shapes: Shapes, T: int, U: int) -> Optional[List[Region]]:
-        """The regions of that tensor that belong to no utterance; None where the layout has no padding."""
+        """Return the regions of that tensor that belong to no utterance; None if the layout has no padding."""
         regions: List[Region] = []
         for n, (frames, targets) in enumerate(shapes):
             regions += [(n, slice(frames, None))] if frames < T else []
@@ -142,17 +144,17 @@ class Layout:
         return regions
 
     def of_symbol(self, symbol: int) -> Region:
-        """Where that tensor must be -inf to mask a symbol."""
+        """Return the region of that tensor that must be -inf to mask a symbol."""
         return ..., symbol
 
     def take(self, logits: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
-        """What `loss` takes, from that tensor."""
+        """Return `given`, the input of `loss`, made from that tensor; may add to `prepared`."""
         return logits
 
     def packed_code(self, batch: Batch) -> List[str]:
-        """Python that does what `take` does."""
+        """Return lines of Python that do what `take` does."""
         return []
 
     def parts_code(self, given: torch.Tensor, batch: Batch) -> List[str]:
-        """Python that makes `tensors` from the leaf `logits`."""
+        """Return lines of Python that make `tensors` from the leaf `logits`."""
         return []

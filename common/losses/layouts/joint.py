@@ -1,4 +1,4 @@
-"""Encoder and decoder outputs and the joiner's output layer: losses that contain the joiner and hold no logits.
+"""Define the layout of losses that contain the joiner: encoder and decoder outputs, and the output layer.
 
 logits = tanh(encoder_out[t] + decoder_out[u]) weight^T + bias.  Such a loss gives the gradients of all four.  It has no
 scope "loss", since it takes no logits; its scope "step" is compared with that of the joiner and another loss.
@@ -13,8 +13,11 @@ from common.measure.stages import stage
 
 
 class Joint(Rows):
-    """conformance.py asks with D = V, so that all four fit into rows of one tensor: those of encoder_out (N T), of
-    decoder_out (N (U+1)), of weight (V), and one of bias."""
+    """The layout of a loss that contains the joiner.
+
+    conformance.py asks with D = V, so that all four tensors are rows of one: N T of encoder_out, N (U+1) of
+    decoder_out, V of weight, and one of bias.
+    """
 
     scopes = ("step",)
     tensors = ("encoder_out", "decoder_out", "weight", "bias")

@@ -1,4 +1,4 @@
-"""Logits of every cell: "padded" (N, T, U+1, V), and "packed" (sum T_i (U_i+1), V), which leaves the padding out."""
+"""Define the layouts of logits: "padded" (N, T, U+1, V), and "packed" (sum T_i (U_i+1), V), without padding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from common.losses.layouts.cells import Cells
 
 
 class Padded(Layout):
+    """The layout of padded logits (N, T, U+1, V)."""
+
     def given(self, model, batch, prepared):
         return model.logits(batch)
 
 
 class PackedCells(Cells):
+    """The cells of packed logits."""
+
     def __init__(self, batch: Any, *others: Any):
         super().__init__(batch, *others)
         sizes = [T * (U + 1) for T, U in batch.shapes]
@@ -30,6 +34,8 @@ class PackedCells(Cells):
 
 
 class Packed(Layout):
+    """The layout of packed logits (sum T_i (U_i+1), V)."""
+
     cells = PackedCells
 
     def given(self, model, batch, prepared):
@@ -50,15 +56,17 @@ class Packed(Layout):
 
 
 def pack(logits: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-    """(N, T, U+1, V) -> (sum T_i (U_i+1), V): the cells of each utterance, row-major; differentiable.  A view where
-    there is no padding."""
+    """Return the cells (sum T_i (U_i+1), V) of padded logits (N, T, U+1, V), row-major; differentiable.
+
+    It is a view if there is no padding.
+    """
     if all((T, U + 1) == logits.shape[1:3] for T, U in shapes):
         return logits.flatten(0, 2)
     return torch.cat([logits[n, :T, : U + 1].flatten(0, 1) for n, (T, U) in enumerate(shapes)])
 
 
 def unpack(cells: torch.Tensor, shapes: Shapes) -> torch.Tensor:
-    """The inverse of `pack`, with zeros in the padding; differentiable."""
+    """Return the padded logits (N, T, U+1, V) of packed `cells`, with zeros in the padding; differentiable."""
     T, U = max(T for T, _ in shapes), max(U for _, U in shapes)
     parts = cells.split([T * (U + 1) for T, U in shapes])
     padded = [

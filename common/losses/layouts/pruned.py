@@ -1,10 +1,10 @@
-"""Logits of some symbols per frame: the pruned loss (Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR
-training", 2022), in two steps.
+"""Define the layout of the pruned loss, which takes the logits of some symbols per frame only.
 
-Recipe "icefall", the default, is what icefall trains (egs/librispeech/ASR/pruned_transducer_stateless2): encoder and
-decoder outputs are projected to V, the smoothed simple loss of these scores gives ranges and a loss of its own, and
-0.5 x simple + pruned is differentiated.  Recipe "benchmark-2022" is the lighter step of the older suite: no projections
-(the first V of the D dimensions are the scores), and only the pruned loss is differentiated.
+Kuang et al., "Pruned RNN-T for fast, memory-efficient ASR training", 2022.  Recipe "icefall", the default, is what
+icefall trains (egs/librispeech/ASR/pruned_transducer_stateless2).  Encoder and decoder outputs are projected to V.  The
+smoothed simple loss of these scores gives the ranges, and 0.5 x simple + pruned loss is differentiated.  Recipe
+"benchmark-2022" is the lighter step of the older suite: without projections (the first V of the D dimensions are the
+scores), and only the pruned loss is differentiated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from common.losses.layouts.cells import Cells, StepCells
 from common.measure.stages import stage
 
 SIMPLE_LOSS_SCALE = 0.5
-#: Nats; a difference of smaller losses is rounding.
+#: Nats; a difference between smaller losses is rounding.
 SMALLEST_LOSS = 1e-6
 
 
 class PrunedCells(Cells):
+    """The cells of pruned logits (N, T, S, V)."""
+
     def __init__(self, batch: Batch, prepared: Any, *others: Any):
         super().__init__(batch, prepared, *others)
         self.ranges = prepared.ranges
@@ -42,7 +44,10 @@ class PrunedCells(Cells):
 
 
 class PrunedStepCells(StepCells):
-    """Where a simple loss is trained beside, only the joiner's weights: the others' gradients are of both losses."""
+    """The cells of a pruned step.
+
+    If it trains a simple loss too, only the joiner's weights are compared: the other gradients are of both losses.
+    """
 
     def symbols(self, n, begin, end):
         return self.prepared.ranges[n, begin:end].long()
@@ -52,12 +57,14 @@ class PrunedStepCells(StepCells):
 
     def compare_rest(self, n):
         both = any(name.startswith("extra.") for name in self.leaves)
-        return (one for one in super().compare_rest(n) if not both or one[0].startswith("output."))
+        return (each for each in super().compare_rest(n) if not both or each[0].startswith("output."))
 
 
 class Pruned(Layout):
-    """`given` is (N, T, S, V), the S symbols that `prepared.ranges` (N, T, S) names.  The adapter is a
-    common.losses.k2_package.PrunedLoss, or has its methods."""
+    """The layout of pruned logits (N, T, S, V) of the S symbols in `prepared.ranges` (N, T, S).
+
+    The adapter is a common.losses.k2_package.PrunedLoss, or has its methods.
+    """
 
     approximate = True
     cells = PrunedCells
@@ -66,17 +73,18 @@ class Pruned(Layout):
 
     @property
     def trains_simple_loss(self) -> bool:
+        """Return whether the simple loss is part of the loss that is differentiated."""
         return self.adapter.settings.pruned_recipe != "benchmark-2022"
 
     def projections(self, device, dtype):
         return inputs.simple_projections(self.adapter.settings, device, dtype) if self.trains_simple_loss else {}
 
     def scores(self, model: Joiner, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-        """am (N, T, V) and lm (N, U+1, V) of the simple loss."""
+        """Return the scores am (N, T, V) and lm (N, U+1, V) of the simple loss."""
         return additive.project(model, batch) if self.trains_simple_loss else (batch.encoder_out, batch.decoder_out)
 
     def both(self, model: Joiner, batch: Batch, prepared: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(summed simple loss, logits of the symbols in the ranges that it gave to `prepared`)."""
+        """Return (summed simple loss, pruned logits); set `prepared.ranges` to the ranges that it gives."""
         with self.autocast(batch):
             am, lm = map(self.fit, self.scores(model, batch))
         with stage("simple loss"):
@@ -110,7 +118,7 @@ class Pruned(Layout):
         return SIMPLE_LOSS_SCALE * oracle.arc_losses(smoothed, batch.targets, batch.shapes)
 
     def take(self, logits, batch, prepared):
-        """With all of U in the range of every frame, where the pruned loss is the exact one."""
+        """Return the logits, with all of U in the range of every frame, so that the pruned loss is exact."""
         N, T, U1, _ = logits.shape
         prepared.ranges = torch.arange(U1, device=logits.device).expand(N, T, U1)
         return logits

@@ -1,4 +1,4 @@
-"""Several tensors as rows of one, so that a loss of several has one leaf, too: views of it, each contiguous."""
+"""Define layouts of several tensors that are rows of one, so that such a loss has one leaf too; each is a view."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from common.losses.layouts.base import Layout, Region, Shapes
 
 
 class Rows(Layout):
-    """The first two tensors belong to frames (N, T, width) and to targets (N, U+1, width)."""
+    """A layout whose first two tensors belong to frames (N, T, width) and to targets (N, U+1, width)."""
 
     def rows(self, V: int) -> int:
-        """Of the tensors after the first two."""
+        """Return the number of rows of the tensors after the first two."""
         return 0
 
     def parts(self, given: torch.Tensor, batch: Batch) -> Dict[str, torch.Tensor]:
-        """`tensors` by name, as views of `given`."""
+        """Return `tensors` by name, as views of `given`."""
         return dict(zip(self.tensors, split(given, *batch.targets.shape, self.rows(given.size(1)))))
 
     def loss(self, given: torch.Tensor, batch: Batch, prepared: Any) -> torch.Tensor:
@@ -45,7 +45,7 @@ class Rows(Layout):
 
 
 def split(rows: torch.Tensor, N: int, U: int, others: int = 0) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Those of frames as (N, T, width), those of targets as (N, U+1, width), and the `others`, as views."""
+    """Split rows (count, width) into views: frames (N, T, width), targets (N, U+1, width), and `others` more rows."""
     width = rows.size(1)
     frames, targets, rest = rows.split([len(rows) - N * (U + 1) - others, N * (U + 1), others])
     return frames.view(N, -1, width), targets.view(N, U + 1, width), rest

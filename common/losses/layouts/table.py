@@ -1,4 +1,4 @@
-"""The layouts by name."""
+"""List the layouts by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from common.losses.layouts.joint import Joint
 from common.losses.layouts.logits import Packed, Padded
 from common.losses.layouts.pruned import Pruned
 
-#: As adapters name them; common.core.implementations.LAYOUTS has the same names, with the kind of loss of each.
+#: By the names that adapters use; common.core.implementations.LAYOUTS has the kind of loss of each.
 LAYOUTS: Dict[str, Type[Layout]] = {
     "padded": Padded,
     "packed": Packed,
@@ -22,5 +22,5 @@ LAYOUTS: Dict[str, Type[Layout]] = {
 
 
 def of(adapter: Adapter) -> Layout:
-    """The layout of an adapter, bound to it."""
+    """Return the layout of an adapter, bound to it."""
     return LAYOUTS[adapter.layout](adapter)
