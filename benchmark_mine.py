@@ -20,7 +20,7 @@ LOG_ZERO = -1e30  # log of 0 that stays finite in sums, so that no gradient is i
 
 
 def transducer_loss(logits, targets, T_lengths, U_lengths):
-    """The summed loss of logits (N, T, U+1, V), padded; targets (N, U) and lengths (N,) int32; blank is 0."""
+    """Return the summed loss of logits (N, T, U+1, V), padded; targets (N, U) and lengths (N,) int32; blank is 0."""
     import torch
 
     N, T, U1, _ = logits.shape

@@ -1,8 +1,8 @@
-"""A loss that the user names as a function: --loss mypackage.rnnt:loss, or rnnt_bench.assert_is_transducer_loss(loss).
+"""Adapt a loss that the user names as a function: --loss mypackage.rnnt:loss, or assert_is_transducer_loss(loss).
 
-It is called as ``loss(logits, targets, T_lengths, U_lengths)``, with logits (N, T, U+1, V), padded, targets (N, U) and
-lengths (N,) in int32, and returns the summed loss or the losses (N,).  Where it has parameters `blank` and `reduction`
-it gets blank=0 and reduction="sum", so functions with torchaudio's signature work as they are.
+It is called as ``loss(logits, targets, T_lengths, U_lengths)``: padded logits (N, T, U+1, V), targets (N, U) int32 and
+lengths (N,) int32.  It returns the summed loss or the losses (N,).  If it has parameters `blank` and `reduction` it
+gets blank=0 and reduction="sum", so that functions with torchaudio's signature work unchanged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from common.losses.adapter import Adapter, import_package
 
 
 class OfFunction(Adapter):
-    """target: MODULE:FUNCTION, or FILE.py:FUNCTION; folders: where the module may be, beside Python's own path."""
+    """The adapter of a function of the user."""
 
-    target = ""
-    folders: Tuple[str, ...] = ()
+    target = ""  # MODULE:FUNCTION, or FILE.py:FUNCTION
+    folders: Tuple[str, ...] = ()  # where the module may be, beside Python's own path
     hint = "install the package of your loss into the Python that measures it"
     dtypes = ("float32", "float64", "float16", "bfloat16")
     reductions = ("sum",)
@@ -66,13 +66,14 @@ class OfFunction(Adapter):
 
 
 def _attribute(module: Any, name: str) -> Any:
-    """Return module.a.b for "a.b"; None where there is none."""
+    """Return module.a.b for the name "a.b", None if it does not exist."""
     for part in name.split("."):
         module = getattr(module, part, None)
     return module
 
 
 def _from_file(path: Path) -> ModuleType:
+    """Import a file as a module, with its folder on Python's path."""
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -83,10 +84,9 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def wrong_of(loss: Callable[..., Any], device: str = "cpu", dtype: str = "float32") -> str:
-    """Return what is wrong with a function, in words, by small batches against the float64 oracle; "" where all is
-    right.
+    """Compare a function with the float64 oracle on small batches; return what is wrong in words, "" if it is right.
 
-    The function is called in this process.  Raises what it raises.
+    The function is called in this process; raises whatever it raises.
     """
     import torch
 

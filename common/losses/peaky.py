@@ -1,4 +1,4 @@
-"""Inputs and weights that make the joiner's posteriors sharp along one alignment, more than those of a trained model.
+"""Make inputs and weights whose posteriors are sharp along one alignment, even sharper than a trained model's.
 
 With uniform inputs all paths have similar probabilities.  A trained model knows where each token ends: almost all of
 the probability is on one path, which matters for denormals, pruning and sparse kernels.
@@ -43,7 +43,7 @@ CANDIDATES = 1000
 
 
 def codes_of(settings: Settings) -> Optional[np.ndarray]:
-    """The codes of a run, or None where its logits are random.  Raises UserError as `codes` does."""
+    """Return the codes of a run, None if its logits are random; raise UserError as `codes` does."""
     if settings.logits == "random":
         return None
     return codes(settings.vocab_size, settings.encoder_dim, settings.seed)
@@ -51,34 +51,33 @@ def codes_of(settings: Settings) -> Optional[np.ndarray]:
 
 @lru_cache(maxsize=8)
 def codes(vocab_size: int, encoder_dim: int, seed: int) -> np.ndarray:
-    """(V, D) float32 of -1 and +1, a row for each symbol (the blank's is all 0), no two correlated by more than
-    CORRELATION.
+    """Return the codes (V, D) float32 of the symbols: -1 and +1, but all 0 for the blank.
 
-    Raises UserError where D has too few signs for so many symbols.
+    No two are correlated by more than CORRELATION.  Raises UserError if D is too small for so many symbols.
     """
     V, D = vocab_size, encoder_dim
-    found = np.zeros((V, D), dtype=np.float32)
+    result = np.zeros((V, D), dtype=np.float32)
     count, at_once = 1, max(V - 1, CANDIDATES)
     surely = V * V * math.exp(-D * CORRELATION**2 / 2) < 0.01  # Hoeffding: hardly any two correlate more
     for number in range(V):
         drawn = np.where(uniform(at_once * D, CODES, seed, number) < 0.5, -1, 1).astype(np.float32).reshape(-1, D)
-        kept = drawn[: V - count] if surely else _apart(found[:count], drawn)[: V - count]
-        found[count : count + len(kept)] = kept
+        kept = drawn[: V - count] if surely else _apart(result[:count], drawn)[: V - count]
+        result[count : count + len(kept)] = kept
         count += len(kept)
         if count == V or not len(kept):
             break
     if count < V:
         raise UserError(
-            f"--logits peaky: {D} dimensions hold no {V} codes that differ enough; take a larger --encoder-dim or a "
-            "smaller --vocab-size"
+            f"--logits peaky: {D} dimensions are too few for {V} codes that differ enough; use a larger --encoder-dim "
+            "or a smaller --vocab-size"
         )
-    return found
+    return result
 
 
-def _apart(found: np.ndarray, drawn: np.ndarray) -> np.ndarray:
-    """Rows of `drawn` that correlate neither with `found` nor with an earlier row that is kept."""
+def _apart(codes: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Return the rows of `drawn` that correlate neither with `codes` nor with an earlier row that is kept."""
     limit = CORRELATION * drawn.shape[1]  # of products that are whole numbers, exact in float32
-    drawn = drawn[(np.abs(drawn @ found.T) <= limit).all(axis=1)]
+    drawn = drawn[(np.abs(drawn @ codes.T) <= limit).all(axis=1)]
     close = np.abs(drawn @ drawn.T) > limit
     kept: List[int] = []
     for row in range(len(drawn)):
@@ -88,10 +87,10 @@ def _apart(found: np.ndarray, drawn: np.ndarray) -> np.ndarray:
 
 
 def alignment(T: int, U: int, draws: np.ndarray) -> np.ndarray:
-    """(U,) frames in [0, T), ascending, at which the targets are emitted: all different where U <= T, else every frame
-    has U // T or U // T + 1 targets.
+    """Return the frames (U,) in [0, T), ascending, at which the targets are emitted.
 
-    draws: at least T numbers in [0, 1), which choose the frames.
+    They are all different if U <= T, else every frame has U // T or U // T + 1 targets.  `draws` are at least T random
+    numbers in [0, 1), which choose the frames.
     """
     chosen = np.argsort(draws[:T], kind="stable")[: U % T]
     return np.sort(np.concatenate([np.repeat(np.arange(T), U // T), chosen]))
@@ -105,28 +104,32 @@ def outputs(
     codes: np.ndarray,
     draws: np.ndarray,
 ) -> Tuple[np.ndarray, np.ndarray]:
-    """Encoder outputs (N, T, D) and decoder outputs (N, U+1, D), float32, that follow a random alignment.
+    """Return encoder outputs (N, T, D) and decoder outputs (N, U+1, D), float32, that follow a random alignment.
 
-    noise: of the same shapes, in [0, 1); targets (N, U); shapes: (T, U) of each utterance; codes (V, D); draws (N, T)
-    in [0, 1), for the alignments.
+    Args:
+        encoder_noise, decoder_noise: random numbers in [0, 1) of these shapes.
+        targets: (N, U).
+        shapes: (T, U) of each utterance.
+        codes: (V, D), see `codes`.
+        draws: (N, T) random numbers in [0, 1), for the alignments.
     """
     half = np.float32(0.5)
     encoder_out, decoder_out = (encoder_noise - half) * half, (decoder_noise - half) * half
     for n, (T, U) in enumerate(shapes):
-        said = codes[targets[n, :U]]
-        np.add.at(encoder_out[n], alignment(T, U, draws[n]), said)
-        decoder_out[n, :U] += said
+        of_targets = codes[targets[n, :U]]
+        np.add.at(encoder_out[n], alignment(T, U, draws[n]), of_targets)
+        decoder_out[n, :U] += of_targets
     return encoder_out * np.float32(AMPLITUDE), decoder_out * np.float32(AMPLITUDE)
 
 
 def joiner_layer(codes: np.ndarray, margin: float) -> Tuple[np.ndarray, np.ndarray]:
-    """(V, D) weights and (V,) bias, float32, of the joiner's output layer; `margin` in nats."""
+    """Return weights (V, D) and bias (V,), float32, of the joiner's output layer; `margin` is in nats."""
     scale = margin / ((BOTH - ONE) / 2)
     return _layer(codes, scale, blank_bias=scale * (BOTH + ONE) / 2)
 
 
 def simple_layers(codes: np.ndarray, margin: float) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
-    """(weights, bias) of the projections am and lm whose sum, without tanh, has the same alignment and margin.
+    """Return (weights, bias) of the projections am and lm whose sum, without tanh, has the same alignment and margin.
 
     A label has 2 a s where both contain its code and a s where one does; the blank has 1.5 a s, of which 0.5 are from
     am and 1 from lm, so that lm alone prefers neither the blank nor the next target.
@@ -137,6 +140,7 @@ def simple_layers(codes: np.ndarray, margin: float) -> Tuple[Tuple[np.ndarray, .
 
 
 def _layer(codes: np.ndarray, scale: float, blank_bias: float) -> Tuple[np.ndarray, np.ndarray]:
+    """Return weights (V, D), the codes times `scale` / D, and a bias (V,) of the blank alone."""
     weight = (codes.astype(np.float64) * (scale / codes.shape[1])).astype(np.float32)
     weight[0] = 0
     bias = np.zeros(len(codes), dtype=np.float32)

@@ -1,9 +1,9 @@
-"""After the timed steps: were their losses right, and are the inputs still what they were?
+"""Check after the timed steps whether their losses were right, and whether the inputs are unchanged.
 
-The correctness pass judges a loss in a fresh process.  This judges it where it has been called many times, with other
-batches between: the last timed step of each batch against the float64 loss, forward only; then one more step of other
-numbers, whose inputs must stay as they are, bit for bit.  Nothing of it is timed.  Leaves out gradients, and losses
-that loop in Python, whose step takes seconds.
+The correctness pass judges a loss in a fresh process.  This judges it after many calls on several batches: first the
+loss of the last timed step of each batch, against the float64 loss; then one more step on other numbers, whose inputs
+must stay the same bit for bit.  None of this is timed.  Leaves out gradients; losses that loop in Python get no further
+step, which would take seconds.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Taken:
 
     @classmethod
     def of(cls, step: LossStep, repeat: int) -> Taken:
-        """Return what is kept of a step that has run."""
+        """Return the record of a step that has run."""
         assert step.answer is not None
         return cls(repeat, float(step.answer), getattr(step.prepared, "ranges", None))
 
 
 def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, float]:
-    """Return (the loss that a step must have, by how much rounding may change it), summed over the batch.
+    """Return (the right loss of a step, by how much rounding may change it), both summed over the batch.
 
     The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.
     """
@@ -65,9 +65,12 @@ def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, flo
 
 
 def check(context, scope: str, taken: Dict[int, Taken]) -> Tuple[Optional[float], str]:
-    """Return (the largest relative error of the loss of the last timed steps, what is wrong in words or "").
+    """Return (the largest relative error of the losses, what is wrong in words or "").
 
-    taken: of each batch.  `context`: common.losses.context.Context.
+    Args:
+        context: common.losses.context.Context.
+        scope: "loss" or "step".
+        taken: the last timed step of each batch.
     """
     errors, wrong = [0.0], []
     for batch, last in taken.items():
@@ -122,11 +125,13 @@ def _compared(context, scope: str, inputs: Any, loss: float, ranges: Optional[to
 
 
 def _overwritten(changed: Sequence[str], scope: str, batch: int, shapes: Sequence[Tuple[int, int]]) -> List[str]:
+    """Return a line about inputs that the loss has changed, [] if there are none."""
     if not changed:
         return []
     return [f"{_where(scope, batch, shapes)}: it overwrites {', '.join(changed)}, which it may only read"]
 
 
 def _where(scope: str, batch: int, shapes: Sequence[Tuple[int, int]]) -> str:
+    """Return the scope and the size of a batch in words."""
     T, U = max(T for T, _ in shapes), max(U for _, U in shapes)
     return f"after timing, scope {scope}, batch {batch} (N {len(shapes)}, T {T}, U {U})"

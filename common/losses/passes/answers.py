@@ -1,5 +1,4 @@
-"""One step of a loss on a small batch beside the float64 oracle: loss, gradients, and whether the inputs stayed as they
-were."""
+"""Run one step of a loss on a small batch beside the float64 oracle: loss, gradients, and whether inputs changed."""
 
 from __future__ import annotations
 
@@ -19,21 +18,19 @@ from common.losses.oracle import relative_error
 from common.losses.passes.hypotheses import Lattice
 from common.losses.step import LossStep, leaves_of, prepare, weighted
 
-#: A gradient that is missing is None.
+#: (the loss's gradient or None, the right one) by name of the leaf.
 Gradients = Dict[str, Tuple[Optional[torch.Tensor], torch.Tensor]]
 
 
 class Answer(NamedTuple):
-    """loss, right: of the loss and of the oracle; gradients: by name, that of the loss and that of the oracle; losses:
-    of each utterance, the oracle's; changed: names of inputs that the loss has overwritten; lattice: what the usual
-    mistakes are tried on, None where they are not."""
+    """The answer of a loss and the right one."""
 
     loss: torch.Tensor
-    right: torch.Tensor
+    right: torch.Tensor  # the oracle's loss
     gradients: Gradients
-    losses: torch.Tensor
-    changed: List[str]
-    lattice: Optional[Lattice] = None
+    losses: torch.Tensor  # (N,), the oracle's loss of each utterance
+    changed: List[str]  # names of inputs that the loss has overwritten
+    lattice: Optional[Lattice] = None  # what usual mistakes are tried on; None: they are not tried
 
     @property
     def errors(self) -> Tuple[float, float]:
@@ -43,13 +40,13 @@ class Answer(NamedTuple):
 
     @property
     def slopes(self) -> Dict[str, float]:
-        """By tensor, the factor that fits the gradient best as a multiple of the right one."""
+        """Return, by tensor, the factor that fits the gradient best as a multiple of the right one."""
         pairs = {name: (got, right) for name, (got, right) in self.gradients.items() if got is not None}
         return {name: slope(got, right) for name, (got, right) in pairs.items() if right.abs().max() > 0}
 
     @property
     def slope_error(self) -> float:
-        """The largest difference of a slope to 1."""
+        """Return the largest difference of a slope from 1."""
         return max((abs(value - 1) if math.isfinite(value) else math.inf for value in self.slopes.values()), default=0)
 
 
@@ -60,8 +57,10 @@ def slope(got: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def loss_scope(adapter: Adapter, model: Joiner, batch: Batch, upstream: Optional[torch.Tensor] = None) -> Answer:
-    """Judge a step that is given logits.  Padded cells count: their gradient must be zero.  upstream: (N,) factors of
-    the losses, or (1,) of their sum."""
+    """Return the answer of scope "loss".  Padded cells count: their gradient must be zero.
+
+    `upstream` are factors (N,) of the losses, or (1,) of their sum.
+    """
     step, layout = prepare(adapter, model, batch, "loss"), table.of(adapter)
     leaf = step.given.detach().cpu().double().clone().requires_grad_()  # a copy: the loss may overwrite its logits
     lattice = _lattice(adapter, layout.padded(leaf.detach(), batch), batch)
@@ -70,7 +69,7 @@ def loss_scope(adapter: Adapter, model: Joiner, batch: Batch, upstream: Optional
 
 
 def step_scope(adapter: Adapter, model: Joiner, batch: Batch, upstream: Optional[torch.Tensor] = None) -> Answer:
-    """Judge the whole step, likewise."""
+    """Return the answer of scope "step"; `upstream` is that of `loss_scope`."""
     step = prepare(adapter, model, batch, "step")
     double_model, double_batch = in_double(model, batch)
     leaves, layout = leaves_of(double_model, double_batch), table.of(adapter)
@@ -104,8 +103,14 @@ def _judged(
     leaves: Dict[str, torch.Tensor],
     expected: Callable[[], torch.Tensor],
 ) -> Answer:
-    """expected: returns the (N,) losses of the float64 `leaves`; it is called before the step runs, which may change
-    what it should only read."""
+    """Run a step and return its answer.
+
+    Args:
+        step: what is judged.
+        upstream: factors (N,) of the losses, (1,) of their sum, or None.
+        leaves: float64 copies of the step's leaves.
+        expected: returns the (N,) losses of `leaves`; called before the step, which may change its inputs.
+    """
     losses = expected()
     right = losses.sum() if upstream is None else weighted(losses, upstream.expand(len(losses)))
     right.backward()

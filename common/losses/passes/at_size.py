@@ -1,9 +1,9 @@
-"""Loss and gradients of a measured batch, at the run's own N, T, U and V, against the float64 oracle.
+"""Judge loss and gradients of a measured batch, at the run's own N, T, U and V, against the float64 oracle.
 
 The correctness pass judges small batches cell by cell.  This finds errors that only a large batch shows: an index that
-overflows, a block that is left out, sums that lose their digits.  The oracle makes log-probabilities of some frames
-at a time, keeps those of the arcs, walks the lattice in plain loops, and makes the gradient of some frames at a time,
-so it needs no second tensor of the size of the logits.  A pruned loss is judged on the cells in its own ranges.
+overflows, a block that is left out, sums that lose their digits.  The oracle computes log-probabilities, and later the
+gradient, of some frames at a time, so it needs no second tensor of the size of the logits.  A pruned loss is judged on
+the cells in its own ranges.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of outputs and weights; of a pruned loss
 that is trained with a simple loss only those of the joiner's weights, which the simple loss has no part in.
@@ -30,15 +30,15 @@ from common.losses.layouts.cells import Cells, largest
 from common.losses.passes import diagnosis
 from common.losses.passes.small_batches import SLOPE_TOLERANCE
 
-#: Elements of the logits that are in float64 at a time.
+#: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
 #: Units in the last place that sums as large as the loss may lose.
 LOST_PLACES = 4
-#: Share of the largest entry from which on an error is worth to be located.
+#: An error is located if it is more than this share of the largest entry.
 OFF = 1e-4
-#: Largest share of what belongs to a frame, a symbol, ... that its differences may sum to, in short sums.
+#: Largest sum of differences over a frame, a symbol, ... as a share of the right sum, where sums are short.
 SUM_TOLERANCE = {"float32": 1e-2, "float64": 1e-7, "float16": 1e-1, "bfloat16": 1e-1}
-#: What belongs to a frame, a symbol, ... counts as at least this share of the mean one: rounding may exceed a smaller.
+#: A right sum counts as at least this share of the mean one, since rounding may exceed a smaller sum.
 FLOOR = 0.1
 
 #: An utterance: its log-likelihood, and the derivatives (T, U+2, P) of the parts of each cell (see topologies.py).
@@ -46,10 +46,12 @@ Lattice = Tuple[float, torch.Tensor]
 
 
 class Errors:
-    """Of gradients.  entries: tensor by tensor, the largest error over the largest magnitude that is right; sums: by
-    what the differences are summed over ("frame", "u", "symbol"; "cell": the sum over V; or the tensor whose rows they
-    are), the largest share of what belongs there; slopes: tensor by tensor, how far the factor that fits best as a
-    multiple of the right one is from 1."""
+    """Collects the errors of gradients, part by part.
+
+    Its results are `entries` and `slopes` by name of the tensor, and `sums` by what the differences are summed over
+    ("frame", "u", "symbol"; "cell" for the sum over V; or the tensor whose rows are summed): the largest share of the
+    right sum.
+    """
 
     def __init__(self) -> None:
         self.worst: Dict[str, float] = defaultdict(float)
@@ -57,47 +59,56 @@ class Errors:
         self.sums: Dict[str, float] = defaultdict(float)
         self.products: Dict[str, float] = defaultdict(float)
         self.squares: Dict[str, float] = defaultdict(float)
-        self.place: Optional[Tuple[int, str]] = None
+        self.furthest: Optional[Tuple[int, str]] = None  # number of an utterance, and the cell and values in words
 
-    def note(self, name: str, found: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
-        """|found - right|, float64; a gradient that is missing is infinitely wrong."""
+    def note(self, name: str, gradient: Optional[torch.Tensor], right: torch.Tensor) -> torch.Tensor:
+        """Note a part of a gradient; return |gradient - right|, float64, infinite if the gradient is missing."""
         self.squares[name] += float((right * right).sum())
-        if found is None:
+        if gradient is None:
             difference = torch.full_like(right, math.inf)
         else:
-            difference = found.double() - right
+            difference = gradient.double() - right
             self.products[name] += float((difference * right).sum())
             difference.abs_()
         self.worst[name] = max(self.worst[name], largest(difference))
         self.largest[name] = max(self.largest[name], largest(right))
         return difference
 
-    def locate(self, n: int, begin: int, symbols: torch.Tensor, found: torch.Tensor, right: torch.Tensor) -> None:
-        """Say where the gradients (frames, cells, V) of an utterance, from frame `begin` on, are furthest off."""
+    def locate(self, n: int, begin: int, symbols: torch.Tensor, gradient: torch.Tensor, right: torch.Tensor) -> None:
+        """Keep where the gradient of an utterance is furthest off.
+
+        Args:
+            n: the utterance.
+            begin: first of the frames.
+            symbols: (frames, cells), the u of each cell.
+            gradient, right: (frames, cells, V), the loss's and the right gradient.
+        """
         frames, cells, V = right.shape
-        worst = int((found.double() - right).abs_().argmax())
+        worst = int((gradient.double() - right).abs_().argmax())
         at = worst // (cells * V), worst // V % cells, worst % V
-        values = f"{float(found[at]):.4g}, expected {float(right[at]):.4g}"
-        self.place = n, f"gradient at t {begin + at[0]}, u {int(symbols[at[:2]])}, symbol {at[2]}: {values}"
+        values = f"{float(gradient[at]):.4g}, expected {float(right[at]):.4g}"
+        self.furthest = n, f"gradient at t {begin + at[0]}, u {int(symbols[at[:2]])}, symbol {at[2]}: {values}"
 
     def note_sums(self, over: str, errors: torch.Tensor, sizes: torch.Tensor) -> None:
-        """errors, sizes: of the same shape; sizes: what belongs to each."""
+        """Note sums of differences and the right sums of the same shape, which were summed over `over`."""
         least = max(FLOOR * sizes.mean().item(), 1e-30)
         self.sums[over] = max(self.sums[over], largest(errors / sizes.clamp(min=least)))
 
     @property
     def entries(self) -> Dict[str, float]:
+        """Return, by tensor, the largest error over the largest right magnitude."""
         return {name: worst / max(self.largest[name], 1e-30) for name, worst in self.worst.items()}
 
     @property
     def slopes(self) -> Dict[str, float]:
+        """Return, by tensor, how far the factor that fits best as a multiple of the right gradient is from 1."""
         return {name: abs(self.products[name]) / square for name, square in self.squares.items() if square > 0}
 
 
 class Marginals:
-    """Sum the differences of the logits' gradient, and what belongs to them, by frame, u and symbol.
+    """Sums the differences of the logits' gradient, and the sizes to compare them with, by frame, u and symbol.
 
-    To a cell belongs its posterior; to a symbol what is added up before it cancels.
+    The size of a cell is its posterior; that of a symbol is the sum of its terms before they cancel.
     """
 
     def __init__(self, cells: Cells, adapter: Adapter):
@@ -126,7 +137,7 @@ class Marginals:
         self.symbols[1].index_add_(0, columns.flatten(), 2 * derivatives.flatten())
 
     def end(self, errors: Errors, U: int) -> None:
-        """Of an utterance of U targets."""
+        """Note the sums of an utterance of U targets, and start the next one."""
         errors.note_sums("frame", *torch.cat(self.frames, 1))
         errors.note_sums("cell", *torch.cat(self.cells, 1))
         errors.note_sums("u", *self.targets[:, : U + 1])
@@ -135,7 +146,7 @@ class Marginals:
 
 
 def spans(cells: Cells, n: int) -> Iterator[Tuple[int, int]]:
-    """(begin, end) of some frames of an utterance at a time."""
+    """Yield (begin, end) of some frames of an utterance at a time, at most CHUNK elements."""
     T, U = cells.batch.shapes[n]
     frames = max(1, CHUNK // ((U + 1) * cells.width))
     return ((begin, min(begin + frames, T)) for begin in range(0, T, frames))
@@ -183,39 +194,45 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
             where = symbols.clamp(max=U + 1)
             derivatives = of_cells[begin:end].gather(1, where.unsqueeze(2).expand(-1, -1, of_cells.size(2)))
             right = oracle.cell_gradient(logits, target, derivatives, adapter.blank, adapter.lattice)
-            for name, found, expected in cells.compare(n, begin, end, right):
+            for name, gradient, expected in cells.compare(n, begin, end, right):
                 before = errors.worst[name]
-                difference = errors.note(name, found, expected)
-                if cells.by_cell and found is not None and errors.worst[name] > max(before, OFF * errors.largest[name]):
-                    errors.locate(n, begin, symbols, found, expected)
+                difference = errors.note(name, gradient, expected)
+                limit = max(before, OFF * errors.largest[name])
+                if cells.by_cell and gradient is not None and errors.worst[name] > limit:
+                    errors.locate(n, begin, symbols, gradient, expected)
                 if cells.by_cell:
-                    marginals.add(found, expected, difference, derivatives, target, where)
+                    marginals.add(gradient, expected, difference, derivatives, target, where)
                 else:
                     errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
         if cells.by_cell:
             marginals.end(errors, U)
-        for name, found, expected in cells.compare_rest(n):
-            difference = errors.note(name, found, expected)
+        for name, gradient, expected in cells.compare_rest(n):
+            difference = errors.note(name, gradient, expected)
             if expected.dim() > 1:
                 errors.note_sums(name, difference.sum(-1), expected.abs().sum(-1))
-        for name, found in cells.padding(n):
-            errors.worst[name] = max(errors.worst[name], largest(found))
+        for name, outside in cells.padding(n):
+            errors.worst[name] = max(errors.worst[name], largest(outside))
     if cells.by_cell:
         errors.note_sums("symbol", *marginals.symbols)
 
 
 def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[str, Any]:
-    """The ``at_size`` of the ``correctness`` record (see common.records.schema): of the measured batch with the most
-    padded cells, or of its first `utterances`; of the one with the fewest where the loss loops over cells in Python.
-    `context`: common.losses.context.Context.  Beside its fields: "where", in words, which is not kept in the record.
+    """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python.
 
-    tolerance: relative, of the loss, and of the gradient where sums are short.  A posterior is the exponential of a sum
-    along a path, so an error of the sum is a relative error of the gradient: on top of the tolerance it may be as large
-    as the rounding of the longest sums (LOST_PLACES of the loss's own size, and one of a score for each of the T + U
-    steps).  float16 and bfloat16 are to be summed in float32.
+    Returns the ``at_size`` of the ``correctness`` record (see common.records.schema), and "where": what is wrong in
+    words, which is not kept in the record.
+
+    A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
+    Beyond the tolerance it may be as large as the rounding of the longest sums: LOST_PLACES of the loss's own size, and
+    one of a score for each of the T + U steps.  float16 and bfloat16 must be summed in float32.
 
     Where scores cancel, the loss and the gradient may be near 0 and smaller than the rounding of a score at each step,
-    and of a posterior.  What only this explains is not wrong, but ``imprecise``.
+    and of a posterior.  An error that only this explains is not wrong, but ``imprecise``.
+
+    Args:
+        context: common.losses.context.Context.
+        tolerance: largest relative error of the loss, and of the gradient where sums are short.
+        utterances: judge only so many of the batch.
     """
     adapter, measured = context.adapter, (context.all_batches, context.batches)
     layout, index = table.of(adapter), lightest(*measured) if context.loops_in_python else heaviest(*measured)[0]
@@ -242,7 +259,7 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     lost = LOST_PLACES * eps / left
     neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
     beside = lost + rounding * (1 / left - 1) + neglected
-    found: Dict[str, Any] = {
+    result: Dict[str, Any] = {
         "loss_error": finite(abs(loss - right) / magnitude),
         "loss_tolerance": finite(tolerance + eps * sum(scores) / magnitude),
         "grad_error": finite(max(errors.entries.values())),
@@ -256,28 +273,28 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
         "overwritten": overwritten,
         "differing": differing,
     }
-    rows = max((error for name, error in found["sum_errors"].items() if name not in SUMMED), default=0.0)
-    over = [found["loss_error"] > tolerance, found["grad_error"] > short + neglected, rows > sums]
-    imprecise = [error for error, is_over in zip((found["loss_error"], found["grad_error"], rows), over) if is_over]
-    ok = not wrong(found)
+    rows = max((error for name, error in result["sum_errors"].items() if name not in SUMMED), default=0.0)
+    over = [result["loss_error"] > tolerance, result["grad_error"] > short + neglected, rows > sums]
+    imprecise = [error for error, is_over in zip((result["loss_error"], result["grad_error"], rows), over) if is_over]
+    ok = not wrong(result)
     sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
     posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
     needed = sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors)
     sizes.update({"useful_cells": sum(T * (U + 1) for T, U in shapes), "needed_cells": needed})
-    found["imprecise"] = max(imprecise) if ok and imprecise else None
-    where = "" if ok else _where(loss, right, errors, shapes, found["loss_tolerance"])
-    return {"batch": index, **sizes, **found, "ok": ok, "where": where}
+    result["imprecise"] = max(imprecise) if ok and imprecise else None
+    where = "" if ok else _where(loss, right, errors, shapes, result["loss_tolerance"])
+    return {"batch": index, **sizes, **result, "ok": ok, "where": where}
 
 
 def _where(loss: float, right: float, errors: Errors, shapes: Sequence[Tuple[int, int]], tolerance: float) -> str:
-    """What is off, and the place where a cell's gradient is furthest off."""
-    said = []
+    """Return in words whether the loss is off, and which cell's gradient is furthest off."""
+    reasons = []
     if not abs(loss - right) <= tolerance * max(abs(right), 1e-30):
-        said.append(f"loss {loss:.6g}, expected {right:.6g}{diagnosis.guess(loss, right, shapes)}")
-    if errors.place is not None:
-        n, words = errors.place
-        said.append(f"furthest off in utterance {n + 1} (T {shapes[n][0]}, U {shapes[n][1]}), {words}")
-    return "; ".join(said)
+        reasons.append(f"loss {loss:.6g}, expected {right:.6g}{diagnosis.guess(loss, right, shapes)}")
+    if errors.furthest is not None:
+        n, words = errors.furthest
+        reasons.append(f"furthest off in utterance {n + 1} (T {shapes[n][0]}, U {shapes[n][1]}), {words}")
+    return "; ".join(reasons)
 
 
 def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells, List[str]]:
@@ -293,8 +310,10 @@ def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) 
 
 
 def _repeated(context, scope: str, index: int, utterances: Optional[int]) -> List[str]:
-    """Return which of loss and gradients have other bits when the same step is taken twice; [] for a loss that loops in
-    Python, which takes too long."""
+    """Return which of loss and gradients differ in their bits when the same step is taken twice.
+
+    Returns [] for a loss that loops in Python, whose steps take too long.
+    """
     answers: List[Dict[str, bytes]] = []
     while len(answers) < 2 and not context.loops_in_python:
         step = context.step(scope, index, utterances=utterances)
@@ -303,7 +322,7 @@ def _repeated(context, scope: str, index: int, utterances: Optional[int]) -> Lis
     return [name for name in answers[0] if answers[0][name] != answers[1][name]] if answers else []
 
 
-#: What is wrong, by what differences are summed over; others are names of tensors.
+#: Words for a sum that is wrong, by what differences are summed over; other keys are names of tensors.
 SUMMED = {
     "frame": "the gradient of a frame",
     "u": "the gradient of a target's position (u)",
@@ -312,24 +331,25 @@ SUMMED = {
 }
 
 
-def wrong(found: Dict[str, Any]) -> List[str]:
-    """What is wrong, in words, from the ``at_size`` of a record."""
-    errors = [("loss", found["loss_error"], found["loss_tolerance"])]
-    for name, error in found["grad_errors"].items():
-        errors.append(("gradient" if name == "given" else f"gradient of {name}", error, found["grad_tolerance"]))
-    for name, error in found["sum_errors"].items():
+def wrong(record: Dict[str, Any]) -> List[str]:
+    """Return what is wrong, a line each, from the ``at_size`` of a record."""
+    errors = [("loss", record["loss_error"], record["loss_tolerance"])]
+    for name, error in record["grad_errors"].items():
+        errors.append(("gradient" if name == "given" else f"gradient of {name}", error, record["grad_tolerance"]))
+    for name, error in record["sum_errors"].items():
         what = SUMMED.get(name, f"a row of the gradient of {name}")
-        most = found["sum_tolerance" if name in SUMMED else "row_tolerance"]
+        most = record["sum_tolerance" if name in SUMMED else "row_tolerance"]
         errors.append((f"{what} in sum", error, most))
     lines = [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, most in errors if not error <= most]
-    for name, error in found.get("slope_errors", {}).items():
-        if not error <= found["slope_tolerance"] and not lines:
+    for name, error in record.get("slope_errors", {}).items():
+        if not error <= record["slope_tolerance"] and not lines:
             what = "gradient" if name == "given" else f"gradient of {name}"
-            lines.append(f"{what} is wrong by a factor, {size(error)}, {found['slope_tolerance']:.0e} is allowed")
-    if found.get("overwritten"):
-        lines.insert(0, f"it overwrites {', '.join(found['overwritten'])}")
+            lines.append(f"{what} is wrong by a factor, {size(error)}, {record['slope_tolerance']:.0e} is allowed")
+    if record.get("overwritten"):
+        lines.insert(0, f"it overwrites {', '.join(record['overwritten'])}")
     return lines
 
 
 def size(error: float) -> str:
+    """Return a relative error in words."""
     return "not finite" if error >= UNBOUNDED else f"off by {error:.1e}"

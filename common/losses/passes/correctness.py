@@ -1,4 +1,4 @@
-"""The correctness pass: loss and gradient on small batches (small_batches.py) against the float64 oracle.
+"""Judge loss and gradient on small batches (small_batches.py) against the float64 oracle: the correctness pass.
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
 weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
@@ -24,20 +24,20 @@ from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import at_size, small_batches
 
-#: Of the measured batch with --find-largest, which has yet to find what size fits.
+#: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
 SEARCH_UTTERANCES = 2
-#: Whose gap to the exact loss is measured, under the run's logits and under the other; each takes half a second.
+#: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.
 GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
-#: Of what is off on a measured batch, in words; the record has all, and the utterance follows.
+#: Errors on a measured batch that the message names; the record has all.
 MOST_WRONG = 2
 
 
 def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
-    """The gap of a pruned loss to the exact one (common.losses.layouts.pruned), by kind of logits: the median, lowest
-    and highest over the run's utterances, each alone, or over some of them.
+    """Return the gap of a pruned loss to the exact one (common.losses.layouts.pruned) by kind of logits.
 
-    In float64, so that it is the gap of the method and not of the dtype.  None where the run's sizes or recipe do not
-    allow such logits, or the exact loss is almost 0 under them.
+    Each is the median, lowest and highest over some of the run's utterances, each alone, in float64, so that it is the
+    gap of the method and not of the dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact
+    loss is almost 0 with them.
     """
     gaps: Dict[str, Optional[Dict[str, float]]] = dict.fromkeys(LOGITS)
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
@@ -53,8 +53,8 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
             continue
         most = GAP_UTTERANCES if kind == context.settings.logits else OTHER_UTTERANCES
         chosen = every[:: math.ceil(len(every) / most) or 1]
-        found = [layout.gap(model, double.make_batch(batch, first=n, utterances=1)) for batch, n in chosen]
-        known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in found if gap is not None)
+        measured = [layout.gap(model, double.make_batch(batch, first=n, utterances=1)) for batch, n in chosen]
+        known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in measured if gap is not None)
         if known:
             ends = {"lowest": known[0], "highest": known[-1], "utterances": len(known)}
             gaps[kind] = {"median": statistics.median(known), **ends}
@@ -62,9 +62,9 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
 
 
 def run(context) -> Iterator[Dict[str, Any]]:
-    """One ``correctness`` record.  `context`: see common.losses.context.Context."""
-    adapter, place = context.adapter, (context.device, context.dtype)
-    small = small_batches.check(adapter, *place)
+    """Yield one ``correctness`` record; `context` is a common.losses.context.Context."""
+    adapter, device, dtype = context.adapter, context.device, context.dtype
+    small = small_batches.check(adapter, device, dtype)
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
@@ -75,10 +75,10 @@ def run(context) -> Iterator[Dict[str, Any]]:
         at_its_size = at_size.check(context, TOLERANCE[context.settings.precision], few)
         wrong = at_its_size.pop("where")
         if at_its_size["ok"]:
-            wrong = small_batches.judge(adapter, *place, [small_batches.again(adapter)]).wrong
-            differing = [*small_batches.differing_repeats(adapter, *place), *at_its_size["differing"]]
-            reached = small_batches.reached_by_padding(adapter, *place)
-    context.wrong = wrong  # not of the record: the status says it
+            wrong = small_batches.judge(adapter, device, dtype, [small_batches.again(adapter)]).wrong
+            differing = [*small_batches.differing_repeats(adapter, device, dtype), *at_its_size["differing"]]
+            reached = small_batches.reached_by_padding(adapter, device, dtype)
+    context.wrong = wrong  # no field of the record: the status record has it
     yield {
         "record": "correctness",
         "loss_error": finite(small.loss_error),
@@ -98,12 +98,11 @@ def run(context) -> Iterator[Dict[str, Any]]:
 
 
 def in_words(record: Dict[str, Any]) -> str:
-    """Return how wrong a loss is, from a ``correctness`` record that is not ok; "" where only its `Context.wrong` says
-    it."""
-    found = record["at_size"]
-    if found and not found["ok"]:
-        where = f"on a measured batch (N {found['N']}, T {found['T_max']}, U {found['U_max']})"
-        return f"{where}: {'; '.join(at_size.wrong(found)[:MOST_WRONG])}"
+    """Return how wrong a loss is from a ``correctness`` record that is not ok; "" if only `Context.wrong` tells."""
+    measured = record["at_size"]
+    if measured and not measured["ok"]:
+        where = f"on a measured batch (N {measured['N']}, T {measured['T_max']}, U {measured['U_max']})"
+        return f"{where}: {'; '.join(at_size.wrong(measured)[:MOST_WRONG])}"
     if max(record["loss_error"], record["grad_error"]) <= record["tolerance"]:
         return ""
     sizes = [at_size.size(record[f"{what}_error"]) for what in ("loss", "grad")]

@@ -1,4 +1,4 @@
-"""What a wrong loss may have computed instead: the usual mistakes, tried against the float64 oracle."""
+"""Guess what a wrong loss has computed instead, by trying usual mistakes with the float64 oracle."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from common.losses import oracle
 from common.losses.topologies import Topology
 
-#: How near, relative, a loss must be to that of a mistake.
+#: Largest relative difference between a loss and that of a mistake that explains it.
 NEAR = 1e-4
 #: Units in the last place that a loss and a gradient lose where they are computed in half precision.
 LOSS_PLACES, GRADIENT_PLACES = 1, 4
 
 
 class Lattice(NamedTuple):
-    """Hold what a loss was given: logits (N, T, U+1, V) float64, padded; targets (N, U); (T, U) of each utterance."""
+    """The input of a loss: padded logits (N, T, U+1, V) float64, targets (N, U), and (T, U) of each utterance."""
 
     logits: torch.Tensor
     targets: torch.Tensor
@@ -59,8 +59,7 @@ def fitting(got: float, lattice: Lattice) -> str:
 
 
 def precision(loss_error: float, grad_error: float) -> str:
-    """Return the dtype whose rounding is as large as these relative errors, in words with a comma before them; "" where
-    none is."""
+    """Return the dtype whose rounding explains these relative errors, in words with a comma before them; "" if none."""
     fits: List[str] = []
     for name in ("float16", "bfloat16"):
         eps = torch.finfo(getattr(torch, name)).eps

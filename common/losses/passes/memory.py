@@ -1,6 +1,7 @@
-"""The memory pass: peaks of one step above what was held before it, in a process of its own, of the measured batches
-that take most: the one with the most padded cells and the one with the most useful cells; of the loss alone, where the
-step is measured too, the first of these only.
+"""Measure the memory of one step above what was in use before it, in a process of its own: the memory pass.
+
+It measures the batches that take most: that with the most padded cells and that with the most useful cells.  The loss
+alone is measured on the first of these only if the step is measured too.
 
 Before the step the process holds its inputs and, in scope "loss", the given logits.  CUDA: torch's allocated and
 reserved peaks, and what is taken of the device as a whole.  CPU: the process's resident peak (VmHWM), without the
@@ -20,8 +21,10 @@ from common.measure import memory
 
 
 def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
-    """``memory`` records of every scope and batch, after one small step that loads what is loaded once.  `context`:
-    common.losses.context.Context."""
+    """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once.
+
+    `context` is a common.losses.context.Context.
+    """
     scopes, heavy = context.settings.scopes, heaviest(context.all_batches, context.batches)
     for scope in scopes[-1:] if context.loops_in_python else scopes:
         context.step(scope, context.batches[0], utterances=1).run()

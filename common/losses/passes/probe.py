@@ -1,9 +1,8 @@
-"""Does a batch size fit?  One forward and backward of the heaviest batches of that size, under an enforced limit.
+"""Test whether a batch size fits: run one step of the heaviest batches of that size under an enforced memory limit.
 
 The heaviest are the batch with the most padded cells and the one with the most useful cells, which packed losses use. A
-step that runs out of memory, whatever its error is called, does not fit; the status record of the job says so.  Each
-size has a process of its own, started as that of the memory pass is.  The throughput pass measures times; this does
-not.
+step that runs out of memory, whatever the error is called, does not fit; the status record of the job says so.  Each
+size has a process of its own, started like that of the memory pass.  Measures no times: the throughput pass does.
 """
 
 from __future__ import annotations
@@ -16,8 +15,11 @@ from common.measure import memory_limit
 
 
 def limit_of(context, scope: str) -> memory_limit.Limit:
-    """The limit, after a step of one utterance, which loads, starts and compiles what a first step does.  On CUDA it is
-    one of each batch that is tried: a kernel takes memory when it is first launched, and other sizes have others."""
+    """Return the memory limit, after a step of one utterance, which loads and compiles all that a first step does.
+
+    On CUDA a step of one utterance of each batch runs first: a kernel takes memory when it is first launched, and each
+    size may have kernels of its own.
+    """
     tried = batching.heaviest(context.all_batches) if context.device.type == "cuda" else context.batches[:1]
     for batch in tried:
         context.step(scope, batch, utterances=1).run()
@@ -26,7 +28,7 @@ def limit_of(context, scope: str) -> memory_limit.Limit:
 
 
 def loss_within(limit: memory_limit.Limit, context, scope: str, batch: int) -> float:
-    """The loss of one step of `batch` within the limit; raises the error of what lacks memory."""
+    """Return the loss of one step of `batch` within the limit; raises whatever runs out of memory."""
     with limit.making():
         step = context.step(scope, batch)
     with limit.enforced():
@@ -34,8 +36,10 @@ def loss_within(limit: memory_limit.Limit, context, scope: str, batch: int) -> f
 
 
 def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
-    """A ``probe`` record before each step says what is tried, and a ``fit`` record after it what came of it.
-    `context`: common.losses.context.Context."""
+    """Yield a ``probe`` record before each step, which says what is tried, and a ``fit`` record after it.
+
+    `context` is a common.losses.context.Context.
+    """
     (scope,) = context.settings.scopes
     limit = limit_of(context, scope)
     for batch in batching.heaviest(context.all_batches):

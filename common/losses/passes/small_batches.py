@@ -1,4 +1,4 @@
-"""Small batches on which a loss must be right before it is timed, and what is wrong where it is not.
+"""Judge a loss on small batches, on which it must be right before it is timed.
 
 The ragged batch, and each of its utterances alone; frames and targets in multiples of 16, where kernels have blocks;
 logits as sharp as a trained model's, and beyond what exp() takes; an upstream gradient that is not 1, and one for each
@@ -44,18 +44,18 @@ UPSTREAM, WEIGHTS = (-2.0,), (2.0, -1.0, 0.5)
 
 
 class Case(NamedTuple):
-    """name: what is special, in words, "" for nothing; draw: of the numbers; largest: logit, see Layout.score_up_to;
-    upstream: factors of the losses."""
+    """A small batch and how the loss is asked on it."""
 
-    name: str
+    name: str  # what is special about it, in words; "" for nothing
     shapes: Shapes
-    draw: int
-    logits: str = "random"
-    largest: Optional[float] = None
-    upstream: Sequence[float] = ()
+    draw: int  # number of the draw of random inputs
+    logits: str = "random"  # or "peaky"
+    largest: Optional[float] = None  # the largest logit, see Layout.score_up_to
+    upstream: Sequence[float] = ()  # one factor of the summed loss, or one for each utterance
 
     @property
     def is_plain(self) -> bool:
+        """Return whether the logits are random and of usual size."""
         return self.logits == "random" and self.largest is None
 
 
@@ -65,7 +65,7 @@ def ragged(adapter: Adapter) -> Shapes:
 
 
 def again(adapter: Adapter) -> Case:
-    """Return the case that follows all others: what it kept of a batch of the same shapes is no answer."""
+    """Return the case that is asked after all others, to catch a loss that reuses results for the same shapes."""
     return Case("other numbers in the first batch's shapes", ragged(adapter), 11)
 
 
@@ -88,23 +88,24 @@ def cases(adapter: Adapter) -> Iterator[Case]:
 
 
 class Checked(NamedTuple):
-    """Errors of loss and gradients, the largest over the batches with plain logits; slope_error: the largest
-    difference of a slope to 1 where rounding is small; wrong: what is, in words, "" where all is right."""
+    """The errors of a loss over several cases."""
 
-    loss_error: float
-    grad_error: float
-    slope_error: float
-    wrong: str
+    loss_error: float  # the largest relative error over the cases with plain logits
+    grad_error: float  # likewise
+    slope_error: float  # the largest difference of a slope from 1, where rounding is small
+    wrong: str  # what is wrong in words, "" if nothing is
 
 
 def check(adapter: Adapter, device: torch.device, dtype: torch.dtype) -> Checked:
-    """Return the errors over all cases and scopes, and what is wrong with the first that is, an utterance alone
-    where one is."""
+    """Return the errors over all cases and scopes, and what is wrong in the first that fails.
+
+    A case of a single utterance comes before one of a batch, since it tells its author more.
+    """
     return judge(adapter, device, dtype, list(cases(adapter)))
 
 
 def judge(adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Sequence[Case]) -> Checked:
-    """Return the same as `check` of the cases `asked`."""
+    """Return what `check` does, of the cases `asked` only."""
     plain, slopes, wrong = [], [0.0], []
     for case, answer in answered(adapter, device, dtype, asked):
         if case.is_plain:
@@ -120,6 +121,7 @@ def judge(adapter: Adapter, device: torch.device, dtype: torch.dtype, asked: Seq
 
 
 def within(answer: Answer, limits: Tuple[float, float, float]) -> bool:
+    """Return whether the errors of loss, gradients and slopes are within their limits."""
     errors = (*answer.errors, answer.slope_error)
     return all(error <= limit for error, limit in zip(errors, limits))
 

@@ -1,4 +1,4 @@
-"""The throughput at the largest size that fits: the timing pass on batches of that size, the same utterances for all.
+"""Measure the throughput at the largest size that fits: the timing pass on batches of that size.
 
 The utterances are those of the batches that --batches and --num-batches choose at the largest size of any
 implementation (see common.data.measured_batches); warm-up, clock and stopping rules are those of the timing pass.  The
@@ -13,6 +13,6 @@ from common.losses.passes import probe, timing
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
-    """``sample`` records.  `context`: common.losses.context.Context."""
+    """Yield ``sample`` records as the timing pass does; `context` is a common.losses.context.Context."""
     with probe.limit_of(context, context.settings.scopes[0]).making():
         yield from timing.run(context, round_number)

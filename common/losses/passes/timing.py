@@ -1,4 +1,4 @@
-"""The timing pass: forward and forward+backward of both scopes, profiler off, in a process of its own per round.
+"""Time forward and forward+backward of both scopes, without a profiler, in a process for each round: the timing pass.
 
 Leaves are made anew for every sample, untimed; on a CPU their numbers too.  On CUDA the inputs of each batch are on the
 device before the first sample: were they made on the host in between, the device would idle and lower its clocks.  CPU:
@@ -24,25 +24,26 @@ from common.measure.clock import Clock, time_step
 from common.measure.device import host_threads
 from common.system import memory
 
-#: On a CPU the loss alone is timed on one of so many batches of a round, and for so little of the time of a step: its
-#: logits take the joiner's time, which no sample shows.
+#: On a CPU the loss alone is timed on one in BATCHES_FOR_A_LOSS batches of a round, for a small share of a step's time
+#: cap: making its logits takes the joiner's time, which no sample shows.
 BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
 
 
 def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
-    """Yield the ``sample`` records of every scope, each with its ``stop`` record; the scopes change order from round to
-    round.  `context`: common.losses.context.Context.
+    """Yield the ``sample`` records of every scope, then their ``stop`` records; rounds differ in the order of scopes.
 
-    Where rounds have batches of their own on a CPU, each round measures the step, which has warmed up the loss too, and
-    then the loss alone on some of its batches.  Loops in Python compile nothing and take seconds: no warm-up, and the
-    lightest batch of the first round is enough.
+    If rounds have batches of their own on a CPU, each round measures the step, which also warms up the loss, and then
+    the loss alone on some of its batches.  A loss that loops in Python needs no warm-up and takes seconds: only the
+    lightest batch of the first round is measured.
+
+    `context` is a common.losses.context.Context.  Raises WrongResult if a loss was wrong.
     """
     settings, clock = context.settings, Clock(context.device, context.settings.l2 == "cold")
     if clock.cuda and not settings.find_largest:  # there memory is short
         context.hold_inputs(context.batches)
-    own, number = settings.own_batches, round_number or 1
-    if own and context.loops_in_python and number > 1:
+    differing, number = settings.own_batches, round_number or 1
+    if differing and context.loops_in_python and number > 1:
         return
     batches, warm_up = context.batches, context.batches
     if context.loops_in_python:
@@ -51,7 +52,7 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         warm_up = heaviest(context.all_batches, batches)
     ends: List[Dict[str, Any]] = []
     last: Dict[str, Dict[int, Taken]] = {}
-    loss_last, before = own and not clock.cuda, memory.status_bytes("VmRSS")
+    loss_last, before = differing and not clock.cuda, memory.status_bytes("VmRSS")
     threads = host_threads(context.device)
     for scope in _scopes(settings, loss_last, number):
 

@@ -1,5 +1,6 @@
-"""The trace pass: steps under torch.profiler, written for TensorBoard.  Times from it include the profiler's cost and
-are labelled "profiled".
+"""Run steps under torch.profiler and write traces for TensorBoard: the trace pass.
+
+Its times include the profiler's cost and are labelled "profiled".
 
 Every step is scope "step" on one batch.  Inputs are made before: ProfilerStep lasts from one ``prof.step()`` to the
 next, so making inputs in between would count.
@@ -35,9 +36,9 @@ UNTRACED = {
 
 
 def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
-    """One ``trace`` record; traces and tables in `folder`.  `context`: common.losses.context.Context.
+    """Yield one ``trace`` record, and write traces and tables to `folder`.
 
-    The folder belongs to this run alone: a trace in it is of an attempt that was interrupted, and is removed.
+    The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
     """
     files.remove(folder)
     settings = context.settings
@@ -72,7 +73,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
 
 
 def take_snapshot(context, step: LossStep, path: Path) -> List[str]:
-    """Write the memory snapshot; where this torch cannot, return a warning: the row is not lost."""
+    """Write the memory snapshot; return a warning if this torch cannot, so that the row is not lost."""
     if not hasattr(torch.cuda.memory, "_dump_snapshot"):
         return [f"{context.adapter.name}: no memory snapshot: needs torch 2.1 or newer, this is {torch.__version__}"]
     context.model.zero_grad(set_to_none=True)
