@@ -13,7 +13,7 @@ from common.measure.device import set_up_torch
 
 @dataclass
 class Context:
-    """All that a pass needs of its job."""
+    """The adapter, its model, the batches and the settings of one job."""
 
     settings: Settings  # of the run, with only the scopes that the loss has
     adapter: Any
