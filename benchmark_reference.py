@@ -49,7 +49,7 @@ class Reference(Adapter):
             "blank": self.blank,
             "reduction": self.reduction,
             "by_compiler": self.by_compiler,
-            "topology": self.lattice,
+            **({} if self.topology == "regular" else {"topology": self.lattice}),
         }
 
 

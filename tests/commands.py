@@ -19,6 +19,8 @@ from unittest import mock
 
 import forked
 
+from common.records import store
+
 #: For a file of Python that a job imports.
 KILLS = '''
 def kill_the_command(once):
@@ -58,6 +60,7 @@ def read(line, cwd):
     script, path, before = line[1], list(sys.path), Path.cwd()
     output, errors = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
     code = 0
+    store.warn.cache_clear()  # a process of its own would warn again
     with mock.patch.object(sys, "argv", line[1:]), contextlib.redirect_stdout(output):
         with contextlib.redirect_stderr(errors):
             os.chdir(cwd)

@@ -350,7 +350,7 @@ def test_upstreams_of_s3prl_take_a_list(count, answer, model, tmp_path):
     assert_user_error(count("s3prl:tony", "--pseudo-input"), "tiny")
 
 
-def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tmp_path):
+def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tmp_path, monkeypatch):
     """A package of that name which has what the real one has: AutoModel, which is told to fetch nothing."""
     (tmp_path / "transformers.py").write_text(
         "from encoder import Waves\n"
@@ -361,7 +361,8 @@ def test_models_of_hugging_face_have_their_weights_here(answer, count, model, tm
         "            raise OSError(f'{name} is not a local folder and no cached files are there\\nmore lines')\n"
         "        return Waves()\n"
     )
-    sys.path.insert(0, str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)  # the real one, of another test
     assert answer("hf:here", "--pseudo-input", "16000")["total"]["macs"] == macs_of(16000)
     assert_user_error(count("hf:there/model", "--pseudo-input"), "there/model", "local")
 

@@ -229,7 +229,7 @@ def test_less_than_the_limit_is_left_on_a_gpu(monkeypatch):
     assert enough.bytes == 40 * MIB and not enough.warnings
     assert short.bytes == 70 * MIB and "cuda:0" in short.warnings[0]
     assert Device(None, torch.device("cuda:0")).bytes == 70 * MIB
-    with pytest.raises(UserError, match="--memory-limit 1GiB: .* in all"):
+    with pytest.raises(UserError, match="--memory-limit 1GiB: .* only"):
         Device("1GiB", torch.device("cuda:0"))
 
 

@@ -283,7 +283,7 @@ def test_a_drift_along_the_rounds_is_told_and_noise_is_not(tmp_path):
     for folder, told in (("steady", False), ("drifting", True)):
         for details in (True, False):
             text = " ".join(summarize(tmp_path / folder, details=details).split())
-            assert has_words(text, "late step", "2.0") == told
+            assert has_words(text, "late step", "from the first round to the last") == told
     assert "round by round 2.00, 2.40, 2.80, 3.40, 4.00" in summarize(tmp_path / "drifting")
 
 

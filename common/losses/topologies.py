@@ -197,7 +197,7 @@ class DelayPenalty(Topology):
     def arcs(self, parts, frames=None):
         blank, label = parts.unbind(-1)
         t, T = times(label, frames)
-        return [Arc(1, 0, blank), Arc(0, 1, label + self.penalty * ((T - 1) / 2 - t))]
+        return [Arc(1, 0, blank), Arc(0, 1, label + self.penalty * ((T.to(label.dtype) - 1) / 2 - t))]
 
 
 #: By name, with the parameters that papers and recipes use.
