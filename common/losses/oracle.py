@@ -2,8 +2,9 @@
 
 Graves, "Sequence Transduction with Recurrent Neural Networks" (2012), section 2.4: forward variables alpha(t, u) and
 backward variables beta(t, u) over the lattice of T frames and U targets, and the posterior of each arc from their
-product, in float64 throughout.  It takes every lattice of common.losses.topologies and shares no code with the
-implementations that it judges; a test compares it with a sum over all paths.
+product, in float64 throughout.  It takes every lattice of common.losses.topologies.  Beside that table, which
+`reference` reads too, it shares no code with the implementations that it judges.  A test compares it with a sum over
+all paths.
 """
 
 from __future__ import annotations
@@ -21,6 +22,37 @@ REGULAR = topologies.TOPOLOGIES["regular"]
 LOG_ZERO = -math.inf
 
 
+def _by_diagonal(arcs: Sequence[Arc]) -> List[np.ndarray]:
+    """Return the weights (T + U + 1, U + 1) of each arc: [t + u, u] is that of cell (t, u), LOG_ZERO outside."""
+    T, U1 = arcs[0].weight.shape
+    t, u = np.arange(T + U1)[:, None] - np.arange(U1), np.arange(U1)
+    weights = []
+    for dt, du, weight in arcs:
+        inside = (t >= 0) & (t < T) & (t + dt <= T) & (u + du < U1)
+        numbers = weight.detach().cpu().double().numpy()
+        weights.append(np.where(inside, numbers[t.clip(0, T - 1), u], LOG_ZERO))
+    return weights
+
+
+def _forward(arcs: Sequence[Arc], weights: Sequence[np.ndarray]) -> np.ndarray:
+    """Return alpha, arranged as the weights of `_by_diagonal` are; its last number is that of (T, U)."""
+    alpha = np.full_like(weights[0], LOG_ZERO)
+    alpha[0, 0] = 0.0
+    steps, U1 = alpha.shape
+    for step in range(steps):
+        for (dt, du, _), skewed in zip(arcs, weights):
+            ahead = step + dt + du
+            if ahead < steps:
+                came = (alpha[step] + skewed[step])[: U1 - du]
+                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], came)
+    return alpha
+
+
+def log_likelihood(arcs: Sequence[Arc]) -> float:
+    """Return the log-likelihood of an utterance, as `lattice` does, without the posteriors."""
+    return float(_forward(arcs, _by_diagonal(arcs))[-1, -1])
+
+
 def lattice(arcs: Sequence[Arc]) -> Tuple[float, List[torch.Tensor]]:
     """Return the log-likelihood of an utterance, and the posterior probability (T, U+1) of each of its arcs.
 
@@ -31,29 +63,19 @@ def lattice(arcs: Sequence[Arc]) -> Tuple[float, List[torch.Tensor]]:
     Args:
         arcs: of the utterance, with weights (T, U+1), as of Topology.arcs.
     """
-    T, U1 = arcs[0].weight.shape
-    steps, U = T + U1, U1 - 1
-    t, u = np.arange(steps)[:, None] - np.arange(U1), np.arange(U1)
-    weights = []  # [t + u, u] of each arc
-    for dt, du, weight in arcs:
-        inside = (t >= 0) & (t < T) & (t + dt <= T) & (u + du <= U)
-        numbers = weight.detach().cpu().double().numpy()
-        weights.append(np.where(inside, numbers[t.clip(0, T - 1), u], LOG_ZERO))
-    alpha, beta = (np.full((steps, U1), LOG_ZERO) for _ in range(2))
-    alpha[0, 0] = beta[T + U, U] = 0.0
-    for step in range(steps):
-        for (dt, du, _), skewed in zip(arcs, weights):
-            ahead = step + dt + du
-            if ahead < steps:
-                came = (alpha[step] + skewed[step])[: U1 - du]
-                alpha[ahead, du:] = np.logaddexp(alpha[ahead, du:], came)
+    weights = _by_diagonal(arcs)
+    alpha = _forward(arcs, weights)
+    steps, U1 = alpha.shape
+    T, u = steps - U1, np.arange(U1)
+    beta = np.full_like(alpha, LOG_ZERO)
+    beta[-1, -1] = 0.0
     for step in reversed(range(steps)):
         for (dt, du, _), skewed in zip(arcs, weights):
             ahead = step + dt + du
             if ahead < steps:
                 goes = skewed[step, : U1 - du] + beta[ahead, du:]
                 beta[step, : U1 - du] = np.logaddexp(beta[step, : U1 - du], goes)
-    total = float(alpha[T + U, U])
+    total = float(alpha[-1, -1])
     posteriors = []
     for (dt, du, _), skewed in zip(arcs, weights):
         posterior = np.zeros((steps, U1))
@@ -115,6 +137,9 @@ class _Lattice(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, parts, shapes, topology):
+        if not ctx.needs_input_grad[0]:
+            arcs = [topology.arcs(parts[n, :T, : U + 1]) for n, (T, U) in enumerate(shapes)]
+            return torch.tensor([-log_likelihood(of_one) for of_one in arcs], dtype=torch.float64)
         losses, gradient = torch.zeros(len(shapes), dtype=torch.float64), torch.zeros_like(parts)
         for n, (T, U) in enumerate(shapes):
             total, derivatives = of_parts(parts[n, :T, : U + 1], topology)
@@ -127,12 +152,6 @@ class _Lattice(torch.autograd.Function):
     def backward(ctx, upstream):
         (gradient,) = ctx.saved_tensors
         return upstream.view(-1, 1, 1, 1) * gradient, None, None
-
-
-def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
-    """Return the next target (N, T, U+1) int64 of each cell, 0 after the last; targets (N, at least U)."""
-    following = torch.nn.functional.pad(targets[:, : U1 - 1].long(), (0, 1))
-    return following.unsqueeze(1).expand(len(targets), T, U1)
 
 
 def arc_losses(
@@ -153,7 +172,7 @@ def arc_losses(
         blank: its column.
         topology: whose parts are blank and the next target alone.
     """
-    following = next_targets(targets, *log_probs.shape[1:3])
+    following = topologies.next_targets(targets, *log_probs.shape[1:3])
     return _Lattice.apply(topologies.chosen(log_probs, following, blank).double(), shapes, topology)
 
 
@@ -173,7 +192,7 @@ def losses(
         blank: its column.
         topology: the lattice.
     """
-    following = next_targets(targets.cpu(), *logits.shape[1:3])
+    following = topologies.next_targets(targets.cpu(), *logits.shape[1:3])
     parts = topology.parts(logits.cpu().double(), following, blank)
     return _Lattice.apply(parts, shapes, topology)
 

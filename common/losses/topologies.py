@@ -97,6 +97,11 @@ def chosen(log_probs: torch.Tensor, target: torch.Tensor, blank: int) -> torch.T
     return torch.stack([log_probs[..., blank], log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)], -1)
 
 
+def next_targets(targets: torch.Tensor, T: int, U1: int) -> torch.Tensor:
+    """Return the next target (N, T, U+1) int64 of each cell, 0 after the last; targets (N, at least U)."""
+    return pad(targets[:, : U1 - 1].long(), (0, 1)).unsqueeze(1).expand(len(targets), T, U1)
+
+
 def times(weight: torch.Tensor, frames: Optional[torch.Tensor]) -> Tuple[torch.Tensor, torch.Tensor]:
     """Return the frame (T, 1) of each cell of (..., T, U+1) weights, and the number of frames (..., 1, 1)."""
     T = weight.size(-2)

@@ -13,7 +13,7 @@ from typing import List, Sequence
 import torch
 
 from common.losses.compiler import compiled
-from common.losses.topologies import TOPOLOGIES, Arc, Topology
+from common.losses.topologies import TOPOLOGIES, Arc, Topology, next_targets
 
 #: Used for log 0 in sums that must stay finite, so that no gradient is inf - inf.
 LOG_ZERO = -1e30
@@ -79,9 +79,8 @@ def _outside(T: int, U1: int, T_lengths: torch.Tensor, U_lengths: torch.Tensor) 
 
 def _parts(logits: torch.Tensor, targets: torch.Tensor, outside: torch.Tensor, blank: int, topology: Topology):
     """Return the parts (N, T, U+1, P) of all cells, of logits that are 0 in the padding."""
-    N, T, U1, _ = logits.shape
     dtype = torch.float32 if logits.dtype in (torch.float16, torch.bfloat16) else logits.dtype
-    following = torch.nn.functional.pad(targets[:, : U1 - 1].long(), (0, 1)).unsqueeze(1).expand(N, T, U1)
+    following = next_targets(targets, *logits.shape[1:3])
     return topology.parts(logits.masked_fill(outside.unsqueeze(-1), 0).to(dtype), following, blank)
 
 

@@ -52,7 +52,7 @@ def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, flo
     eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
     cells = layout.step_cells(batch, prepared, leaves_of(model, batch), {})
     for n, (T, U) in enumerate(batch.shapes):
-        loss -= oracle.lattice(adapter.lattice.arcs(at_size.parts(cells, n, adapter)))[0]
+        loss -= oracle.log_likelihood(adapter.lattice.arcs(at_size.parts(cells, n, adapter)))
         rounding += eps * (T + U) * cells.largest_score()
     if scope == "step":
         double_model = copy.deepcopy(model).double()
