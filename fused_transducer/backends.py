@@ -17,6 +17,8 @@ import torch
 #: Backend -> its module, and whether it stores cells of utterances only (else of the padding too).
 MODULES = {"native": "native", "triton": "triton_backend", "torch": "plain"}
 PACKED = {"native": True, "triton": False, "torch": False}
+#: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless the call says more.
+KEPT_BYTES = {"native": 2**21}
 
 
 def module_of(backend: str) -> ModuleType:

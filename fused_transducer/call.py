@@ -209,15 +209,18 @@ def check_options(
     dropout: Any = 0.0,
     delay_penalty: Any = 0.0,
     label_smoothing: Any = 0.0,
+    keep_bytes: Any = None,
 ) -> None:
     """Raise ValueError for options of another type or outside their range; V: the number of symbols."""
-    for name, value in (("blank", blank), ("tile_cells", 0 if tile_cells is None else tile_cells)):
+    sizes = (("tile_cells", tile_cells or 0), ("keep_bytes", keep_bytes or 0))
+    for name, value in (("blank", blank), *sizes):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name} must be an integer; it is {value!r}")
     if not 0 <= blank < V:
         raise ValueError(f"blank is {blank}; the {V} symbols are 0 to {V - 1}")
-    if tile_cells is not None and not 0 <= tile_cells < 2**63:
-        raise ValueError(f"tile_cells must be 0 or more, and below 2^63; it is {tile_cells}")
+    for name, value in sizes:
+        if not 0 <= value < 2**63:
+            raise ValueError(f"{name} must be 0 or more, and below 2^63; it is {value}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: there are {', '.join(ACTIVATIONS)}, not {activation!r}")
     if reduction not in REDUCTIONS:

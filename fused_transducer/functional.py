@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fused_transducer import operators, paths
-from fused_transducer.backends import PACKED, backend_of, module_of
+from fused_transducer.backends import KEPT_BYTES, PACKED, backend_of
 from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights
 
 
@@ -38,6 +38,7 @@ def transducer_loss(
     negligible: float = 1e-8,
     tile_cells: Optional[int] = None,
     *,
+    keep_bytes: Optional[int] = None,
     output: Optional[nn.Linear] = None,
     dropout: float = 0.0,
     dropout_seed: Union[int, Tensor, None] = None,
@@ -80,8 +81,10 @@ def transducer_loss(
     How it is computed
         negligible: cells that a path meets with less probability than this get no gradient; 0 leaves out exact zeros
         only.
-        tile_cells: cells whose logits are in memory at once; a batch of no more cells keeps them for backward.  None:
-        as many as fit the caches, and a small batch keeps its logits.
+        tile_cells: cells whose logits are in memory at once in backward.  None: as many as fit the caches.
+        keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute
+        them again; the C++ code alone keeps any.  None: those of all cells if they fit 2 MiB, else none, and none in a
+        graph of torch.compile.
         backend: see `backend_of`.
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
@@ -109,6 +112,7 @@ def transducer_loss(
         dropout,
         delay_penalty,
         label_smoothing,
+        keep_bytes,
     )
     if utterance_weights is not None:
         check_weights(utterance_weights, N, device)
@@ -123,8 +127,12 @@ def transducer_loss(
             targets=given.targets.clone(), T_lengths=given.T_lengths.clone(), U_lengths=given.U_lengths.clone()
         )
     cells, kept_cells = N * T * U1, 0
+    if gradient and backend in KEPT_BYTES:
+        default = 0 if in_graph else KEPT_BYTES[backend]
+        kept_cells = (default if keep_bytes is None else keep_bytes) // (V * accumulated(dtype).itemsize)
     if PACKED[backend] and not in_graph:
-        cells, kept_cells = _storage(V, given.T_lengths, given.U_lengths, backend, dtype, tile_cells, gradient, cells)
+        cells = _cells(given.T_lengths, given.U_lengths, cells)
+        kept_cells = 0 if keep_bytes is None and kept_cells < cells else min(kept_cells, cells)
     losses_of = operators.losses if in_graph else operators.Losses.apply
     losses, dropped, arcs, _ = losses_of(
         *given, int(blank), activation, float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend,
@@ -232,21 +240,10 @@ def _seed(given: Union[int, Tensor, None], device: torch.device) -> Tensor:
     return torch.full((), int(given), dtype=torch.int64, device=device)
 
 
-def _storage(
-    V: int,
-    T_lengths: Tensor,
-    U_lengths: Tensor,
-    backend: str,
-    dtype: torch.dtype,
-    tile_cells: Optional[int],
-    gradient: bool,
-    most: int,
-) -> Tuple[int, int]:
-    """Return (cells to have room for, cells whose logits are kept for backward); most: the cells with padding."""
+def _cells(T_lengths: Tensor, U_lengths: Tensor, most: int) -> int:
+    """Return the cells to have room for; most: the cells with padding."""
     try:
         cells = int((T_lengths.long() * (U_lengths.long() + 1)).sum())
     except RuntimeError:  # meta and fake tensors, vmap: the lengths have no values
-        return most, 0
-    cells = min(max(cells, 0), most)  # lengths that are wrong are refused where the values are checked
-    most_kept = tile_cells or module_of(backend).most_kept(V, accumulated(dtype))
-    return cells, cells if gradient and cells <= most_kept else 0
+        return most
+    return min(max(cells, 0), most)  # lengths that are wrong are refused where the values are checked

@@ -19,8 +19,6 @@ from fused_transducer.call import ACTIVATIONS, Call, accumulated
 TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
 #: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
 MANY, AT_ONCE = 1024, 512
-#: Logits that take no more are kept for backward.
-KEPT_BYTES = 2**21
 
 _first = threading.Lock()
 
@@ -133,11 +131,6 @@ def rows(V: int) -> int:
     return 4 if V > MANY else 2
 
 
-def most_kept(V: int, dtype: torch.dtype) -> int:
-    """Cells of the largest batch whose logits are kept for backward."""
-    return KEPT_BYTES // (V * dtype.itemsize)
-
-
 class _Arguments:
     """A Problem and the tensors whose memory it points to."""
 
@@ -151,7 +144,7 @@ class _Arguments:
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
-            threads=torch.get_num_threads(), kept_cells=len(kept), normalised=len(arcs) > 2,
+            threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > 2,
             tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),

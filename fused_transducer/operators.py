@@ -51,8 +51,8 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
             f"arcs has the shape {tuple(arcs.shape)}, but the utterances have {cells} cells, with {rows} numbers each: "
             "a traced graph takes only lengths with as many cells as those it was traced with"
         )
-    if kept.dim() != 2 or len(kept) not in (0, cells) or kept.shape[1] != call.V:
-        raise RuntimeError(f"kept must have the shape ({cells}, {call.V}) or (0, {call.V}); it has {tuple(kept.shape)}")
+    if kept.dim() != 2 or kept.shape[1] != call.V:
+        raise RuntimeError(f"kept must have the shape (cells, {call.V}); it has {tuple(kept.shape)}")
     for name, tensor in (("arcs", arcs), ("kept", kept)):
         if tensor.dtype != dtype or tensor.device != call.device or not tensor.is_contiguous():
             raise RuntimeError(

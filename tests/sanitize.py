@@ -93,6 +93,7 @@ def _run_here(count: int, seed: int) -> int:
             blank=random.randrange(V),
             activation=random.choice(list(ACTIVATIONS)),
             tile_cells=random.choice([None, None, 1, 7, 48, 56, 112, 10_000]),
+            keep_bytes=random.choice([None, 0, 20_000]),
             negligible=random.choice([0.0, 1e-8]),
             fastemit_lambda=random.choice([0.0, 0.5]),
             dropout=random.choice([0.0, 0.0, 0.4]),

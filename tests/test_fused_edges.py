@@ -47,9 +47,7 @@ def operator_arguments(case, backend, cells, kept=0, gradient=True):
     return [*(x.detach() for x in case.tensors), case.targets, case.T_lengths, case.U_lengths, *values]
 
 
-@pytest.mark.parametrize(
-    "cells, kept, gradient", [(1, 0, True), (0, 0, True), (10**6, 7, True), (10**6, 7, False)], ids=str
-)
+@pytest.mark.parametrize("cells, kept, gradient", [(1, 0, True), (0, 0, True), (10**6, 7, False)], ids=str)
 def test_the_operator_refuses_sizes_that_do_not_fit(backend, cells, kept, gradient):
     case = problem(LARGE, dtype=torch.float32)
     with pytest.raises(RuntimeError, match="cells|shape"):
@@ -187,6 +185,7 @@ def test_shapes_and_dtypes_without_values(dtype, reduction):
         {"tile_cells": 1.5},
         {"tile_cells": "8"},
         {"tile_cells": 2**63},
+        {"keep_bytes": -1},
         {"negligible": "1"},
         {"negligible": None},
         {"negligible": torch.tensor(0.0)},

@@ -70,8 +70,18 @@ def test_a_target_that_is_the_blank():
 
 @pytest.mark.parametrize("tile_cells", [1, 7, 64, 1000])
 def test_any_tile(tile_cells):
-    """Of 1,000 cells, more than the batch has, the logits are kept for backward."""
-    assert max(errors(problem(RAGGED, tile_cells=tile_cells, **EXACT)).values()) < 1e-12
+    assert max(errors(problem(RAGGED, tile_cells=tile_cells, keep_bytes=0, **EXACT)).values()) < 1e-12
+
+
+@pytest.mark.parametrize("V", [30, 1600])  # of 1,600 symbols, backward has some at a time
+@pytest.mark.parametrize("cells", [1, 29, 57, 10**6])
+def test_kept_logits_give_the_same_bits(cells, V):
+    """Some cells keep their logits, and the last of them may be within a group of cells; or all cells do."""
+    one = problem(RAGGED, V=V, dtype=torch.float32, **EXACT)
+    losses, gradients = found(one, keep_bytes=0)
+    losses_of_kept, gradients_of_kept = found(one, keep_bytes=4 * V * cells)
+    assert torch.equal(losses, losses_of_kept)
+    assert all(torch.equal(gradients[name], gradients_of_kept[name]) for name in NAMES)
 
 
 def test_threads_do_not_matter():

@@ -66,6 +66,7 @@ def problems(draw) -> Problem:
         activation=draw(st.sampled_from(list(ACTIVATIONS))),
         blank=draw(st.integers(0, V - 1)),
         tile_cells=draw(st.sampled_from([None, 1, 5, 64, 10_000])),
+        keep_bytes=draw(st.sampled_from([None, 0, 3_000])),
         backend=draw(st.sampled_from(["native", "torch"])),
     )
     if V > 1 and draw(st.booleans()):

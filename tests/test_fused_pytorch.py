@@ -78,6 +78,16 @@ def test_compiled_as_one_graph(backend, compiler):
     assert all(error(leaf.grad, expected[1][name]) < 1e-12 for name, leaf in zip(NAMES, leaves))
 
 
+def test_a_compiled_graph_keeps_logits():
+    one = problem([(5, 3), (7, 1)], dtype=torch.float32)
+    leaves = one.leaves()
+    losses = torch.compile(one.loss, fullgraph=True, backend="aot_eager")(leaves, backend="native", keep_bytes=5_000)
+    losses.sum().backward()
+    expected, gradients = found(one, backend="native", keep_bytes=0)
+    assert torch.equal(losses.detach(), expected)
+    assert all(torch.equal(leaf.grad, gradients[name]) for name, leaf in zip(NAMES, leaves))
+
+
 def test_compiled_with_other_lengths_and_bad_ones():
     one = problem([(9, 4), (9, 4)], negligible=0.0)
     compiled = torch.compile(

@@ -74,6 +74,9 @@ template <class T> struct ForwardSpace {
   }
 };
 
+// Whether forward keeps the logits of every cell for backward.
+FT_INLINE bool keeps_all(const Problem& p) { return p.kept_cells == p.first_cells[p.N]; }
+
 struct Cell {  // of a tile: where it is, and its number among all cells
   int64_t n, t, u, target, number;
 };
@@ -90,7 +93,7 @@ template <class T> struct BackwardSpace {
     int64_t rows = round_up(p.tile_cells, GROUP);
     bool of_inputs = p.d_encoder || p.d_decoder;
     columns = p.normalised ? whole<T>(SYMBOLS) : round_up(p.V, Block<T>::COLUMNS);
-    packed = space.take<T>(p.kept_cells ? 0 : columns * p.H);
+    packed = space.take<T>(keeps_all(p) ? 0 : columns * p.H);
     bias = space.take<T>(round_up(p.V, Block<T>::COLUMNS));
     panels = space.take<T>(of_inputs ? p.threads * columns * Block<T>::COLUMNS : 0);
     activations = space.take<T>(rows * stride<T>(p.H));
@@ -302,10 +305,9 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
     logits_of<T>(p, activations, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
     FT_PART(exponentials);
     for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
-    if (p.kept_cells)
-      for (int64_t i = 0; i < count; ++i)
-        for (int64_t c = 0; c < least(columns, p.V - first); ++c)
-          kept[(begin + i) * p.V + first + c] = logits[i * ldc + c];
+    for (int64_t i = 0; i < least(count, p.kept_cells - begin); ++i)
+      for (int64_t c = 0; c < least(columns, p.V - first); ++c)
+        kept[(begin + i) * p.V + first + c] = logits[i * ldc + c];
   }
   for (int64_t i = 0; i < count; ++i) {
     double normaliser = log(cells[i].sum), high = cells[i].high;
@@ -454,13 +456,15 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
     for (int64_t i = 0; i < count; ++i) activate<T>(p, cells[i].n, cells[i].t, cells[i].u, activations + i * lda);
   }
   FT_PART(products);
-  if (p.kept_cells) {
-    for (int64_t i = 0; i < count; ++i) {
-      const T* kept = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
-      for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? kept[c] : -(T)INFINITY;
-    }
-  } else {
-    logits_of<T>(p, activations, space.packed, space.bias + symbols.first, count, symbols.columns, logits, ldc);
+  int64_t kept = 0;  // the first cells of the group, since they are in order
+  while (kept < count && cells[kept].number < p.kept_cells) ++kept;
+  int64_t computed = kept / Block<T>::ROWS * Block<T>::ROWS;  // from this row on: whole blocks, within the group
+  if (kept < count)
+    logits_of<T>(p, activations + computed * lda, space.packed, space.bias + symbols.first, count - computed,
+                 symbols.columns, logits + computed * ldc, ldc);
+  for (int64_t i = 0; i < kept; ++i) {
+    const T* from = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
+    for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? from[c] : -(T)INFINITY;
   }
   FT_PART(exponentials);
   for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], symbols, logits + i * ldc);
@@ -595,7 +599,7 @@ template <class T> void backward(const Problem& p) {
   BackwardSpace<T> space(p);
   Meeting meeting;
   int64_t all = round_up(p.V, Block<T>::COLUMNS);
-  bool once = space.columns == all, packs = !p.kept_cells;
+  bool once = space.columns == all, packs = !keeps_all(p);
 #pragma omp parallel num_threads(p.threads)
   {
     FlushDenormals flush;

@@ -17,7 +17,7 @@ struct Problem {
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
   const int64_t* seed;  // of dropout; null without it
-  // between forward and backward: rows of a number for each cell (`Arcs` in cells.h); the logits that were kept
+  // between forward and backward: rows of a number for each cell (`Arcs` in cells.h); the logits of the first cells
   // (kept_cells, V)
   void *arcs, *kept;
   // outputs
