@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Set, Tuple
 
 from common.analysis import ranking
 from common.analysis.identity import grouped, same_configuration
 from common.analysis.row import Configuration, Row
 from common.core import settings
-from common.core.implementations import KINDS, with_variants
+from common.core.implementations import BY_NAME, KINDS, with_variants
 from common.core.text import plain, without_folders
+from common.present.style import FAMILIES, PALETTE, Look
 
 LONGEST_LABEL = 40  # characters
 
@@ -55,17 +56,36 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
 
 
 def give_looks(rows: Sequence[Row]) -> None:
-    """Number the implementations, for a colour of each that is the same in every plot: those that were measured first,
-    in the order of the table of implementations."""
+    """Give each implementation a colour and a form, the same in every plot: the colour of its family; the form of its
+    kind, or the next one where another of that colour has it already."""
     order = {implementation.name: index for index, implementation in enumerate(with_variants())}
     measured = {row.name for row in rows if row.is_measured}
 
-    def rank_of(name: str) -> Tuple[bool, int, str]:
-        return name not in measured, order.get(name.partition("@")[0], len(order)), name
+    def rank_of(name: str) -> Tuple[bool, bool, int, str]:
+        return name not in measured, "@" in name, order.get(name.partition("@")[0], len(order)), name
 
-    numbers = {name: number for number, name in enumerate(sorted({row.name for row in rows}, key=rank_of))}
+    kind_of = {row.name: row.kind for row in rows}
+    look_of: Dict[str, Look] = {}
+    for name in sorted(kind_of, key=rank_of):
+        color = _color(name, {look.color for look in look_of.values()})
+        first = FORMS.get(kind_of[name] or "exact", 0)
+        forms = (first + step for step in range(len(rows)))
+        free = (look for form in forms if (look := Look(color, form)) not in look_of.values())
+        look_of[name] = next(free)
     for row in rows:
-        row.look = numbers[row.name]
+        row.look = look_of[row.name]
+
+
+#: The form of the first loss of a kind in its family.
+FORMS = {"exact": 0, "pruned": 1, "additive": 2}
+
+
+def _color(name: str, taken: Set[int]) -> int:
+    """Return the number of the colour of a loss: that of its family, or for one of no family the first that is free."""
+    implementation = BY_NAME.get(name.partition("@")[0].partition(":")[0])
+    if implementation and implementation.package in FAMILIES:
+        return FAMILIES[implementation.package]
+    return next((color for color in reversed(range(len(PALETTE))) if color not in taken), 0)
 
 
 def short_label(label: str) -> str:

@@ -16,6 +16,7 @@ from common.core import settings, statistics
 from common.core.implementations import LATTICES
 from common.core.statistics import Summary
 from common.core.text import plain
+from common.present.style import Look
 from common.records import schema
 from common.records.schema import (
     FILE_NAME,
@@ -141,13 +142,13 @@ class Exported:
 
 @dataclass(eq=False)
 class Row(Exported):
-    """One run.  label: its name, unique in its group, harmless and short; look: the number of its colour and symbol;
+    """One run.  label: its name, unique in its group, harmless and short; look: its colour and form in plots;
     header, environment: its ``run`` and newest ``environment`` record, empty for traces alone; jobs: the records of
     each job's last attempt; timed: the samples in the order taken; peaks_mb: scope -> counter -> batch -> peak; file:
     the name of its records' file."""
 
     label: str = ""
-    look: int = 0
+    look: Look = Look()
     header: Header = Header(name="")
     environment: Environment = Environment(job="")
     jobs: Mapping[str, Sequence[JobLine]] = field(default_factory=dict)

@@ -17,6 +17,7 @@ from common.present.labels import Names, Point
 from common.present.style import (
     INK,
     Figure,
+    Look,
     Plotly,
     Trace,
     about_whiskers,
@@ -86,7 +87,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
         lines.append(_steps(corners))
     data += [_point(*each) for each in zip(both, summaries, all_points)]
     if not all(row.of_one_model for row in both):
-        data.append(points("another model: not ranked", [(None, None)], _hollow(0, INK)))
+        data.append(points("another model: not ranked", [(None, None)], _hollow(Look(), INK)))
     sentences = _in_words(of, both)
     return Figure(
         "time-memory",
@@ -100,7 +101,7 @@ def time_and_memory(rows: Sequence[Row]) -> Optional[Figure]:
     )
 
 
-def _hollow(look: int, ink: str) -> Plotly:
+def _hollow(look: Look, ink: str) -> Plotly:
     return {"symbol": f"{symbol(look)}-open", "size": 13, "color": ink, "line": {"width": 2}}
 
 

@@ -1,11 +1,12 @@
 """The looks of the plots: colours, symbols, patterns, and the template that all of them share.
 
-An implementation has one colour and one symbol in every plot: those of its number (`Row.look`).  What is of no
-implementation, the stages of a step and the machines, has patterns and symbols without a colour of its own.
+An implementation has one look in every plot (`Row.look`): the colour of its family, which is the package that it comes
+from, and a form (symbol, pattern, dashes) that sets it apart within the family.  What is of no implementation, the
+stages of a step and the machines, has patterns and symbols without a colour of its own.
 
 The palette is Okabe and Ito's, which colour-blind people can tell apart, but for its yellow, which is too light for a
-line, and its grey.  A symbol or a pattern always goes with a colour: 8 colours and 7 symbols make 56 pairs.  Text, grid
-and outlines take their colours from page.css, so that they follow light, dark and print.
+line, and its grey.  Text, grid and outlines take their colours from page.css, so that they follow light, dark and
+print.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import html
 import math
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from common.core.statistics import Summary
 from common.present import scales
@@ -21,6 +22,13 @@ from common.present.labels import Names
 from common.present.table import Table
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#A56EFF", "#8A8F00")
+#: The package that a loss comes from -> the number of its colour in PALETTE.  There are more packages than colours: of
+#: two with one colour the second has other forms.
+FAMILIES = {
+    **{"torchaudio": 0, "optimized_transducer": 1, "fast_rnnt": 2, "warprnnt_numba": 3, "k2": 4, "speechbrain": 5},
+    **{"fused_transducer": 6, "torch": 7, "nemo": 5, "transformers": 1, "warp_rnnt": 7, "warprnnt_pytorch": 3},
+    **{"apex": 0, "transducer": 6},
+}
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\", "+")
@@ -85,16 +93,23 @@ class Figure:
         return self.parts or [self]
 
 
-def color(look: int) -> str:
-    return PALETTE[look % len(PALETTE)]
+class Look(NamedTuple):
+    """Hold how an implementation is drawn: the number of its colour in PALETTE, and that of its form."""
+
+    color: int = 0
+    form: int = 0
 
 
-def symbol(number: int) -> str:
-    return SYMBOLS[number % len(SYMBOLS)]
+def color(look: Look) -> str:
+    return PALETTE[look.color % len(PALETTE)]
 
 
-def dash(number: int) -> str:
-    return DASHES[number % len(DASHES)]
+def symbol(look: Look) -> str:
+    return SYMBOLS[look.form % len(SYMBOLS)]
+
+
+def dash(look: Look) -> str:
+    return DASHES[look.form % len(DASHES)]
 
 
 def pattern(number: int) -> Plotly:
@@ -118,17 +133,17 @@ def bars(name: str, x: Sequence[Any], y: Sequence[Any], look: Plotly, hover: str
     return {**trace, "hovertemplate": f"{hover}<extra>{shown(name)}</extra>", **options}
 
 
-def bar_of(look: int) -> Plotly:
+def bar_of(look: Look) -> Plotly:
     """Return the marker of an implementation's bars."""
-    return {"color": color(look), "pattern": pattern(look)}
+    return {"color": color(look), "pattern": pattern(look.form)}
 
 
 def parts(
-    name: str, x: Sequence[Any], y: Sequence[Any], colors: Sequence[int], number: int, hover: str, width: float
+    name: str, x: Sequence[Any], y: Sequence[Any], each: Sequence[Look], number: int, hover: str, width: float
 ) -> List[Trace]:
     """Return the horizontal bars of one stage or machine, each in the colour of its implementation, and their neutral
-    entry in the legend: a bar without length, above the plot.  colors: number of each bar's; number: of the pattern."""
-    colored = {"color": [color(look) for look in colors], "pattern": pattern(number)}
+    entry in the legend: a bar without length, above the plot.  each: the look of each bar; number: of the pattern."""
+    colored = {"color": [color(look) for look in each], "pattern": pattern(number)}
     drawn = bars(name, x, y, colored, hover, orientation="h", width=width, showlegend=False)
     neutral = {"color": NEUTRAL, "pattern": pattern(number)}
     return [drawn, bars(name, [0], [10 + number], neutral, "", orientation="h", width=width)]
@@ -145,14 +160,14 @@ def points(name: str, at: Iterable[Tuple[Any, Any]], marker: Plotly, hover: str 
     return {**trace, **({"hovertemplate": known} if hover else {"hoverinfo": "skip"}), **options}
 
 
-def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: int) -> Trace:
+def band(name: str, x: Sequence[float], low: Sequence[float], high: Sequence[float], look: Look) -> Trace:
     """Return the area between two curves, in the colour of an implementation."""
     edge = [*zip(x, low), *reversed(list(zip(x, high)))]
     drawn = {"mode": "lines", "line": {"width": 0}, "fill": "toself", "fillcolor": color(look) + "33"}
     return points(name, edge, {}, showlegend=False, **drawn)
 
 
-def marker(look: int, size: int) -> Plotly:
+def marker(look: Look, size: int) -> Plotly:
     return {"symbol": symbol(look), "size": size, "color": color(look)}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, Dict, List, NamedTuple, Optional, Sequence
 
 from common.core.text import number
-from common.present.style import Figure, Trace, axis, bar_of, bars, lanes, layout, shown
+from common.present.style import Figure, Look, Trace, axis, bar_of, bars, lanes, layout, shown
 from common.present.table import Cell, measured, tabulated
 from common.tools.inference.pipeline_rows import Costs, Pipeline
 
@@ -74,7 +74,7 @@ def _figure(quantity: Quantity, pipelines: Sequence[Pipeline]) -> Figure:
                 f"stage {number_of_stage + 1}",
                 values,
                 at,
-                bar_of(number_of_stage),
+                bar_of(Look(number_of_stage, number_of_stage)),
                 hover,
                 orientation="h",
                 width=WIDTH,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable, Dict, Iterator, List, NamedTuple
 
 from common.core.text import number
-from common.present.style import PALETTE, Figure, Trace, axis, bars, color, layout, pattern, shown
+from common.present.style import PALETTE, Figure, Trace, axis, bars, layout, pattern, shown
 from common.present.table import Cell, measured, tabulated
 from common.tools.profile.rows import FORWARD, Node, Profile
 
@@ -98,7 +98,7 @@ def _figure(key: str, title: str, caption: str, boxes: List[Box], unit: str, end
 
 
 def _trace(label: str, look: int, boxes: List[Box], end: float, unit: str) -> Trace:
-    fill = {"color": color(look) if label else GREY, "opacity": 0.7}
+    fill = {"color": PALETTE[look % len(PALETTE)] if label else GREY, "opacity": 0.7}
     return bars(
         label,
         [box.width for box in boxes],
