@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
-
 from common.conformance import findings as conformance
 from common.conformance.cases import CASES
-from common.conformance.records import Judged, Outcome
+from common.conformance.documents import Matrix, MatrixRow
+from common.conformance.records import Judged, Loaded, Outcome
+from common.records.schema import Machine
 
 
-def made(**cells: Outcome) -> Dict[str, Any]:
-    """The document of the row "a" with these outcomes."""
-    rows = [Judged("a", "exact", about={"version": "1", "torch": "2", "python": "3"}, cells=cells)]
-    rows.append(Judged("gone", "exact", "missing", "gone is not installed: pip install <gone>"))
-    cases = [case for case in CASES if case.name in cells]
+def made(**cells: Outcome) -> Matrix:
+    """Return the document of the row "a" with these outcomes."""
+    rows = [
+        Judged("a", "exact", loaded=Loaded("1", "2", "3"), cells=cells),
+        Judged("gone", "exact", "missing", "gone is not installed: pip install <gone>"),
+    ]
     return conformance.document(
-        rows, cases, device="cpu", machine={"cpu": "x", "cores": 2}, suite=("abc", False), command=["c"]
+        list(map(MatrixRow.from_judged, rows)),
+        [case for case in CASES if case.name in cells],
+        device="cpu",
+        machine=Machine(cpu="x", cores=2),
+        suite=("abc", False),
+        command=["c"],
     )

@@ -16,12 +16,14 @@ import pytest
 import torch
 from commands import KILLS, ROOT, assert_user_error, run
 from fixtures_conformance import made
+from msgspec import structs
 
 from benchmark_reference import Reference
 from common.conformance import command, large, matrix
 from common.conformance import findings as judging
 from common.conformance.cases import BY_NAME, CASES
-from common.conformance.findings import FATAL, KINDS, ORIGIN, REFUSAL, WRONG, findings, updated
+from common.conformance.documents import Matrix, MatrixRow
+from common.conformance.findings import FATAL, KINDS, REFUSAL, WRONG, findings, updated
 from common.conformance.isolated import examine
 from common.conformance.judge import judge
 from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, TIMEOUT, Judged, Outcome
@@ -30,6 +32,8 @@ from common.core import scripts, settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
 from common.core.implementations import with_variants
 from common.losses import oracle, vectorised
+from common.records import documents
+from common.records.schema import Machine
 from common.setup import environments, obtaining
 
 CPU = torch.device("cpu")
@@ -448,6 +452,8 @@ LOST_LOSS = """
 from benchmark_reference import Reference
 from common.conformance import questions
 from common.losses import oracle, vectorised
+from common.records import documents
+from common.records.schema import Machine
 
 lost = []
 questions.context_lost = lambda device: bool(lost)
@@ -534,10 +540,11 @@ def test_findings_are_ordered_and_only_what_is_one():
 
 def test_findings_of_a_file_of_format_1_which_has_no_words_for_them():
     document = made(ragged=Outcome(DIFFERS, "off"), **{"V-2": Outcome(CRASHES), "no-target": Outcome(REFUSES)})
-    document["format"] = 1
-    for case in document["cases"]:
+    content = json.loads(document.to_json())
+    content["format"] = 1
+    for case in content["cases"]:
         del case["wrong"], case["refusal"]
-    problems = findings(document)
+    problems = findings(documents.typed(content, Matrix))
     assert [(finding.kind, finding.case.name) for finding in problems] == [(WRONG, "ragged"), (FATAL, "V-2")]
     assert all(finding.sentence for finding in problems)
 
@@ -554,7 +561,7 @@ def test_a_cell_that_passes_says_by_how_much_it_is_off():
     document = made(ragged=Outcome(PASS, "", 1e-8, 2.04e-7), **{"V-2": Outcome(PASS, "", 0.0), "int32": Outcome(PASS)})
     cells = [row.split()[-2:] for row in matrix.table(document, color=False).splitlines() if " pass" in row][:3]
     assert sorted(cells) == [["lengths", "pass"], ["pass", "0"], ["pass", "2e-07"]]
-    assert document["implementations"][0]["cells"]["ragged"]["grad_error"] == 2.04e-7
+    assert json.loads(document.to_json())["implementations"][0]["cells"]["ragged"]["grad_error"] == 2.04e-7
 
 
 def test_the_command_writes_and_prints_the_matrix(tmp_path):
@@ -618,40 +625,37 @@ def test_what_is_written_names_no_folder_of_this_machine():
     outcome = Outcome(DIFFERS, "raised in /tmp/x/loss.py, see https://example.org/a/b")
     rows = [Judged("a", "exact", cells={"ragged": outcome}), Judged("b", "exact", "missing", "no /work/y/lib.so")]
     words = ["conformance.py", "--only", "/tmp/x/benchmark_a.py", "--output=/tmp/o", "--outp", "/tmp/o", "--update"]
-    device = {"device": "cpu", "machine": {}, "suite": ("", False)}
-    document = judging.document(rows, [BY_NAME["ragged"]], command=words, **device)
-    assert document["command"] == ["conformance.py", "--only", "benchmark_a.py", "--update"]
-    first, other = document["implementations"]
-    assert first["cells"]["ragged"]["message"] == "raised in loss.py, see https://example.org/a/b"
-    assert other["reason"] == "no lib.so"
+    device = {"device": "cpu", "machine": Machine(), "suite": ("", False)}
+    document = judging.document(list(map(MatrixRow.from_judged, rows)), [BY_NAME["ragged"]], command=words, **device)
+    assert document.command == ["conformance.py", "--only", "benchmark_a.py", "--update"]
+    first, other = document.implementations
+    assert first.cells["ragged"].message == "raised in loss.py, see https://example.org/a/b"
+    assert other.reason == "no lib.so"
 
 
 def test_update_keeps_what_was_not_judged_again_with_its_revision():
     earlier = made(ragged=Outcome(DIFFERS, "loss 1 instead of 2"), gone=Outcome(PASS))
-    (a, missing) = earlier["implementations"]
-    a["name"], missing["name"] = "warp-transducer", "apex"
-    before = {**earlier, "implementations": [a, {**a, "name": "nemo"}, missing], "git_revision": "old"}
-    before["made"] = "2020-01-01T00:00"
-    for row in before["implementations"]:  # as documents were before rows had a revision
-        for key in ORIGIN:
-            row.pop(key)
+    a, missing = earlier.implementations
+    a.name, missing.name = "warp-transducer", "apex"
+    earlier.implementations = [a, structs.replace(a, name="nemo"), missing]
+    earlier.made, earlier.git_revision = "2020-01-01T00:00", "old"
+    for row in earlier.implementations:  # as documents were before rows had a revision
+        row.made = row.git_revision = row.git_dirty = None
     today = made(**{"ragged": Outcome(PASS), "V-2": Outcome(PASS)})
-    today["implementations"][0]["name"], today["implementations"][1]["name"] = "torchaudio", "warp-transducer"
-    merged = updated(today, before)
-    rows = {row["name"]: row for row in merged["implementations"]}
+    today.implementations[0].name, today.implementations[1].name = "torchaudio", "warp-transducer"
+    merged = updated(today, earlier)
+    rows = {row.name: row for row in merged.implementations}
     assert list(rows) == ["torchaudio", "nemo", "warp-transducer", "apex"]
-    assert rows["torchaudio"]["git_revision"] == "abc" and rows["nemo"]["git_revision"] == "old"
-    assert rows["warp-transducer"]["cells"]["ragged"]["result"] == DIFFERS  # missing today
-    assert (
-        rows["nemo"]["cells"]["V-2"]["message"] == "not asked (judged at old)" and "gone" not in rows["nemo"]["cells"]
-    )
+    assert rows["torchaudio"].git_revision == "abc" and rows["nemo"].git_revision == "old"
+    assert rows["warp-transducer"].cells["ragged"].result == DIFFERS  # missing today
+    assert rows["nemo"].cells["V-2"].message == "not asked (judged at old)" and "gone" not in rows["nemo"].cells
     text = matrix.markdown(merged)
     assert "2020-01-01; suite old |" in text and "earlier run" in text
     assert "judged 2020-01-01; suite old" in matrix.table(merged, color=False)
 
 
 def test_update_wants_the_same_device_and_whole_rows(tmp_path):
-    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(PASS))))
+    (tmp_path / "conformance.json").write_text(made(ragged=Outcome(PASS)).to_json())
     only = ("conformance.py", "--only", "reference", "--output", tmp_path, "--update")
     assert_user_error(run(*only), "--update", "is of cpu on x")
     assert_user_error(run(*only, "--cases", "ragged"), "--update", "--cases")
@@ -710,7 +714,7 @@ for code in json.loads(pathlib.Path(__file__).with_suffix(".json").read_text()):
 def committed_reproductions():
     """(command, [(name, code)]) of all that are printed and end alive."""
     shown = {}
-    for finding in findings(json.loads(COMMITTED.read_text())) if COMMITTED.exists() else ():
+    for finding in findings(documents.read(COMMITTED, Matrix)) if COMMITTED.exists() else ():
         for name, code in finding.shown.items():
             if DIES not in code:
                 shown.setdefault(obtaining.command(name), []).append((name, code))
@@ -741,15 +745,11 @@ def test_each_committed_reproduction_shows_what_it_claims(command, shown, tmp_pa
 
 def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
     def differing(name, shown):
-        return {
-            "name": name,
-            "status": "judged",
-            "cells": {"second-backward": Outcome(DIFFERS, reproduction=shown).to_json()},
-        }
+        return Judged(name, "exact", cells={"second-backward": Outcome(DIFFERS, reproduction=shown)})
 
     names = ["warp-transducer", "optimized_transducer", "optimized_transducer:modified", "nemo", "torchaudio", "k2"]
-    cases = [BY_NAME["second-backward"].to_json()]
-    document = {"cases": cases, "implementations": [differing(name, name) for name in names]}
+    document = made(**{"second-backward": Outcome(PASS)})
+    document.implementations = [MatrixRow.from_judged(differing(name, name)) for name in names]
     (problem,) = findings(document)
     assert list(problem.shown) == ["optimized_transducer", "torchaudio", "k2", "nemo", "warp-transducer"]
     assert obtaining.command("k2") == ".venv/k2/bin/python shown.py"
@@ -760,7 +760,7 @@ def test_each_package_that_is_wrong_is_shown_first_with_what_set_up_brings():
 
 def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
     document = made(ragged=Outcome(PASS), **{"V-2": Outcome(DIFFERS, "", 0.5)})
-    document["implementations"][0]["name"] = "k2:modified"
+    document.implementations[0].name = "k2:modified"
     lines = matrix.markdown(document).partition("## Matrix")[2].partition("## Findings")[0].splitlines()
     assert "| case | k2:m |" in lines and "| ragged batch | \u2713 |" in lines and "| V = 2 | \u2717 |" in lines
     assert not [line for line in lines if "number" in line]
@@ -777,6 +777,11 @@ def test_heads_of_the_compact_matrix_are_short_and_differ():
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
 def test_the_committed_page_is_made_from_the_committed_data():
-    document = json.loads(COMMITTED.read_text())
+    document = documents.read(COMMITTED, Matrix)
     assert COMMITTED.with_suffix(".md").read_text() == matrix.markdown(document)
-    assert document["cases"] == [case.to_json() for case in CASES]
+    assert document.cases == [case.in_words() for case in CASES]
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")
+def test_a_document_is_written_as_it_was_read():
+    assert json.loads(documents.read(COMMITTED, Matrix).to_json()) == json.loads(COMMITTED.read_text())

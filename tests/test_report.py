@@ -124,7 +124,7 @@ def cards(folder):
 def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp_path):
     timed(tmp_path, "a", [10, 11, 12], peak=30)
     timed(tmp_path, "b", [20, 22, 24], peak=10)
-    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome(DIFFERS, "")), allow_nan=False))
+    (tmp_path / "conformance.json").write_text(made(ragged=Outcome(DIFFERS, "")).to_json())
     answer, sure, reason = cards(tmp_path)["Use"]
     assert (answer, sure) == ("a", True)
     assert re.findall(r"\d+\.\d+", reason["Speed"]) == ["11.00", "2.00", "2.00", "2.00"] and " b " in reason["Speed"]
@@ -132,7 +132,7 @@ def test_the_headline_names_one_loss_with_speed_memory_and_what_to_beware_of(tmp
     wrong = json.loads((tmp_path / "conformance.json").read_text())["cases"][0]["wrong"]
     assert wrong and reason["Beware"] == f"a: {wrong}."
     assert len(cards(tmp_path)) == 1
-    (tmp_path / "conformance.json").write_text(json.dumps(made(ragged=Outcome("pass")), allow_nan=False))
+    (tmp_path / "conformance.json").write_text(made(ragged=Outcome("pass")).to_json())
     reason = cards(tmp_path)["Use"][2]
     assert "Beware" not in reason and "nothing wrong" in reason["Corners"]
 
@@ -460,8 +460,9 @@ def test_default_paths(tmp_path):
     write_run(tmp_path / "log" / "a")
     done = run("report.py", cwd=tmp_path)
     assert done.stdout == "log/report.html\n" and (tmp_path / "log" / "report.html").exists()
-    document = {**made(ragged=Outcome(DIFFERS, "below log/")), "made": "2099-01-01T00:00:00+00:00"}
-    (tmp_path / "log" / "a" / "conformance.json").write_text(json.dumps(document))
+    document = made(ragged=Outcome(DIFFERS, "below log/"))
+    document.made = "2099-01-01T00:00:00+00:00"
+    (tmp_path / "log" / "a" / "conformance.json").write_text(document.to_json())
     assert run("report.py", "--output", "elsewhere/page.html", cwd=tmp_path).returncode == 0
     assert "below log/" in (tmp_path / "elsewhere" / "page.html").read_text(encoding="utf-8")
 

@@ -68,7 +68,7 @@ def compact(tmp_path_factory):
     results = (DIFFERS, PASS, REFUSES, CRASHES, TIMEOUT, NOT_APPLICABLE)
     cases = ("ragged", "V-2", "no-target", "float16", "bfloat16", "large")
     document = made(**{case: Outcome(result, "a message") for case, result in zip(cases, results)})
-    (log / "conformance.json").write_text(json.dumps(document))
+    (log / "conformance.json").write_text(document.to_json())
     return written(log, log / "conformance.json")
 
 

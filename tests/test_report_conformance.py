@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from commands import has_words
@@ -24,11 +25,12 @@ def no_log(tmp_path, monkeypatch):
     monkeypatch.setattr(conformance, "LOG", tmp_path / "log of the suite" / "conformance.json")
 
 
-def write(folder, day, message, **fields):
-    """A matrix made on that day of 2099 that quotes `message`."""
+def write(folder, day, message):
+    """Write a matrix made on that day of 2099 that quotes `message`."""
     folder.mkdir(parents=True, exist_ok=True)
-    document = {**made(ragged=Outcome(DIFFERS, message, 0.5, 0.25)), "made": f"2099-01-{day:02d}T00:00:00+00:00"}
-    (folder / "conformance.json").write_text(json.dumps({**document, **fields}))
+    document = made(ragged=Outcome(DIFFERS, message, 0.5, 0.25))
+    document.made = f"2099-01-{day:02d}T00:00:00+00:00"
+    (folder / "conformance.json").write_text(document.to_json())
 
 
 def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_path):
@@ -44,8 +46,9 @@ def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_p
 
 def test_a_row_of_another_run_says_of_which(tmp_path):
     document = made(ragged=Outcome(PASS))
-    document["implementations"][0].update(made="2020-02-03T04:05", git_revision="earlier")
-    (tmp_path / "conformance.json").write_text(json.dumps(document))
+    row = document.implementations[0]
+    row.made, row.git_revision = "2020-02-03T04:05", "earlier"
+    (tmp_path / "conformance.json").write_text(document.to_json())
     assert (
         page([], tmp_path, LIBRARY).count("torch 2; judged 2020-02-03; suite earlier") == 2
     )  # head of its column, list
@@ -80,7 +83,7 @@ def test_a_cell_has_a_symbol_and_words(tmp_path):
         "bfloat16": Outcome(TIMEOUT, "ended after 120 s"),
         "large": Outcome(NOT_APPLICABLE, "not asked without --large"),
     }
-    (tmp_path / "conformance.json").write_text(json.dumps(made(**cells)))
+    (tmp_path / "conformance.json").write_text(made(**cells).to_json())
     shown = page([], tmp_path, LIBRARY)
     symbols = re.findall(r'<td class="\w+" title="[^"]*"><span role="img" aria-label="([^"]*)">(.)</span>', shown)
     assert sorted(symbols) == sorted(
@@ -114,8 +117,9 @@ def test_a_garbled_matrix_costs_one_line(tmp_path, garbled):
 def test_a_hostile_matrix_is_text(tmp_path):
     evil = "\"'><script>alert(1)</script>"
     document = made(ragged=Outcome(DIFFERS, evil))
-    document["implementations"][0].update(name=evil, version=evil, simulator=evil)
-    document["cases"][0].update(title=evil, asks=evil)
-    (tmp_path / "conformance.json").write_text(json.dumps(document))
+    row = document.implementations[0]
+    row.name = row.version = row.simulator = evil
+    document.cases = [replace(case, title=evil, asks=evil) for case in document.cases]
+    (tmp_path / "conformance.json").write_text(document.to_json())
     shown = page([], tmp_path, LIBRARY)
     assert "alert(1)" in shown and "<script>alert" not in shown and "\"'>&lt;script" not in shown

@@ -8,17 +8,19 @@ being judged; 2 for bad usage or a matrix that could not be written (it is print
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from threading import RLock
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Callable, List, Mapping, Optional, Sequence
+
+from msgspec import convert
 
 from common.cli import devices, flags
 from common.cli.parser import Parser, add_loss, implementations
 from common.cli.screen import how, in_color
 from common.conformance import findings as conformance
 from common.conformance.cases import CASES, Case
+from common.conformance.documents import Matrix, MatrixRow
 from common.conformance.matrix import markdown, screen, table
 from common.conformance.records import ERROR, Judged
 from common.core import flag_types, settings
@@ -33,6 +35,7 @@ from common.jobs.spec import Job
 from common.jobs.spread import OnceMore, spread
 from common.present.table import Cell, tabulated
 from common.present.text import aligned
+from common.records.schema import Machine, Record
 from common.setup import interpreters
 from common.system import machine
 
@@ -132,7 +135,7 @@ def judge(
     cases: Sequence[Case],
     folder: Path,
     advice: str,
-    suite: Sequence[Any],
+    suite: conformance.Revision,
     arguments: argparse.Namespace,
 ) -> int:
     """Judge the implementations on all devices of the executor, print the matrix and return the exit code.
@@ -147,23 +150,23 @@ def judge(
     """
     choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
-    computer = executor.machine or machine.describe()
-    earlier = conformance.read(folder / JSON_NAME, device, computer["cpu"]) if arguments.update else {}
+    computer = convert(executor.machine or machine.describe(), Machine)
+    earlier = conformance.read(folder / JSON_NAME, device, computer.cpu) if arguments.update else None
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    judged: List[Judged] = []
+    judged: List[MatrixRow] = []
     if arguments.resume:
-        judged += conformance.resumed(folder / JSON_NAME, cases, device, computer["cpu"], suite, arguments.large)
+        judged += conformance.resumed(folder / JSON_NAME, cases, device, computer.cpu, suite, arguments.large)
     done = {row.name for row in judged}
     left = {name: choice for name, choice in choices.items() if name not in done}
 
-    def document() -> Dict[str, Any]:
+    def document() -> Matrix:
         """Return the matrix of all that is judged so far."""
         matrix = conformance.document(judged, cases, device=device, machine=computer, suite=suite, command=command)
         return conformance.updated(matrix, earlier)
 
     def write() -> Optional[UserError]:
         """Write the matrix so far; return the error if that fails."""
-        files = [(folder / JSON_NAME, json.dumps(document(), indent=1) + "\n")]
+        files = [(folder / JSON_NAME, document().to_json())]
         if arguments.output:
             files.append((folder / MARKDOWN_NAME, markdown(document())))
         try:
@@ -175,7 +178,7 @@ def judge(
     problem: Optional[UserError] = None
     interrupted = False
 
-    def keep(row: Judged) -> None:
+    def keep(row: MatrixRow) -> None:
         """Add a row to the matrix and write it; warn once if that fails."""
         nonlocal problem
         judged.append(row)
@@ -201,11 +204,11 @@ def judge(
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def show(document: Dict[str, Any], arguments: argparse.Namespace) -> None:
+def show(document: Matrix, arguments: argparse.Namespace) -> None:
     """Print the matrix in the format of --format."""
     format = arguments.format
     if format == "json":
-        print(json.dumps(document, indent=1))
+        print(document.to_json(), end="")
     elif format == "markdown":
         print(markdown(document), end="")
     else:
@@ -218,7 +221,7 @@ def judge_all(
     cases: Sequence[Case],
     device: str,
     arguments: argparse.Namespace,
-    keep: Callable[[Judged], None],
+    keep: Callable[[MatrixRow], None],
 ) -> None:
     """Judge every implementation, each on a free device; one that cannot run costs only its own column.
 
@@ -239,9 +242,7 @@ def judge_all(
             else:
                 how = (ROOT, settings.resolve({}, device), arguments.timeout, progress.note)
                 records = once_more.execute(name, lane, job, python, *how)
-            row = _judged(name, records)
-            if name in arguments.large:
-                row.about["large"] = True
+            row = _judged(name, records, name in arguments.large)
             with lock:
                 progress.done(name, row.status, row.reason, (name, "conformance"))
                 keep(row)
@@ -249,12 +250,12 @@ def judge_all(
         spread(executor.lanes(), choices, serve)
 
 
-def _judged(name: str, records: Sequence[Mapping[str, Any]]) -> Judged:
-    """Return the row of an implementation from the records of its job, of which the status is the last."""
+def _judged(name: str, records: Sequence[Record], large: bool) -> MatrixRow:
+    """Return the row of an implementation from the records of its job, of which the status is the last.
+
+    `large` says whether it was asked for more than 2^31 elements.
+    """
     *results, end = records
     if end["status"] != "ok":
-        return Judged(name, find(name).kind, end["status"], end["reason"])
-    row = Judged.from_json(results[0]["judged"])
-    if "node" in results[0]:
-        row.about["node"] = results[0]["node"]
-    return row
+        return MatrixRow.from_judged(Judged(name, find(name).kind, end["status"], end["reason"]), large=large)
+    return MatrixRow.from_judged(convert(results[0]["judged"], Judged), results[0].get("node"), large)

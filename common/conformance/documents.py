@@ -1,47 +1,75 @@
-"""Define the types of conformance.json, which holds a matrix; fields that a newer version adds are ignored."""
+"""Define the types of conformance.json, which holds a matrix; fields that a newer version adds are ignored.
+
+Fields of a row with a default are absent where they have it.
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Dict, List, Optional
 
 # isort: split
 from msgspec import Struct
 
-from common.conformance.records import Asked, Outcome
-from common.records.schema import Machine, of
+from common.conformance.records import Asked, Judged, Outcome
+from common.records.schema import Machine, as_written, of
+
+#: Version of the fields; 2 has the words `wrong` and `refusal` of each case.
+FORMAT = 2
 
 
-class MatrixRow(Struct, kw_only=True):
+class MatrixRow(Struct, kw_only=True, omit_defaults=True):
     """An implementation or variant in a conformance matrix."""
 
     name: Annotated[str, of("of the implementation or variant")]
     kind: Annotated[str, of("exact, the name of another lattice, pruned or additive")]
     status: Annotated[str, of('"judged", or why not: missing, unsupported or error')]
     reason: Annotated[str, of('why it was not judged, else ""')]
-    cells: Annotated[
-        Dict[str, Outcome],
-        of("by the name of the case: pass, differs, refuses, crashes, timeout, n/a or error; errors are relative"),
-    ] = {}
+    made: Annotated[Optional[str], of("when it was judged, where not with the document")] = None
+    git_revision: Annotated[Optional[str], of("of this suite, likewise")] = None
+    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes? likewise")] = None
     version: Annotated[Optional[str], of("of the package")] = None
     torch: Annotated[Optional[str], of("version")] = None
     python: Annotated[Optional[str], of("version")] = None
     device_name: Annotated[Optional[str], of("of the GPU, or the CPU's model name")] = None
+    cuda: Annotated[Optional[str], of("version of torch's CUDA, on a GPU")] = None
+    node: Annotated[Optional[str], of("with --executor ray, where it was judged")] = None
     simulator: Annotated[Optional[str], of("in which kernels for CUDA ran on a CPU")] = None
     large: Annotated[bool, of("was it asked for more than 2^31 elements?")] = False
-    made: Annotated[Optional[str], of("when it was judged, where not with the document")] = None
-    git_revision: Annotated[Optional[str], of("of this suite, likewise")] = None
-    git_dirty: Annotated[Optional[bool], of("were there uncommitted changes? likewise")] = None
+    cells: Annotated[
+        Dict[str, Outcome],
+        of("by the name of the case: pass, differs, refuses, crashes, timeout, n/a or error; errors are relative"),
+    ]
+
+    @classmethod
+    def from_judged(cls, judged: Judged, node: Optional[str] = None, large: bool = False) -> MatrixRow:
+        """Return the row of an implementation, without when and by which revision it was judged.
+
+        Args:
+            judged: its outcomes.
+            node: where it was judged with --executor ray.
+            large: whether it was asked for more than 2^31 elements.
+        """
+        names = {"name": judged.name, "kind": judged.kind, "status": judged.status, "reason": judged.reason}
+        loaded = vars(judged.loaded)
+        return cls(**names, **loaded, simulator=judged.simulator, node=node, large=large, cells=judged.cells)
+
+    @property
+    def is_judged(self) -> bool:
+        """Return whether it has outcomes."""
+        return self.status == "judged"
 
 
 class Matrix(Struct, kw_only=True):
     """A conformance matrix, as conformance.json holds it."""
 
+    format: Annotated[int, of("version of these fields")] = FORMAT
     made: Annotated[str, of("ISO 8601, UTC")]
     git_revision: Annotated[Optional[str], of("of this suite")]
     git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")]
+    command: Annotated[List[str], of("the command line")]
     machine: Annotated[Machine, of("where the command ran")]
     device: Annotated[str, of('"cpu" or "cuda"')]
-    command: Annotated[List[str], of("the command line")]
     cases: Annotated[
         List[Asked], of("in their order; wrong, refusal: what an answer that differs and an error mean to a user")
     ]
@@ -49,8 +77,24 @@ class Matrix(Struct, kw_only=True):
 
     def __post_init__(self) -> None:
         names = {case.name for case in self.cases}
-        if any(row.status == "judged" and not names <= row.cells.keys() for row in self.implementations):
+        if any(row.is_judged and not names <= row.cells.keys() for row in self.implementations):
             raise ValueError("an implementation has no answer to a case")
+
+    @property
+    def judged(self) -> List[MatrixRow]:
+        """Return the rows that were judged."""
+        return [row for row in self.implementations if row.is_judged]
+
+    @property
+    def not_judged(self) -> List[MatrixRow]:
+        """Return the rows that could not be judged."""
+        return [row for row in self.implementations if not row.is_judged]
+
+    def to_json(self) -> str:
+        """Return the text of conformance.json."""
+        content = as_written(self)
+        content["machine"] = {key: value for key, value in content["machine"].items() if value is not None}
+        return json.dumps(content, indent=1) + "\n"
 
 
 PARTS = (Matrix, MatrixRow)

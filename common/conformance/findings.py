@@ -6,13 +6,14 @@ one could expect to work.  Does not import torch.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from common.conformance.documents import Matrix
+from msgspec import structs
+
+from common.conformance.documents import Matrix, MatrixRow
 from common.conformance.records import (
     CRASHES,
     DIFFERS,
@@ -23,7 +24,6 @@ from common.conformance.records import (
     REFUSES,
     TIMEOUT,
     Asked,
-    Judged,
     Outcome,
 )
 from common.core.errors import UserError
@@ -31,6 +31,7 @@ from common.core.implementations import with_variants
 from common.core.paths import ROOT
 from common.core.text import UNBOUNDED, gathered, without_folders
 from common.records import documents
+from common.records.schema import Machine
 from common.setup import obtaining
 
 WRONG, FATAL, REFUSAL = "Wrong without an error", "Ends or hangs the process", "Refuses what one could expect to work"
@@ -49,25 +50,21 @@ class Finding:
     shown: Mapping[str, str] = field(default_factory=dict)
 
 
-def called(entry: Mapping[str, Any]) -> str:
+def called(row: MatrixRow) -> str:
     """Return the name of the implementation of a row, with a remark if it was simulated."""
-    return str(entry["name"]) + (obtaining.SIMULATED if entry.get("simulator") else "")
+    return row.name + (obtaining.SIMULATED if row.simulator else "")
 
 
-def outcomes_of(document: Mapping[str, Any], case: str) -> List[Tuple[str, Outcome]]:
+def outcomes_of(document: Matrix, case: str) -> List[Tuple[str, Outcome]]:
     """Return (implementation, outcome) of each implementation that was asked the case."""
-    return [
-        (called(entry), Outcome.from_json(entry["cells"][case]))
-        for entry in document["implementations"]
-        if case in entry["cells"]
-    ]
+    return [(called(row), row.cells[case]) for row in document.implementations if case in row.cells]
 
 
-def findings(document: Mapping[str, Any]) -> List[Finding]:
+def findings(document: Matrix) -> List[Finding]:
     """Return the findings of a matrix, sorted by KINDS and then by case."""
     result = []
     for kind, results in ((WRONG, (DIFFERS,)), (FATAL, (CRASHES, TIMEOUT)), (REFUSAL, (REFUSES,))):
-        for case in map(Asked.from_json, document["cases"]):
+        for case in document.cases:
             hits = [(who, outcome) for who, outcome in outcomes_of(document, case.name) if outcome.result in results]
             if hits and not (kind == REFUSAL and not case.refusal):
                 result.append(_finding(kind, case, hits))
@@ -96,26 +93,24 @@ def caveats(name: str, folders: Sequence[Path]) -> Optional[List[str]]:
     """
     for folder in [*folders, ROOT / "docs"]:
         try:
-            matrix = documents.written(folder / FILE_NAME, Matrix)
+            matrix = documents.read(folder / FILE_NAME, Matrix)
         except (FileNotFoundError, UserError):  # the page says what is wrong with it
             continue
-        entry = next((row for row in judged_of(matrix) if row["name"] == name), None)
-        if entry is not None:
-            return _caveats(entry, list(map(Asked.from_json, matrix["cases"])))
+        row = next((row for row in matrix.judged if row.name == name), None)
+        if row is not None:
+            return _caveats(row, matrix.cases)
     return None
 
 
-def _caveats(entry: Mapping[str, Any], cases: Sequence[Asked]) -> List[str]:
+def _caveats(row: MatrixRow, cases: Sequence[Asked]) -> List[str]:
     """Return the caveats of a row of a matrix, each once."""
-    outcomes = [(case, Outcome.from_json(entry["cells"][case.name])) for case in cases if case.name in entry["cells"]]
+    outcomes = [(case, row.cells[case.name]) for case in cases if case.name in row.cells]
     wrong = [case.wrong for case, outcome in outcomes if outcome.result == DIFFERS]
     fatal = [f"ends or hangs the process: {case.title}" for case, of in outcomes if of.result in (CRASHES, TIMEOUT)]
     refused = [case.refusal for case, outcome in outcomes if outcome.result == REFUSES]
     return list(dict.fromkeys(filter(None, [*wrong, *fatal, *refused])))
 
 
-#: Version of the document's fields; 2 has the words `wrong` and `refusal` of each case.
-FORMAT = 2
 LEGEND = {
     PASS: "as asked",
     DIFFERS: "a wrong answer without an error",
@@ -126,47 +121,59 @@ LEGEND = {
     ERROR: "this suite failed",
 }
 NUMBER = "A number is the larger relative error of loss and gradient."
-#: Fields of the run that judged a row; rows of old documents lack them and have those of the document.
-ORIGIN = ("made", "git_revision", "git_dirty")
+#: Revision of the suite, and whether there were uncommitted changes; see machine.git_state.
+Revision = Tuple[Optional[str], Optional[bool]]
 
 
 def document(
-    judged: Sequence[Judged],
+    judged: Sequence[MatrixRow],
     cases: Sequence[Asked],
     *,
     device: str,
-    machine: Mapping[str, Any],
-    suite: Sequence[Any],
+    machine: Machine,
+    suite: Revision,
     command: Sequence[str],
-) -> Dict[str, Any]:
+) -> Matrix:
     """Return the document that conformance.json holds.
 
     Each row says when and by which revision it was judged, since `updated` may add rows of other runs.
 
     Args:
-        judged: the rows.
+        judged: the rows; those that were judged now have no `made` yet.
         cases: what was asked.
         device: "cpu" or "cuda".
-        machine: description of the computer.
-        suite: (git revision, whether there are uncommitted changes).
+        machine: the computer.
+        suite: revision of the suite.
         command: the command line.
     """
-    origin = dict(zip(ORIGIN, (datetime.now(timezone.utc).isoformat(timespec="seconds"), *suite)))
+    made = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    revision, dirty = suite
+    document = Matrix(
+        made=made,
+        git_revision=revision,
+        git_dirty=dirty,
+        command=_command(command),
+        machine=machine,
+        device=device,
+        cases=[case.in_words() for case in cases],
+        implementations=list(map(_without_folders, judged)),
+    )
+    document.implementations = [_dated(row, document) for row in document.implementations]
+    return document
 
-    def entry(row: Judged) -> Dict[str, Any]:
-        fields = {"name": row.name, "kind": row.kind, "status": row.status, "reason": without_folders(row.reason)}
-        cells = {name: replace(of, message=without_folders(of.message)).to_json() for name, of in row.cells.items()}
-        return {**fields, **origin, **row.about, "cells": cells}
 
-    return {
-        "format": FORMAT,
-        **origin,
-        "command": _command(command),
-        "machine": dict(machine),
-        "device": device,
-        "cases": [case.to_json() for case in cases],
-        "implementations": list(map(entry, judged)),
-    }
+def _without_folders(row: MatrixRow) -> MatrixRow:
+    """Return the row with messages that name no folder of this machine."""
+    cells = {name: replace(outcome, message=without_folders(outcome.message)) for name, outcome in row.cells.items()}
+    return structs.replace(row, reason=without_folders(row.reason), cells=cells)
+
+
+def _dated(row: MatrixRow, document: Matrix) -> MatrixRow:
+    """Return the row with when and by which revision it was judged: with its document, unless it says otherwise."""
+    if row.made is not None:
+        return row
+    origin = {"made": document.made, "git_revision": document.git_revision, "git_dirty": document.git_dirty}
+    return structs.replace(row, **origin)
 
 
 def _command(words: Sequence[str]) -> List[str]:
@@ -197,57 +204,45 @@ def cell(outcome: Outcome) -> str:
     return f"{outcome.result} {'nan' if worst >= UNBOUNDED else f'{worst:.0e}' if worst else '0'}"
 
 
-def judged_of(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """Return the rows that were judged."""
-    return [entry for entry in document["implementations"] if entry["status"] == "judged"]
-
-
-def not_judged(document: Mapping[str, Any]) -> List[Mapping[str, Any]]:
-    """Return the rows that could not be judged."""
-    return [entry for entry in document["implementations"] if entry["status"] != "judged"]
-
-
-def heading(document: Mapping[str, Any]) -> str:
+def heading(document: Matrix) -> str:
     """Return device, machine, day and revision of a document in one line."""
-    computer = document["machine"]
-    devices = dict.fromkeys(entry["device_name"] for entry in judged_of(document) if entry.get("device_name"))
-    device = " and ".join(map(str, devices)) or computer.get("cpu")
-    return f"{document['device']}: {device}, {computer.get('cores')} cores; {judged_when(document)}"
+    devices = dict.fromkeys(row.device_name for row in document.judged if row.device_name)
+    device = " and ".join(devices) or document.machine.cpu
+    return f"{document.device}: {device}, {document.machine.cores} cores; {judged_when(document)}"
 
 
-def judged_when(origin: Mapping[str, Any]) -> str:
+def judged_when(origin: Union[Matrix, MatrixRow]) -> str:
     """Return day and revision of a document or of one of its rows."""
-    revision = str(origin["git_revision"] or "unknown")[:12]
-    return f"{origin['made'][:10]}; suite {revision}" + (" with uncommitted changes" if origin["git_dirty"] else "")
+    revision = (origin.git_revision or "unknown")[:12]
+    return f"{(origin.made or '')[:10]}; suite {revision}" + (" with uncommitted changes" if origin.git_dirty else "")
 
 
-def judged_elsewhere(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def judged_elsewhere(row: MatrixRow, document: Matrix) -> str:
     """Return `judged_when` of a row that an earlier run judged, "" for a row of the document's own run."""
-    earlier = "made" in entry and judged_when(entry) != judged_when(document)
-    return judged_when(entry) if earlier else ""
+    when = judged_when(_dated(row, document))
+    return when if when != judged_when(document) else ""
 
 
-def messages(document: Mapping[str, Any], case: str) -> Dict[Tuple[str, str], List[str]]:
+def messages(document: Matrix, case: str) -> Dict[Tuple[str, str], List[str]]:
     """Return the names of implementations by (result, message) in a case, of all outcomes that have a message."""
     answers = outcomes_of(document, case)
     return gathered(((outcome.result, outcome.message), name) for name, outcome in answers if outcome.message)
 
 
-def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str, Any]:
-    """Return the document in `path`, {} if there is none.
+def read(path: Path, device: str, cpu: Optional[str], flag: str = "--update") -> Optional[Matrix]:
+    """Return the document in `path`, None if there is none.
 
     Raises UserError, with the name of the `flag` that reads it, if it cannot be read or is of another device or
     computer.
     """
     try:
-        document: Dict[str, Any] = documents.written(path, Matrix)
-        json.dumps(document, indent=1)  # it will be written again
+        document = documents.read(path, Matrix)
     except FileNotFoundError:
-        return {}
-    except (UserError, RecursionError) as error:
+        return None
+    except UserError as error:
         raise UserError(f"{flag}: {path} cannot be read ({error}); remove the flag") from error
-    earlier = (document["device"], document["machine"].get("cpu"))
-    if earlier != (device, cpu) and document["implementations"]:
+    earlier = (document.device, document.machine.cpu)
+    if earlier != (device, cpu) and document.implementations:
         raise UserError(
             f"{flag}: {path} is of {earlier[0]} on {earlier[1]}, this run of {device} on {cpu}; name another --output"
         )
@@ -255,8 +250,8 @@ def read(path: Path, device: str, cpu: str, flag: str = "--update") -> Dict[str,
 
 
 def resumed(
-    path: Path, cases: Sequence[Asked], device: str, cpu: str, suite: Sequence[Any], large: Sequence[str]
-) -> List[Judged]:
+    path: Path, cases: Sequence[Asked], device: str, cpu: Optional[str], suite: Revision, large: Sequence[str]
+) -> List[MatrixRow]:
     """Return the rows of the document in `path` that need not be judged again.
 
     Raises UserError if there is no document, or one of other cases, another device, computer or revision.
@@ -264,40 +259,37 @@ def resumed(
     Args:
         path: conformance.json of the run that was stopped.
         cases, device, cpu: of this run.
-        suite: see `document`.
+        suite: revision of this run.
         large: implementations that are also asked for more than 2^31 elements.
     """
     before = read(path, device, cpu, "--resume")
-    asked = [case.to_json() for case in cases]
-    if not before or (before.get("cases"), before.get("git_revision"), before.get("git_dirty")) != (asked, *suite):
+    asked = [case.in_words() for case in cases]
+    if before is None or (before.cases, before.git_revision, before.git_dirty) != (asked, *suite):
         raise UserError(f"--resume: no run of these cases by this revision in {path}; remove the flag to start one")
-    rows = []
-    for entry in judged_of(before):
-        cells = {name: Outcome.from_json(outcome) for name, outcome in entry["cells"].items()}
-        same = (entry["git_revision"], entry["git_dirty"]) == tuple(suite)
-        if same and entry.get("large", False) == (entry["name"] in large):
-            if all(outcome.result != ERROR for outcome in cells.values()):
-                facts = {key: entry[key] for key in entry if key not in ("name", "kind", "status", "reason", "cells")}
-                rows.append(Judged(entry["name"], entry["kind"], about=facts, cells=cells))
-    return rows
+    return [
+        row
+        for row in before.judged
+        if (row.git_revision, row.git_dirty) == suite
+        and row.large == (row.name in large)
+        and all(outcome.result != ERROR for outcome in row.cells.values())
+    ]
 
 
-def updated(document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
+def updated(document: Matrix, earlier: Optional[Matrix]) -> Matrix:
     """Return `document` with rows of `earlier`: those that it lacks, and those that it has as missing packages."""
-    rows = {entry["name"]: entry for entry in document["implementations"]}
-    for entry in earlier.get("implementations", ()):
-        today = rows.get(entry["name"])
-        if today is None or (today["status"] == "missing" and entry["status"] == "judged"):
-            rows[entry["name"]] = _kept(entry, document, earlier)
+    rows = {row.name: row for row in document.implementations}
+    for row in earlier.implementations if earlier else ():
+        today = rows.get(row.name)
+        if today is None or (today.status == "missing" and row.is_judged):
+            rows[row.name] = _kept(_dated(row, earlier), document)
     order = {implementation.name: index for index, implementation in enumerate(with_variants())}
-    return {**document, "implementations": sorted(rows.values(), key=lambda row: order.get(row["name"], len(order)))}
+    in_order = sorted(rows.values(), key=lambda row: order.get(row.name, len(order)))
+    return structs.replace(document, implementations=in_order)
 
 
-def _kept(entry: Mapping[str, Any], document: Mapping[str, Any], earlier: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return a row of `earlier` as a row of `document`, whose new cases it was not asked."""
-    row = {**{key: earlier.get(key) for key in ORIGIN}, **entry}
-    if row["status"] != "judged":
+def _kept(row: MatrixRow, document: Matrix) -> MatrixRow:
+    """Return a row of an earlier document as a row of `document`, whose new cases it was not asked."""
+    if not row.is_judged:
         return row
-    unasked = Outcome(NOT_APPLICABLE, f"not asked (judged at {str(row['git_revision'])[:12]})").to_json()
-    cells = {case["name"]: entry["cells"].get(case["name"], unasked) for case in document["cases"]}
-    return {**row, "cells": cells}
+    unasked = Outcome(NOT_APPLICABLE, f"not asked (judged at {str(row.git_revision)[:12]})")
+    return structs.replace(row, cells={case.name: row.cells.get(case.name, unasked) for case in document.cases})

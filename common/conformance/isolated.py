@@ -7,12 +7,12 @@ that may corrupt memory have a process of their own, so that they cannot change 
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Mapping, Sequence, Tuple
 
 from common.conformance.cases import BY_NAME, Case
-from common.conformance.records import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Outcome
+from common.conformance.records import CRASHES, ERROR, NOT_APPLICABLE, TIMEOUT, Judged, Line, Outcome, Work
 from common.core import scripts
 from common.core.errors import UserError
 from common.core.implementations import Implementation, find
@@ -20,11 +20,14 @@ from common.core.paths import ROOT
 from common.core.text import clipped
 from common.system.processes import Child, signal_name
 
+if TYPE_CHECKING:
+    from common.records.schema import Record
+
 #: Seconds before the first case: importing takes seconds, compiling a minute, and another process may compile first.
 LOADING_SECONDS = 1800.0
 
 
-def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Dict[str, Any]]:
+def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[str], None]) -> Iterator[Record]:
     """Yield the ``judged`` record of a job of common.jobs.spec; its settings are device, names of cases, and large.
 
     timeout, note: see `examine`.
@@ -33,7 +36,7 @@ def run(job: Mapping[str, Any], python: Path, timeout: float, note: Callable[[st
     cases = [BY_NAME[name] for name in given["cases"]]
     how = {"timeout": timeout, "large": given["large"], "note": note}
     judged = examine(find(job["implementation"]), python, given["device"], cases, **how)
-    yield {"record": "judged", "judged": judged.to_json()}
+    yield {"record": "judged", "judged": asdict(judged)}
 
 
 def examine(
@@ -62,14 +65,14 @@ def examine(
     waiting = _processes(cases, device)
     while waiting and judged.status == "judged":
         names = waiting.pop(0)
-        job = {"script": implementation.script, "variant": implementation.variant, "device": device, "large": large}
-        produced, ending = _judge(python, {**job, "cases": names}, variables, timeout, note)
+        work = Work(implementation.script, implementation.variant, device, large, names)
+        produced, ending = _judge(python, work, variables, timeout, note)
         _take(judged, names, produced, ending)
         left = [name for name in names if name not in judged.cells]
         if left:
             waiting.insert(0, left)
     if variables and judged.status == "judged":
-        judged.about["simulator"] = " ".join(f"{name}={value}" for name, value in variables.items())
+        judged.simulator = " ".join(f"{name}={value}" for name, value in variables.items())
         for name, outcome in judged.cells.items():
             if outcome.result == TIMEOUT:
                 message = f"{outcome.message} in the simulator"
@@ -100,43 +103,44 @@ def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:
     return [names for names in processes if names]
 
 
-def _take(judged: Judged, names: Sequence[str], produced: Sequence[Dict[str, Any]], ending: Tuple[str, str]) -> None:
-    """Add the records of a process to `judged`: at least one outcome, or why the implementation cannot be judged.
+def _take(judged: Judged, names: Sequence[str], produced: Sequence[Line], ending: Tuple[str, str]) -> None:
+    """Add the lines of a process to `judged`: at least one outcome, or why the implementation cannot be judged.
 
     `names` are the cases that it was given, `ending` the (result, message) of one that it left without an outcome.
     """
     code = ""
     for line in produced:
-        if line["record"] == "not-run":
-            judged.status, judged.reason = line["status"], clipped(line["reason"])
+        if line.event == "not-run":
+            judged.status, judged.reason = line.status, clipped(line.reason)
             return
-        if line["record"] == "loaded":
-            judged.about.update(line["about"])
-        if line["record"] == "outcome":
-            judged.cells[line["case"]] = Outcome.from_json(line["outcome"])
-        if line["record"] == "died":
-            result, words = _how_it_ended(-line["signal"], line["oom"], ())
-            judged.cells[line["case"]] = Outcome(result, words, reproduction=code if result == CRASHES else "")
-        code = line["reproduction"] if line["record"] == "asked" else ""
-    started = [line["case"] for line in produced if line["record"] == "start"]
+        if line.loaded is not None:
+            judged.loaded = line.loaded
+        if line.outcome is not None:
+            judged.cells[line.case] = line.outcome
+        if line.event == "died":
+            result, words = _how_it_ended(-line.signal, line.oom, ())
+            judged.cells[line.case] = Outcome(result, words, reproduction=code if result == CRASHES else "")
+        code = line.reproduction
+    started = [line.case for line in produced if line.event == "start"]
     if started and started[-1] not in judged.cells:
         result, words = ending
         judged.cells[started[-1]] = Outcome(result, words, reproduction=code if result == CRASHES else "")
-    elif produced and produced[-1]["record"] == "lost":
+    elif produced and produced[-1].event == "lost":
         pass  # a new process has a new CUDA context
     elif any(name not in judged.cells for name in names):  # it died between cases, or before the first
         judged.status, judged.reason = "error", f"its process ended before {names[0]}: {ending[1]}"
 
 
 def _judge(
-    python: Path, job: Dict[str, Any], variables: Mapping[str, str], timeout: float, note: Callable[[str], None]
-) -> Tuple[List[Dict[str, Any]], Tuple[str, str]]:
-    """Run one process; return its records, and (result, message) for the case that it left without an outcome."""
-    with Child.run(python, "common.conformance.worker", job, ROOT, variables) as child:
+    python: Path, work: Work, variables: Mapping[str, str], timeout: float, note: Callable[[str], None]
+) -> Tuple[List[Line], Tuple[str, str]]:
+    """Run one process; return its lines, and (result, message) for the case that it left without an outcome."""
+    with Child.run(python, "common.conformance.worker", vars(work), ROOT, variables) as child:
         in_time = _watch(child, timeout, note)
+    lines = list(map(Line.from_json, child.records))
     if not in_time:
-        return child.records, (TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
-    return child.records, _how_it_ended(child.returncode, child.killed_for_memory, child.stderr)
+        return lines, (TIMEOUT, f"no answer within {timeout:g} s (--timeout)")
+    return lines, _how_it_ended(child.returncode, child.killed_for_memory, child.stderr)
 
 
 def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
@@ -146,7 +150,7 @@ def _watch(child: Child, timeout: float, note: Callable[[str], None]) -> bool:
         note(case)  # may raise
         if child.count() != count:
             count = child.count()
-            started = [line["case"] for line in child.written() if line["record"] == "start"]
+            started = [line["case"] for line in child.written() if line["event"] == "start"]
             if len(started) > cases:
                 cases, since, limit, case = len(started), child.seconds(), timeout, started[-1]
         if child.seconds() - since > limit:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from common.conformance import findings as judging
-from common.conformance.records import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT, Outcome
+from common.conformance.documents import Matrix, MatrixRow
+from common.conformance.records import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT
 from common.core.text import count, escaped, gathered, plain
 from common.present.table import Cell, Column, Table, tabulated
 from common.present.text import aligned, spaced
@@ -28,40 +29,40 @@ HOW_TO_RUN = (
 )
 
 
-def versions(entry: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+def versions(row: MatrixRow, document: Matrix) -> str:
     """Return the versions of a row ("1.4, torch 2.11.0"), its simulator, and when an earlier run judged it."""
-    version, torch = (str(entry.get(key) or "-").partition("+")[0] for key in ("version", "torch"))
-    simulator = f", simulated: {entry['simulator']}" if entry.get("simulator") else ""
-    when = judging.judged_elsewhere(entry, document)
+    version, torch = ((text or "-").partition("+")[0] for text in (row.version, row.torch))
+    simulator = f", simulated: {row.simulator}" if row.simulator else ""
+    when = judging.judged_elsewhere(row, document)
     return f"{version}, torch {torch}{simulator}" + (f"; judged {when}" if when else "")
 
 
-def matrix(document: Mapping[str, Any], heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
+def matrix(document: Matrix, heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
     """Return a table with a row for each case and a column for each implementation that was judged.
 
     `heads` are those of the columns, by default the names; with `symbols` each cell is one character.
     """
-    judged = judging.judged_of(document)
-    heads = [judging.called(entry) for entry in judged] if heads is None else heads
+    judged = document.judged
+    heads = list(map(judging.called, judged)) if heads is None else heads
     columns = [Column("case", False), *(Column(head, False, centered=symbols) for head in heads)]
     rows = []
-    for case in document["cases"]:
-        outcomes = [Outcome.from_json(entry["cells"][case["name"]]) for entry in judged]
+    for case in document.cases:
+        outcomes = [row.cells[case.name] for row in judged]
         if symbols:
             cells = [Cell(SYMBOLS[each.result] + (NOTED if judging.leaves_nan(each) else "")) for each in outcomes]
         else:
             cells = [Cell(judging.cell(each), mark=MARKS[each.result]) for each in outcomes]
-        rows.append([Cell(case["title"]), *cells])
+        rows.append([Cell(case.title), *cells])
     return Table("conformance", "Conformance matrix", columns, rows)
 
 
-def legend(document: Mapping[str, Any]) -> Dict[str, str]:
+def legend(document: Matrix) -> Dict[str, str]:
     """Return the meaning of each result that occurs in the matrix."""
-    used = {outcome["result"] for entry in judging.judged_of(document) for outcome in entry["cells"].values()}
+    used = {outcome.result for row in document.judged for outcome in row.cells.values()}
     return {result: words for result, words in judging.LEGEND.items() if result in used}
 
 
-def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Finding]]:
+def findings_by_kind(document: Matrix) -> Dict[str, List[judging.Finding]]:
     """Return the findings of a matrix by their kind."""
     return gathered((finding.kind, finding) for finding in judging.findings(document))
 
@@ -69,16 +70,15 @@ def findings_by_kind(document: Mapping[str, Any]) -> Dict[str, List[judging.Find
 # -- terminal --------------------------------------------------------------------------------------------------------
 
 
-def table(document: Mapping[str, Any], color: bool) -> str:
+def table(document: Matrix, color: bool) -> str:
     """Return the text of --details: a numbered column for each implementation, a row for each case, and the findings.
 
     With `color` it has ANSI codes.
     """
-    columns = list(enumerate(judging.judged_of(document), start=1))
+    columns = list(enumerate(document.judged, start=1))
     lines = [judging.heading(document), ""]
-    lines += [f"{number:3d}  {entry['name']} ({versions(entry, document)})" for number, entry in columns]
-    absent = judging.not_judged(document)
-    lines += [f"  -  {entry['name']}: {entry['status']}: {plain(entry['reason'])}" for entry in absent]
+    lines += [f"{number:3d}  {row.name} ({versions(row, document)})" for number, row in columns]
+    lines += [f"  -  {row.name}: {row.status}: {plain(row.reason)}" for row in document.not_judged]
     numbered = matrix(document, [str(number) for number, _ in columns])
     lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
     lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
@@ -90,19 +90,18 @@ def table(document: Mapping[str, Any], color: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
+def screen(document: Matrix, width: int = answer.WIDTH, colors: Mapping[str, str] = answer.NO_COLORS) -> str:
     """Return the summary for the terminal: counts of results by implementation, wrong answers, and the verdict.
 
     Lines have at most `width` characters; the text ends with a newline.
     """
-    judged = judging.judged_of(document)
     used = [result for result in RESULTS if result in legend(document)]
     rows, clean = [], []
-    for entry in judged:
-        counts = Counter(outcome["result"] for outcome in entry["cells"].values())
-        rows.append([Cell(judging.called(entry)), *(Cell(str(counts[result]), counts[result]) for result in used)])
+    for row in document.judged:
+        counts = Counter(outcome.result for outcome in row.cells.values())
+        rows.append([Cell(judging.called(row)), *(Cell(str(counts[result]), counts[result]) for result in used)])
         if not any(counts[result] for result in (*WRONG, REFUSES)):
-            clean.append(judging.called(entry))
+            clean.append(judging.called(row))
     columns = [Column("implementation", False), *(Column(result) for result in used)]
     table = Table("conformance", "Conformance", columns, rows)
     by_kind = findings_by_kind(document)
@@ -110,9 +109,9 @@ def screen(document: Mapping[str, Any], width: int = answer.WIDTH, colors: Mappi
     often = sorted(silent.items(), key=lambda each: -len(each[1]))[:MOST_FINDINGS]
     lines = {kind.lower(): count(sum(len(_who(each)) for each in of), "answer") for kind, of in by_kind.items()}
     lines = {"right in every case": ", ".join(clean) or "none", **lines}
-    others = [entry["name"] for entry in judging.not_judged(document)]
+    others = [row.name for row in document.not_judged]
     blocks = [
-        answer.wrapped(f"{judging.heading(document)}; {count(len(document['cases']), 'case')}", width),
+        answer.wrapped(f"{judging.heading(document)}; {count(len(document.cases), 'case')}", width),
         aligned(table, answer.LONGEST_NAME, colors).splitlines() if rows else [],
         [line for words, who in often for line in answer.wrapped(f"{', '.join(who)}: {words}", width, "  ", 2)],
         answer.wrapped(f"not judged: {', '.join(others)}", width, "  ", 2) if others else [],
@@ -134,12 +133,12 @@ def _code(words: str) -> str:
     return f"`{plain(words).replace('`', chr(39))}`"
 
 
-def markdown(document: Mapping[str, Any]) -> str:
+def markdown(document: Matrix) -> str:
     """Return a page: the matrix, the findings, versions, and the answers to each case."""
-    columns, absent = judging.judged_of(document), judging.not_judged(document)
+    columns, absent = document.judged, document.not_judged
     lines = ["# Conformance of the transducer losses", "", f"On {escaped(judging.heading(document))}.", ""]
     lines += [
-        f"Made by `{' '.join(document['command'])}`. Loss and gradient are compared with the float64 oracle of "
+        f"Made by `{' '.join(document.command)}`. Loss and gradient are compared with the float64 oracle of "
         "`common/losses/oracle.py`, with the lattice that the implementation documents; a pruned loss has all of "
         "U in its ranges. Inputs are float32 unless the case says otherwise.",
         "",
@@ -147,30 +146,30 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines += ["## Matrix", "", *_compact(document), ""]
     lines += ["## Findings", "", *_findings(findings_by_kind(document))]
     lines += ["## Versions", "", markdown_table(_versions(document))]
-    if any(judging.judged_elsewhere(entry, document) for entry in columns):
+    if any(judging.judged_elsewhere(row, document) for row in columns):
         lines += ["", "Each row is judged as a whole. A row that an earlier run judged keeps its revision."]
-    simulated = [f"{entry['name']} ({entry['simulator']})" for entry in columns if entry.get("simulator")]
+    simulated = [f"{row.name} ({row.simulator})" for row in columns if row.simulator]
     if simulated:
         lines += ["", f"Kernels for CUDA, run in a simulator on the CPU: {escaped(', '.join(simulated))}."]
-    others = [f"- {escaped(entry['name'])}: {entry['status']}: {escaped(entry['reason'])}" for entry in absent]
+    others = [f"- {escaped(row.name)}: {row.status}: {escaped(row.reason)}" for row in absent]
     lines += ["", "Not judged:", "", *others] if others else []
     lines += ["", "## The cases and the answers", ""]
-    for case in document["cases"]:
-        lines += [f"**{escaped(case['title'])}** (`{case['name']}`): {escaped(case['asks'])}.", ""]
-        for (result, words), names in judging.messages(document, case["name"]).items():
+    for case in document.cases:
+        lines += [f"**{escaped(case.title)}** (`{case.name}`): {escaped(case.asks)}.", ""]
+        for (result, words), names in judging.messages(document, case.name).items():
             lines.append(f"- {result}: {_code(words)}: {escaped(', '.join(names))}")
         lines += [""] if lines[-1] else []
     return "\n".join(lines)
 
 
-def _versions(document: Mapping[str, Any]) -> Table:
+def _versions(document: Matrix) -> Table:
     """Return the table of versions, a row for each implementation that was judged."""
     rows = []
-    for entry in judging.judged_of(document):
-        row = {"implementation": entry["name"], "kind": entry["kind"], "version": entry.get("version")}
-        when = judging.judged_elsewhere(entry, document) or judging.judged_when(document)
-        row.update({"torch": entry.get("torch"), "Python": entry.get("python"), "judged": when})
-        rows.append({title: Cell(str(value)) for title, value in row.items()})
+    for row in document.judged:
+        cells = {"implementation": row.name, "kind": row.kind, "version": row.version, "torch": row.torch}
+        when = judging.judged_elsewhere(row, document) or judging.judged_when(document)
+        cells.update({"Python": row.python, "judged": when})
+        rows.append({title: Cell(str(value)) for title, value in cells.items()})
     return tabulated("versions", "Versions", rows)
 
 
@@ -219,9 +218,9 @@ def short(name: str) -> str:
     return SHORT.get(base, base) + (f":{initials}" if variant else "")
 
 
-def _compact(document: Mapping[str, Any]) -> List[str]:
+def _compact(document: Matrix) -> List[str]:
     """Return the Markdown lines of the matrix with a symbol in each cell, and the legend of symbols and heads."""
-    columns = [(short(entry["name"]), judging.called(entry)) for entry in judging.judged_of(document)]
+    columns = [(short(row.name), judging.called(row)) for row in document.judged]
     results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
     results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")
     names = [f"{head} {name}" for head, name in columns if head != name]

@@ -7,17 +7,18 @@ that is committed with the suite, with a remark.  A file that cannot be read cos
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Callable, List, Mapping, Sequence, Tuple
 
-from common.conformance.documents import Matrix
-from common.conformance.findings import FILE_NAME, called, cell, heading, judged_of, not_judged
+from common.conformance.documents import Matrix, MatrixRow
+from common.conformance.findings import FILE_NAME, Finding, called, cell, heading
 from common.conformance.matrix import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
 from common.conformance.records import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
 from common.core import paths
 from common.core.errors import UserError
 from common.present.section import Failure, Section
-from common.present.table import Link, Sentence
+from common.present.table import Link, Sentence, Table
 from common.records import documents
 
 COMMITTED = paths.ROOT / "docs" / FILE_NAME
@@ -33,8 +34,8 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     files = {file.resolve(): file for file in (LOG, *logs, base / FILE_NAME, COMMITTED)}
     for file in files.values():
         try:
-            document = documents.written(file, Matrix)
-            matrices.append((file != COMMITTED, document["made"], _matrix(file, document)))
+            document = documents.read(file, Matrix)
+            matrices.append((file != COMMITTED, document.made, _matrix(file, document)))
         except FileNotFoundError:
             continue
         except UserError as error:
@@ -48,46 +49,64 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
     ]
 
 
-def _matrix(file: Path, document: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the variables of conformance.html.jinja for a document."""
-    absent = [(entry["status"], entry["name"], entry["reason"]) for entry in not_judged(document)]
-    return {
-        "origin": _origin(file, document),
-        "legend": legend(document),
-        "findings": findings_by_kind(document),
-        "cases": [Asked.from_json(case) for case in document["cases"]],
-        "columns": [_column(document, entry) for entry in judged_of(document)],
-        "not_judged": [Failure(status, name, [f"{status}: {reason}"]) for status, name, reason in absent],
-        "table": matrix(document),
-        "symbols": SYMBOLS,
-        "marks": MARKS,
-        "cell": cell,
-    }
+@dataclass(frozen=True)
+class Column:
+    """An implementation, as conformance.html.jinja shows it."""
+
+    name: str
+    versions: str
+    counted: str  # "40 pass, 2 refuses"
+    answers: List[Tuple[str, Outcome]]  # by title of the case: what is no mere pass, the more important first
+    outcomes: List[Outcome]  # of all cases, in their order
 
 
-def _origin(file: Path, document: Mapping[str, Any]) -> Sentence:
+@dataclass(frozen=True)
+class Shown:
+    """A matrix, as conformance.html.jinja shows it."""
+
+    origin: Sentence
+    legend: Mapping[str, str]  # meaning of each result that occurs
+    findings: Mapping[str, Sequence[Finding]]  # by kind
+    cases: Sequence[Asked]
+    columns: Sequence[Column]
+    not_judged: Sequence[Failure]
+    table: Table
+    symbols: Mapping[str, str]  # by result
+    marks: Mapping[str, str]  # CSS class by result
+    cell: Callable[[Outcome], str]  # the words of an outcome
+
+
+def _matrix(file: Path, document: Matrix) -> Shown:
+    """Return a document as the page shows it."""
+    return Shown(
+        origin=_origin(file, document),
+        legend=legend(document),
+        findings=findings_by_kind(document),
+        cases=document.cases,
+        columns=[_column(document, row) for row in document.judged],
+        not_judged=[Failure(row.status, row.name, [f"{row.status}: {row.reason}"]) for row in document.not_judged],
+        table=matrix(document),
+        symbols=SYMBOLS,
+        marks=MARKS,
+        cell=cell,
+    )
+
+
+def _origin(file: Path, document: Matrix) -> Sentence:
     """Return a sentence with the file, machine and day of a matrix, and what it covers."""
-    judged, every = len(judged_of(document)), len(document["implementations"])
-    scope = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document['cases'])} cases."
+    judged, every = len(document.judged), len(document.implementations)
+    scope = f": {heading(document)}. {judged} of {every} implementations and variants, {len(document.cases)} cases."
     if file != COMMITTED:
         return [Link(file.name, file), scope]
     name = f"Committed with the suite as {COMMITTED.relative_to(paths.ROOT)}, not made with the runs above"
     return [f"{name}{scope} Run ./conformance.py for a matrix of this machine."]
 
 
-def _column(document: Mapping[str, Any], entry: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the variables of an implementation.
-
-    "answers" has (title of the case, outcome) of all that is not a mere pass, the less important ones last.
-    """
-    outcomes = [(case["title"], Outcome.from_json(entry["cells"][case["name"]])) for case in document["cases"]]
+def _column(document: Matrix, row: MatrixRow) -> Column:
+    """Return a row of the document as a column of the page."""
+    outcomes = [(case.title, row.cells[case.name]) for case in document.cases]
     counts = Counter(outcome.result for _, outcome in outcomes)
     answers = [each for each in outcomes if each[1].result != PASS or each[1].message]
     answers.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))
-    return {
-        "name": called(entry),
-        "versions": versions(entry, document),
-        "counted": ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result]),
-        "answers": answers,
-        "outcomes": [outcome for _, outcome in outcomes],
-    }
+    counted = ", ".join(f"{counts[result]} {result}" for result in RESULTS if counts[result])
+    return Column(called(row), versions(row, document), counted, answers, [outcome for _, outcome in outcomes])

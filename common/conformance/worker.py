@@ -1,9 +1,8 @@
 """Judge cases of one implementation in this process, which common.conformance.isolated starts by the forkserver.
 
-Writes records before and after each case, so that the parent knows which case ended the process: "loaded" or
-"not-run", then for each case "start", "asked" (with the code that reproduces it, in case the process dies) and
-"outcome".  On a CPU a case that may corrupt memory runs in a fork; if the fork dies, "died" replaces "outcome".  If a
-case lost the CUDA context, "lost" follows its outcome and the process ends, since the other cases need another one.
+Writes lines before and after each case, so that the parent knows which case ended the process; see records.Line.  On a
+CPU a case that may corrupt memory runs in a fork.  If a case lost the CUDA context, the process ends, since the other
+cases need another one.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import json
 import os
 import platform
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from common.conformance.cases import BY_NAME, Case
-from common.conformance.records import CRASHES, Outcome
+from common.conformance.records import CRASHES, Line, Loaded, Outcome, Work
 from common.core import scripts, settings
 from common.core.errors import NotRunnable
 from common.measure.device import current, import_torch
@@ -25,48 +24,48 @@ from common.system import machine, memory, processes
 def main(path: str) -> int:
     """Judge the cases of the job in the JSON file `path`, and return the exit code 0."""
     job = json.loads(Path(path).read_text(encoding="utf-8"))
-    with open(job["output"], "a", encoding="utf-8") as stream:
+    with open(job.pop("output"), "a", encoding="utf-8") as stream:
 
-        def write(record: Dict[str, Any]) -> None:
-            processes.write_record(stream, record)
+        def write(line: Line) -> None:
+            processes.write_record(stream, line.to_json())
 
         try:
-            run(job, write)
+            run(Work(**job), write)
         except NotRunnable as reason:
-            write({"record": "not-run", "status": reason.status, "reason": str(reason)})
+            write(Line("not-run", status=reason.status, reason=str(reason)))
     return 0
 
 
-def run(job: Dict[str, Any], write: Callable[[Dict[str, Any]], None]) -> None:
-    """Judge the cases of a job and `write` the records; raise NotRunnable if the implementation cannot run here."""
+def run(work: Work, write: Callable[[Line], None]) -> None:
+    """Judge the cases and `write` the lines; raise NotRunnable if the implementation cannot run here."""
     torch = import_torch()
     from common.conformance.judge import judge
 
-    device = current(torch.device(job["device"]))
-    chosen = settings.resolve({"preset": "quick"}, job["device"])
-    adapter = scripts.load(job["script"])(chosen, job["variant"])
+    device = current(torch.device(work.device))
+    chosen = settings.resolve({"preset": "quick"}, work.device)
+    adapter = scripts.load(work.script)(chosen, work.variant)
     adapter.load(device.type)
-    loaded = {"version": adapter.version(), "torch": torch.__version__, "python": platform.python_version()}
-    loaded["device_name"] = machine.describe()["cpu"]
+    name, cuda = machine.describe()["cpu"], None
     if device.type == "cuda":
-        loaded.update(device_name=torch.cuda.get_device_name(device), cuda=torch.version.cuda)
-    write({"record": "loaded", "about": loaded})
-    for name in job["cases"]:
-        case = BY_NAME[name].allowing(large=job["large"])
-        write({"record": "start", "case": name})
+        name, cuda = torch.cuda.get_device_name(device), torch.version.cuda
+    loaded = Loaded(adapter.version(), torch.__version__, platform.python_version(), name, cuda)
+    write(Line("loaded", loaded=loaded))
+    for name in work.cases:
+        case = BY_NAME[name].allowing(large=work.large)
+        write(Line("start", name))
 
         def answer(case: Case = case) -> Outcome:
-            outcome = judge(case, adapter, device, lambda code: write({"record": "asked", "reproduction": code}))
-            write({"record": "outcome", "case": case.name, "outcome": outcome.to_json()})
+            outcome = judge(case, adapter, device, lambda code: write(Line("asked", reproduction=code)))
+            write(Line("outcome", case.name, outcome=outcome))
             return outcome
 
         if case.alone and device.type == "cpu":
             kills = memory.oom_kills()
             died = in_a_child(answer)
             if died:
-                write({"record": "died", "case": name, "signal": died, "oom": memory.oom_kills() > kills})
+                write(Line("died", name, signal=died, oom=memory.oom_kills() > kills))
         elif answer().result == CRASHES:
-            write({"record": "lost"})
+            write(Line("lost"))
             return
 
 

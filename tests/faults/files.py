@@ -25,12 +25,13 @@ from fixtures_traces import memory as allocated
 
 from common.conformance import findings as conformance
 from common.conformance import matrix as tables
+from common.conformance.documents import Matrix
 from common.conformance.records import Outcome
 from common.core import settings
 from common.core.errors import UserError
 from common.core.paths import ROOT
 from common.data import shapes
-from common.records import run, schema, store
+from common.records import documents, run, schema, store
 from faults.invariants import CODES, Ended, check, require
 from faults.mutations import mutated
 
@@ -94,7 +95,7 @@ def base(log: Path) -> Path:
         "ragged": Outcome("pass", loss_error=1e-7),
         "no-target": Outcome("differs", "loss 1", 0.5, 0.5, "print()"),
     }
-    (log / "conformance.json").write_text(json.dumps(made(**outcomes), indent=1) + "\n")
+    (log / "conformance.json").write_text(made(**outcomes).to_json())
     return log
 
 
@@ -194,13 +195,13 @@ def matrices(seed: int, folder: Path) -> None:
     """A damaged conformance.json, read by the report and by conformance.py --update."""
     log, file, _, _ = _damaged(seed, folder, "conformance.json")
     read_by((("report.py", "{log}", "--output", "{out}/report.html"),), log, folder)
-    new = json.loads((whole().log / "conformance.json").read_text())
+    new = documents.read(whole().log / "conformance.json", Matrix)
     try:
-        merged = conformance.updated(new, conformance.read(file, new["device"], new["machine"]["cpu"]))
+        merged = conformance.updated(new, conformance.read(file, new.device, new.machine.cpu))
     except UserError as error:
         require("\n" not in str(error) and str(file) in str(error), f"unclear: {error}")
     else:
-        require(bool(tables.markdown(merged) and json.dumps(merged, indent=1)), "no matrix")
+        require(bool(tables.markdown(merged) and merged.to_json()), "no matrix")
 
 
 JOBS = [correctness(), timing("timing-1", [10, 20], [1, 2]), timing("timing-2", [30, 40], [3, 4]), memory(8, 32, 16)]
