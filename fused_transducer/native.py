@@ -39,6 +39,7 @@ class Problem(ctypes.Structure):
                 "activation",
                 "drop_below",
                 "is_double",
+                "is_bfloat16",
                 "gradient",
                 "threads",
                 "tile_cells",
@@ -144,6 +145,7 @@ class _Arguments:
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
+            is_bfloat16=call.encoder_out.dtype == torch.bfloat16,
             threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > 2,
             tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "activations.h"
-#include "gemm.h"
+#include "bfloat16.h"
 #include "lattice.h"
 #include "meeting.h"
 
@@ -58,6 +58,7 @@ struct Workspace {
 template <class T> struct ForwardSpace {
   T *packed, *bias, *activations, *logits;
   T* mean;  // of the weights of all symbols (H,), and then of their bias; for label smoothing
+  uint32_t* pairs;  // of the activations of each thread's group
   char* diagonals;
   int64_t columns, bytes;  // logits of a cell that are there at once
 
@@ -69,6 +70,7 @@ template <class T> struct ForwardSpace {
     activations = space.take<T>(p.threads * GROUP * stride<T>(p.H));
     logits = space.take<T>(p.threads * GROUP * stride<T>(columns));
     mean = space.take<T>(p.label_smoothing ? p.H + 1 : 0);
+    pairs = space.take<uint32_t>(in_pairs(p) ? p.threads * GROUP * pairs_of(p.H) : 0);
     diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
     bytes = space.used;
   }
@@ -84,6 +86,7 @@ struct Cell {  // of a tile: where it is, and its number among all cells
 template <class T> struct BackwardSpace {
   T *packed, *bias, *panels, *activations, *logits;
   T* sums;  // gradients of encoder plus decoder
+  uint32_t* pairs;  // of the activations of each thread's group
   Cell* cells[2];  // of this tile and, while its sums are added, of the one before
   int64_t* counted;  // cells that count before each block
   int64_t columns, blocks, bytes;  // columns: logits of a cell that are there at once
@@ -99,6 +102,7 @@ template <class T> struct BackwardSpace {
     activations = space.take<T>(rows * stride<T>(p.H));
     logits = space.take<T>(rows * stride<T>(columns) + Block<T>::ROWS);  // a block of rows begins in the last columns
     sums = of_inputs ? space.take<T>(rows * stride<T>(p.H)) : activations;
+    pairs = space.take<uint32_t>(in_pairs(p) ? p.threads * GROUP * pairs_of(p.H) : 0);
     for (Cell*& list : cells) list = space.take<Cell>(rows);
     blocks = round_up(p.first_cells[p.N], CELLS_A_BLOCK) / CELLS_A_BLOCK;
     counted = space.take<int64_t>(blocks + 1);
@@ -111,8 +115,16 @@ template <class T> void pack_weight(const Problem& p, T* packed, int64_t first, 
   const T* weight = static_cast<const T*>(p.weight);
   FT_PART(preparing);
 #pragma omp for schedule(dynamic) nowait
-  for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS)
-    pack_panel<T>(packed + c * p.H, weight + (first + c) * p.H, p.H, least(Block<T>::COLUMNS, p.V - first - c));
+  for (int64_t c = 0; c < columns; c += Block<T>::COLUMNS) {
+    T* panel = packed + c * p.H;
+    int64_t width = least(Block<T>::COLUMNS, p.V - first - c);
+    if constexpr (sizeof(T) == sizeof(float))
+      if (in_pairs(p)) {
+        pack_pairs(reinterpret_cast<uint32_t*>(panel), weight + (first + c) * p.H, p.H, width);
+        continue;
+      }
+    pack_panel<T>(panel, weight + (first + c) * p.H, p.H, width);
+  }
   FT_PART(waiting);
 }
 
@@ -203,12 +215,22 @@ void through_activation(const Problem& p, const Cell* cells, int64_t rows, const
 }
 
 // Logits of `rows` cells for the `columns` symbols of `packed` and `bias`: whole blocks.  Rows are computed in whole
-// blocks too: what is beyond `rows` is rubbish that nobody reads.
+// blocks too: what is beyond `rows` is rubbish that nobody reads.  pairs: room for those of the activations.
 template <class T>
-void logits_of(const Problem& p, const T* activations, const T* packed, const T* bias, int64_t rows, int64_t columns,
-               T* logits, int64_t ldc) {
+void logits_of(const Problem& p, const T* activations, uint32_t* pairs, const T* packed, const T* bias, int64_t rows,
+               int64_t columns, T* logits, int64_t ldc) {
   typedef Block<T> B;
   int64_t lda = stride<T>(p.H);
+  if constexpr (sizeof(T) == sizeof(float))
+    if (in_pairs(p)) {
+      int64_t ldp = pairs_of(p.H);
+      for (int64_t r = 0; r < rows; ++r) round_row(pairs + r * ldp, activations + r * lda, p.H);
+      for (int64_t c = 0; c < columns; c += B::COLUMNS)
+        for (int64_t r = 0; r < rows; r += B::ROWS)
+          multiply_pairs(ldp, pairs + r * ldp, ldp, reinterpret_cast<const uint32_t*>(packed + c * p.H), bias + c,
+                         logits + r * ldc + c, ldc);
+      return;
+    }
   for (int64_t c = 0; c < columns; c += B::COLUMNS)
     for (int64_t r = 0; r < rows; r += B::ROWS) {
       T* to = logits + r * ldc + c;
@@ -287,6 +309,7 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   int64_t lda = stride<T>(p.H), ldc = stride<T>(space.columns), all = round_up(p.V, Block<T>::COLUMNS);
   T* activations = space.activations + thread_number() * GROUP * lda;
   T* logits = space.logits + thread_number() * GROUP * ldc;
+  uint32_t* pairs = space.pairs + thread_number() * GROUP * pairs_of(p.H);
   Arcs<T> arcs(p);
   T* kept = static_cast<T*>(p.kept);
   int64_t targets[GROUP];
@@ -302,7 +325,7 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   for (int64_t first = 0; first < all; first += space.columns) {
     int64_t columns = least(space.columns, all - first);
     FT_PART(products);
-    logits_of<T>(p, activations, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
+    logits_of<T>(p, activations, pairs, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
     FT_PART(exponentials);
     for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
     for (int64_t i = 0; i < least(count, p.kept_cells - begin); ++i)
@@ -460,8 +483,8 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
   while (kept < count && cells[kept].number < p.kept_cells) ++kept;
   int64_t computed = kept / Block<T>::ROWS * Block<T>::ROWS;  // from this row on: whole blocks, within the group
   if (kept < count)
-    logits_of<T>(p, activations + computed * lda, space.packed, space.bias + symbols.first, count - computed,
-                 symbols.columns, logits + computed * ldc, ldc);
+    logits_of<T>(p, activations + computed * lda, space.pairs + thread_number() * GROUP * pairs_of(p.H), space.packed,
+                 space.bias + symbols.first, count - computed, symbols.columns, logits + computed * ldc, ldc);
   for (int64_t i = 0; i < kept; ++i) {
     const T* from = static_cast<const T*>(p.kept) + cells[i].number * p.V + symbols.first;
     for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? from[c] : -(T)INFINITY;

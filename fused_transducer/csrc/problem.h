@@ -8,7 +8,8 @@ struct Problem {
   int64_t N, T, U1, H, V;  // U1 = longest U + 1
   int64_t blank, activation;  // activation: its number in ACTIVATIONS of call.py
   int64_t drop_below;  // dropout drops where a hash of 32 bits is below this; 0: no dropout
-  int64_t is_double, gradient, threads, tile_cells, kept_cells;
+  int64_t is_double, is_bfloat16;  // inputs; bfloat16 comes as float32
+  int64_t gradient, threads, tile_cells, kept_cells;
   int64_t normalised;  // arcs has the rows of the normaliser too
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
   double negligible, fastemit_lambda, delay_penalty, label_smoothing, keep_scale;  // keep_scale: 1 / (1 - dropout)
