@@ -56,8 +56,8 @@ def transducer_loss(
     Inputs
         encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one dtype of float32,
         float64, bfloat16 and float16, with any strides.  Sums are in float32 (float64 for float64), the lattice is in
-        float64.  For bfloat16, activations are rounded to it where the processor multiplies it.  Under autocast the four
-        are cast to its dtype.
+        float64.  For bfloat16, activations are rounded to it where the processor multiplies it.  Under autocast the
+        four are cast to its dtype.
         output: an nn.Linear in place of weight and bias.  Its weight may be tied to another layer's.
         targets (N, U), T_lengths and U_lengths (N,): integers; the lengths may be on the CPU.  What is beyond an
         utterance's lengths is never read.
