@@ -2,7 +2,8 @@
 """Benchmark k2.rnnt_loss, the exact (unpruned) loss of k2.
 
 It takes padded logits, int64 targets and one boundary tensor (N, 4): first symbol, first frame, U, T of each utterance.
-Variants: rnnt_type modified and constrained, in which a target leads to the next frame.
+Variants: rnnt_type modified and constrained, in which a target leads to the next frame; delay-penalty; hat, on
+log-probabilities of a sigmoid and a softmax, which its own normalisation leaves as they are.
 """
 
 import sys

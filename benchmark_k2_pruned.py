@@ -3,7 +3,7 @@
 
 It is an approximation by design: the joiner sees only --prune-range symbols per frame.  So it is never ranked with the
 exact losses.  Its step is what icefall trains (see common/losses/layouts/pruned.py).  With its range widened to all of
-U it must equal the exact loss.
+U it must equal the exact loss.  Variant hat: use_hat_loss, which k2 1.24.4 or newer has.
 """
 
 import sys
@@ -17,6 +17,7 @@ from common.losses.k2_package import K2Package, PrunedLoss
 
 class K2Pruned(K2Package, PrunedLoss):
     name = "k2-pruned"
+    variants = {"hat": {"topology": "hat"}}
 
 
 ADAPTER = K2Pruned

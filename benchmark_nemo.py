@@ -3,6 +3,8 @@
 
 It takes padded logits, int64 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
 logits and Python itself loops over the cells: numba compiles the CUDA kernels only.
+Variant hat: on log-probabilities of a sigmoid and a softmax, as its HATJoint makes them; the loss's own log_softmax
+leaves what is normalised as it is.
 """
 
 import sys
@@ -12,7 +14,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.losses.adapter import HAT, Adapter
 
 
 class Nemo(Adapter):
@@ -20,6 +22,7 @@ class Nemo(Adapter):
     hint = "run `make setup ENVIRONMENTS=nemo`, or pip install 'nemo-toolkit[asr]' numba"
     imports = "nemo.collections.asr.parts.numba.rnnt_loss"
     dtypes = ("float32", "float16")  # numba knows no bfloat16
+    variants = {"hat": HAT}
     is_module = True
     python_loops = ("cpu",)
 

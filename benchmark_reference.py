@@ -13,6 +13,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
+from common.core.implementations import LATTICES
 from common.losses.adapter import Adapter
 
 
@@ -21,7 +22,7 @@ class Reference(Adapter):
     hint = "pip install torch"
     variants = {
         "compiled": {"by_compiler": True},
-        **{name: {"topology": name} for name in ("modified", "tdt", "multi-blank", "hat", "star", "delay-penalty")},
+        **{name: {"topology": name} for name in LATTICES},
     }
     by_compiler = False
     dtypes = ("float32", "float64", "float16", "bfloat16")

@@ -7,6 +7,7 @@ gradient by N for reduction "mean", its default.  This row multiplies the values
 that both are those of the summed loss; conformance.py asks for its reductions without this correction.  The function
 called is Transducer.apply: all that TransducerLoss does after torch's log_softmax and a check that its tensors are on a
 GPU.  So its kernels also run with NUMBA_ENABLE_CUDASIM=1, in numba's simulator on the CPU, for --passes correctness.
+Variant hat: after a sigmoid for the blank and a softmax of the labels.
 """
 
 import sys
@@ -16,7 +17,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.losses.adapter import HAT, Adapter
 
 
 class SpeechBrain(Adapter):
@@ -26,6 +27,7 @@ class SpeechBrain(Adapter):
     devices = ("cuda",)
     dtypes = ("float32", "float64", "float16")  # numba knows no bfloat16
     log_probs = True
+    variants = {"hat": HAT}
     positional = True  # autograd's apply takes no keywords
     repairs = True
     simulator = {"NUMBA_ENABLE_CUDASIM": "1"}

@@ -2,8 +2,8 @@
 """Benchmark torchaudio.functional.rnnt_loss.
 
 It takes padded logits and normalises them itself.  It computes the gradient in its forward, so the time of its backward
-alone means little.  It runs on CPU and CUDA, in float32 and float16.  Variant log-probs: fused_log_softmax=False after
-torch's log_softmax.
+alone means little.  It runs on CPU and CUDA, in float32 and float16.  Variants: log-probs (fused_log_softmax=False,
+after torch's log_softmax); hat (likewise, after a sigmoid for the blank and a softmax of the labels).
 """
 
 import sys
@@ -13,14 +13,14 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.losses.adapter import HAT, Adapter
 
 
 class Torchaudio(Adapter):
     name = "torchaudio"
     hint = "pip install torchaudio"
     dtypes = ("float32", "float16")
-    variants = {"log-probs": {"log_probs": True}}
+    variants = {"log-probs": {"log_probs": True}, "hat": HAT}
 
     def prepare(self, batch):
         return SimpleNamespace(targets=batch.targets, logit_lengths=batch.T_lengths, target_lengths=batch.U_lengths)

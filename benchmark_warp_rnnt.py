@@ -3,7 +3,8 @@
 
 It runs on CUDA only.  It takes padded log-probabilities, so torch's log_softmax is part of what is timed, and int32
 targets and lengths.  Variants: gather, which takes blank and target out of each cell first; compact, which takes packed
-log-probabilities and targets.  If the package is not installed, it is built once from its source package, with nvcc.
+log-probabilities and targets; hat, after a sigmoid for the blank and a softmax of the labels.  If the package is not
+installed, it is built once from its source package, with nvcc.
 """
 
 import sys
@@ -13,7 +14,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.losses.adapter import HAT, Adapter
 
 
 class WarpRnnt(Adapter):
@@ -22,7 +23,7 @@ class WarpRnnt(Adapter):
     devices = ("cuda",)
     log_probs = True
     gather = False
-    variants = {"gather": {"gather": True}, "compact": {"layout": "packed"}}
+    variants = {"gather": {"gather": True}, "compact": {"layout": "packed"}, "hat": HAT}
 
     def prepare(self, batch):
         import torch

@@ -4,6 +4,7 @@
 It takes padded logits, int32 targets and lengths, and computes gradients in forward.  On the CPU torch normalises the
 logits, on CUDA its own kernels do.  No package index has a release: install it by hand.  b-flo's branches have FastEmit
 on by default (0.001), which changes the loss; this row switches it off.
+Variant hat: on log-probabilities of a sigmoid and a softmax; its own log_softmax leaves what is normalised as it is.
 """
 
 import inspect
@@ -14,7 +15,7 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.losses.adapter import HAT, Adapter
 
 
 class WarpTransducer(Adapter):
@@ -24,6 +25,7 @@ class WarpTransducer(Adapter):
         "https://github.com/HawkAaron/warp-transducer, as its README says: cmake, then pip install in pytorch_binding"
     )
     dtypes = ("float32", "float64")
+    variants = {"hat": HAT}
 
     def prepare(self, batch):
         return SimpleNamespace(labels=batch.targets, act_lens=batch.T_lengths, label_lens=batch.U_lengths)

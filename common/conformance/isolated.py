@@ -89,6 +89,7 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
         attributes = scripts.described(scripts.file_of(implementation))
     except UserError:
         return {}
+    attributes = {**attributes, **attributes["variants"].get(implementation.variant, {})}
     return attributes["simulator"] if device == "cpu" and "cpu" not in attributes["devices"] else {}
 
 

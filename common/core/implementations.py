@@ -87,15 +87,20 @@ class Implementation:
         return replace(self, name=f"{self.name}@{environment}", environment=environment, variants={}, placed=True)
 
 
+#: Variants of the full losses of k2 and of fast_rnnt, from which k2's was made.
+OF_K2 = {name: name for name in ("modified", "constrained", "delay-penalty", "hat")}
+
 IMPLEMENTATIONS = (
-    Implementation("torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact"}),
+    Implementation(
+        "torchaudio", "benchmark_torchaudio", "main", "torchaudio", variants={"log-probs": "exact", "hat": "hat"}
+    ),
     Implementation(
         "optimized_transducer",
         "benchmark_ot",
         "main",
         "optimized_transducer",
         built=True,
-        variants={"log-probs": "exact", "modified": "modified-last-blank"},
+        variants={"log-probs": "exact", "modified": "modified-last-blank", "hat": "hat"},
     ),
     Implementation(
         "fast_rnnt",
@@ -103,23 +108,32 @@ IMPLEMENTATIONS = (
         "main",
         "fast_rnnt",
         built=True,
-        variants={"modified": "modified", "constrained": "constrained"},
+        variants=OF_K2,
         control=True,
     ),
-    Implementation("k2", "benchmark_k2", "k2", "k2", variants={"modified": "modified", "constrained": "constrained"}),
+    Implementation("k2", "benchmark_k2", "k2", "k2", variants=OF_K2),
     Implementation("warprnnt_numba", "benchmark_warprnnt_numba", "main", "warprnnt_numba"),
-    Implementation("nemo", "benchmark_nemo", "nemo", "nemo"),
+    Implementation("nemo", "benchmark_nemo", "nemo", "nemo", variants={"hat": "hat"}),
     Implementation("nemo-triton", "benchmark_nemo_triton", "nemo", "nemo"),
+    Implementation("nemo-tdt", "benchmark_nemo_tdt", "nemo", "nemo", kind="tdt", variants={"pytorch": "tdt"}),
+    Implementation(
+        "nemo-multi-blank",
+        "benchmark_nemo_multi_blank",
+        "nemo",
+        "nemo",
+        kind="multi-blank",
+        variants={"pytorch": "multi-blank"},
+    ),
     Implementation(
         "warp-rnnt",
         "benchmark_warp_rnnt",
         "main",
         "warp_rnnt",
         built=True,
-        variants={"gather": "exact", "compact": "exact"},
+        variants={"gather": "exact", "compact": "exact", "hat": "hat"},
     ),
-    Implementation("warp-transducer", "benchmark_warp_transducer", "main", "warprnnt_pytorch"),
-    Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain"),
+    Implementation("warp-transducer", "benchmark_warp_transducer", "main", "warprnnt_pytorch", variants={"hat": "hat"}),
+    Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
     Implementation("apex", "benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation(
         "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
@@ -131,7 +145,7 @@ IMPLEMENTATIONS = (
         "torch",
         variants={
             "compiled": "exact",
-            **{name: name for name in ("modified", "tdt", "multi-blank", "hat", "star", "delay-penalty")},
+            **{name: name for name in LATTICES},
         },
         control=True,
     ),
@@ -140,7 +154,7 @@ IMPLEMENTATIONS = (
     Implementation(
         "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True
     ),
-    Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned"),
+    Implementation("k2-pruned", "benchmark_k2_pruned", "k2", "k2", kind="pruned", variants={"hat": "pruned"}),
     Implementation(
         "fast_rnnt-simple", "benchmark_fast_rnnt_simple", "main", "fast_rnnt", built=True, kind="additive", control=True
     ),

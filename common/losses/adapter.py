@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from common.losses.topologies import Topology
 
 
+#: What a variant changes that gives the loss of Graves the log-probabilities of a hybrid autoregressive joiner.  A loss
+#: that normalises its logits itself leaves those as they are.
+HAT: Mapping[str, Any] = {"topology": "hat", "log_probs": True}
+
+
 def import_package(package: str, hint: str) -> ModuleType:
     """Import and return a third-party module; raise NotRunnable("missing"), with the hint how to get it."""
     try:
@@ -54,7 +59,8 @@ class Adapter:
 
     What the loss computes:
       layout: what it takes, one of common.core.implementations.LAYOUTS; topology: its lattice, see
-      common.losses.topologies; log_probs: it takes log-probabilities, so a log_softmax of torch's is part of `loss`.
+      common.losses.topologies; log_probs: it takes log-probabilities, so torch's log_softmax, or what the
+      lattice has in its place, is part of `loss`.
 
     What it can do:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
@@ -186,7 +192,8 @@ class Adapter:
 
         It may overwrite `logits`, which each step makes anew.
         """
-        return self.loss_of({"logits": logits.log_softmax(-1) if self.log_probs else logits}, prepared)
+        scores = self.lattice.log_probs(logits, self.blank) if self.log_probs else logits
+        return self.loss_of({"logits": scores}, prepared)
 
     def loss_of(self, tensors: Mapping[str, torch.Tensor], prepared: SimpleNamespace) -> torch.Tensor:
         """Return the reduced loss of the `tensors` of the layout (common.losses.layouts), by name in their order."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from importlib import metadata
 from types import SimpleNamespace
 
-from common.core.errors import UserError
-from common.losses.adapter import Adapter, described
+from common.core.errors import NotRunnable, UserError
+from common.core.implementations import ONE_SYMBOL
+from common.losses.adapter import HAT, Adapter, described
 
 
 class K2Package(Adapter):
@@ -41,13 +43,15 @@ class K2Loss(Adapter):
         return SimpleNamespace(symbols=batch.targets.long(), boundary=boundary)
 
     def options(self):
-        return {"termination_symbol": self.blank, "rnnt_type": self.topology, "reduction": self.reduction}
+        rnnt_type = self.topology if self.topology in ONE_SYMBOL else "regular"
+        options = {"termination_symbol": self.blank, "rnnt_type": rnnt_type, "reduction": self.reduction}
+        return {**options, "delay_penalty": self.lattice.penalty} if self.topology == "delay-penalty" else options
 
 
 class FullLoss(K2Loss):
     """The exact loss, rnnt_loss, of padded logits (N, T, U+1, V)."""
 
-    variants = {"modified": {"topology": "modified"}, "constrained": {"topology": "constrained"}}
+    variants = {"hat": HAT, **{name: {"topology": name} for name in ("modified", "constrained", "delay-penalty")}}
 
     def function(self):
         return self.module.rnnt_loss
@@ -81,8 +85,18 @@ class PrunedLoss(K2Loss):
                 f"({settings.encoder_dim}) must be at least --vocab-size ({settings.vocab_size})"
             )
 
+    def load(self, device):
+        super().load(device)
+        if self.topology == "hat" and "use_hat_loss" not in inspect.signature(self.function()).parameters:
+            raise NotRunnable(
+                "unsupported", f"{self.package} {self.version()} has no use_hat_loss; k2 1.24.4 or newer has it"
+            )
+
     def function(self):
         return self.module.rnnt_loss_pruned
+
+    def options(self):
+        return {**super().options(), "use_hat_loss": True} if self.topology == "hat" else super().options()
 
     def simple_options(self):
         """Return the options of the simple loss that chooses the symbols."""

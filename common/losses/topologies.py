@@ -63,6 +63,10 @@ class Topology:
         """Columns that the joiner has after the V symbols."""
         return 0
 
+    def log_probs(self, logits: torch.Tensor, blank: int) -> torch.Tensor:
+        """Return the log-probabilities (..., V) of all symbols, of a lattice without further outputs."""
+        return logits.log_softmax(-1)
+
     def parts(self, logits: torch.Tensor, target: torch.Tensor, blank: int) -> torch.Tensor:
         """Return the log-probabilities (..., P) of cells: of blank, of the next target, then what the topology adds.
 
@@ -71,7 +75,7 @@ class Topology:
             target: (...) int64, the next target of each cell; any symbol where there is none.
             blank: its column.
         """
-        return chosen(logits.log_softmax(-1), target, blank)
+        return chosen(self.log_probs(logits, blank), target, blank)
 
     def columns(self, target: torch.Tensor, blank: int, width: int) -> torch.Tensor:
         """Return the column (..., P) of each part of `parts`.  width: V + extra."""
@@ -180,12 +184,11 @@ class MultiBlank(Topology):
 class HybridAutoregressive(Topology):
     """Blank has a sigmoid of its own, and the labels share the rest by a softmax without blank's column."""
 
-    def parts(self, logits, target, blank):
-        of_blank = logits[..., blank]
-        without = torch.arange(logits.size(-1), device=logits.device) == blank
-        labels = logits.masked_fill(without, -math.inf).log_softmax(-1)
-        label = labels.gather(-1, target.unsqueeze(-1)).squeeze(-1) + logsigmoid(-of_blank)
-        return torch.stack([logsigmoid(of_blank), label], -1)
+    def log_probs(self, logits, blank):
+        of_blank = logits[..., blank : blank + 1]
+        column = torch.arange(logits.size(-1), device=logits.device) == blank
+        labels = logits.masked_fill(column, -math.inf).log_softmax(-1) + logsigmoid(-of_blank)
+        return torch.where(column, logsigmoid(of_blank), labels)
 
 
 class Star(Topology):

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""Benchmark NeMo's losses with blanks of several frames: `multiblank_rnnt`, in numba kernels, and its loops of Python.
+
+Both take padded logits in which the blank is the last column and the longer blanks stand before it, the longest first.
+So this row moves the blank behind the others, which copies the logits, as part of what is timed.  The numba kernels run
+on CUDA only, and with NUMBA_ENABLE_CUDASIM=1 in numba's simulator on the CPU, for --passes correctness.  Variant
+pytorch: multiblank_rnnt_pytorch, which runs everywhere, with an operation for each cell of a padded batch.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
+
+from common.command import script_main
+from common.losses import nemo_package
+
+
+class NemoMultiBlank(nemo_package.NemoPackage):
+    name = "nemo-multi-blank"
+    topology = "multi-blank"
+    variants = {"pytorch": {**nemo_package.PYTORCH, "devices": ("cpu", "cuda"), "simulator": {}}}
+
+    def prepare(self, batch):
+        return SimpleNamespace(
+            labels=batch.targets.long(), act_lens=batch.T_lengths.long(), label_lens=batch.U_lengths.long()
+        )
+
+    def function(self):
+        return self.module.MultiblankRNNTLossPytorch if self.by_loops else self.module.MultiblankRNNTLossNumba
+
+    def options(self):
+        return {
+            "blank": self.outputs(self.settings.vocab_size) - 1,
+            "big_blank_durations": list(reversed(self.lattice.durations)),
+            "reduction": self.reduction_name(),
+            "sigma": self.lattice.sigma,
+            **self.numba_options({"fastemit_lambda": 0.0, "clamp": -1}),
+        }
+
+    def call(self, tensors, prepared):
+        moved = tensors["logits"].roll(-1, -1)
+        blank, labels = moved.size(-1) - 1, prepared.labels
+        others = {**vars(prepared), "labels": (labels - 1).masked_fill(labels == 0, blank)}
+        return self.answer({**self.options(), "blank": blank}, moved, SimpleNamespace(**others))
+
+
+ADAPTER = NemoMultiBlank
+
+if __name__ == "__main__":
+    raise SystemExit(script_main(__file__, __doc__))
