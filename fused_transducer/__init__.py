@@ -4,7 +4,7 @@ cells in memory."""
 from fused_transducer import recipes
 from fused_transducer.backends import backend_of
 from fused_transducer.functional import align, transducer_loss
-from fused_transducer.modules import TransducerLoss
+from fused_transducer.modules import TDTLoss, TransducerLoss
 
-__all__ = ["TransducerLoss", "align", "backend_of", "recipes", "transducer_loss"]
+__all__ = ["TDTLoss", "TransducerLoss", "align", "backend_of", "recipes", "transducer_loss"]
 __version__ = "0.2.0"

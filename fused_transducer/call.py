@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
+
+from fused_transducer.lattices import Lattice, check_topology, lattice_of
 
 #: By number as in csrc/activations.h and kernels.py; leaky_relu's slope is 0.01, snake is x + sin(x)^2.
 ACTIVATIONS = ("none", "tanh", "relu", "sigmoid", "silu", "gelu", "leaky_relu", "snake")
@@ -16,8 +18,9 @@ REDUCTIONS = ("none", "sum", "mean")
 @dataclass(frozen=True)
 class Call:
     """encoder_out (N, T, H), decoder_out (N, U+1, H), weight (V, H), bias (V) or None: of one floating dtype; targets
-    (N, U), T_lengths, U_lengths (N): integers.  tile_cells: 0 for the backend's own choice.  seed: an int64 number
-    on their device, for dropout; None without."""
+    (N, U), T_lengths, U_lengths (N): integers.  V is the number of all outputs: of the symbols, and of the further
+    columns of the lattice.  tile_cells: 0 for the backend's own choice.  seed: an int64 number on their device, for
+    dropout; None without."""
 
     encoder_out: torch.Tensor
     decoder_out: torch.Tensor
@@ -35,6 +38,14 @@ class Call:
     dropout: float = 0.0
     delay_penalty: float = 0.0
     label_smoothing: float = 0.0
+    topology: str = "regular"
+    durations: Tuple[int, ...] = ()
+    sigma: float = 0.0
+    skip: float = 0.0
+
+    @property
+    def lattice(self) -> Lattice:
+        return lattice_of(self.topology, self.durations, self.sigma, self.skip)
 
     @property
     def drop_below(self) -> int:
@@ -65,6 +76,11 @@ class Call:
     @property
     def V(self) -> int:
         return self.weight.shape[0]
+
+    @property
+    def symbols(self) -> int:
+        """Return the number of symbols, whose columns are the first."""
+        return self.V - len(self.durations)
 
     @property
     def device(self) -> torch.device:
@@ -99,11 +115,12 @@ def check_values(call: Call) -> None:
     if call.U1 == 1:
         return
     valid = torch.arange(call.U1 - 1, device=call.device) < call.U_lengths.to(call.device).unsqueeze(1)
-    wrong = valid & ((call.targets < 0) | (call.targets >= call.V))
+    wrong = valid & ((call.targets < 0) | (call.targets >= call.symbols))
     if wrong.any():
         n, u = wrong.nonzero()[0].tolist()
         raise ValueError(
-            f"utterance {n}: target {u} is {int(call.targets[n, u])}; the {call.V} symbols are 0 to {call.V - 1}"
+            f"utterance {n}: target {u} is {int(call.targets[n, u])}; the {call.symbols} symbols are 0 to "
+            f"{call.symbols - 1}"
         )
 
 
@@ -210,14 +227,24 @@ def check_options(
     delay_penalty: Any = 0.0,
     label_smoothing: Any = 0.0,
     keep_bytes: Any = None,
+    topology: Any = "regular",
+    durations: Any = (),
+    sigma: Any = 0.0,
+    skip: Any = 0.0,
 ) -> None:
-    """Raise ValueError for options of another type or outside their range; V: the number of symbols."""
+    """Raise ValueError for options of another type or outside their range; V: the number of outputs."""
+    check_topology(topology, durations, sigma, skip, label_smoothing)
     sizes = (("tile_cells", tile_cells or 0), ("keep_bytes", keep_bytes or 0))
     for name, value in (("blank", blank), *sizes):
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"{name} must be an integer; it is {value!r}")
-    if not 0 <= blank < V:
-        raise ValueError(f"blank is {blank}; the {V} symbols are 0 to {V - 1}")
+    symbols = V - len(durations)
+    if symbols < 1:
+        raise ValueError(
+            f"durations: {len(durations)} take all of the {V} outputs; the first are of the symbols, the last of these"
+        )
+    if not 0 <= blank < symbols:
+        raise ValueError(f"blank is {blank}; the {symbols} symbols are 0 to {symbols - 1}")
     for name, value in sizes:
         if not 0 <= value < 2**63:
             raise ValueError(f"{name} must be 0 or more, and below 2^63; it is {value}")

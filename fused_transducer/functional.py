@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral
-from typing import NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fused_transducer import operators, paths
 from fused_transducer.backends import KEPT_BYTES, PACKED, backend_of
 from fused_transducer.call import Call, accumulated, check_options, check_shapes, check_tensors, check_weights
+from fused_transducer.lattices import MIXED
 
 
 class _Inputs(NamedTuple):
@@ -46,6 +47,10 @@ def transducer_loss(
     label_smoothing: float = 0.0,
     utterance_weights: Optional[Tensor] = None,
     zero_infinity: bool = False,
+    topology: str = "regular",
+    durations: Sequence[int] = (),
+    sigma: float = 0.0,
+    skip: float = 0.0,
     backend: Optional[str] = None,
     return_dropped: bool = False,
     return_posteriors: bool = False,
@@ -78,7 +83,18 @@ def transducer_loss(
         delay_penalty: makes paths that emit early worth more, as in k2 and fast_rnnt: the log-probability of each label
         at frame t gets delay_penalty * ((T_length - 1) / 2 - t) more.
         label_smoothing: the log-probability of each arc becomes 1 - label_smoothing times itself, plus label_smoothing
-        times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.
+        times the mean of the cell's log-probabilities, as if each arc's target were smoothed in a cross-entropy.  Not
+        for tdt, multi-blank and hat.
+    The lattice
+        topology: "regular" (Graves 2012); "modified" and "modified-last-blank" (a label goes to the next frame; paths
+        end with any symbol, or with a blank); "constrained" (a label goes to the next frame with the blank behind it);
+        "tdt" (tokens and durations, arXiv 2304.06795); "multi-blank" (arXiv 2211.03541); "hat" (the blank by a sigmoid,
+        the labels by a softmax of the others, arXiv 2003.07705); "star" (a frame may be skipped, arXiv 2303.10384).
+        durations: of tdt, the frames that a token goes ahead, blanks by those above 0; of multi-blank, the frames of
+        each longer blank.  weight and bias have a row more for each, behind those of the symbols.  In tdt they have a
+        softmax of their own.
+        sigma: of tdt and multi-blank, is subtracted from the log-probability of each symbol.
+        skip: of star, the log-weight of skipping a frame.
     How it is computed
         negligible: cells that a path meets with less probability than this get no gradient; 0 leaves out exact zeros
         only.
@@ -86,15 +102,16 @@ def transducer_loss(
         keep_bytes: memory for logits that forward keeps, of as many cells as fit, so that backward need not compute
         them again; the C++ code alone keeps any.  None: those of all cells if they fit 2 MiB, else none, and none in a
         graph of torch.compile.
-        backend: see `backend_of`.
+        backend: see `backend_of`.  None: the fastest that has the lattice.
 
     Returns a float32 (float64) tensor, differentiable once, in reverse mode (backward, torch.func.grad): forward mode
     raises RuntimeError.  Behind it, where asked for:
         return_dropped: for each utterance, the posterior probability of all dropped cells over that of all cells
         (float64): the gradient of a cell's logits has an L1 norm of at most 2 (1 + fastemit_lambda) times its
-        posterior.
+        posterior, with tdt twice that.
         return_posteriors: (N, T, U+1, 2), the probability that a path given the targets takes the blank and the label
-        of each cell; 0 in the padding.  Not differentiable.
+        of each cell, and with durations (N, T, U+1, 2 + durations), each of those too; 0 in the padding.  Not
+        differentiable.
 
     A target that the logits make impossible has a loss of inf and a gradient of 0.  Raises ValueError, with the
     utterance, for bad arguments (values under torch.compile only when it runs, and never under CUDA graph capture).
@@ -114,11 +131,20 @@ def transducer_loss(
         delay_penalty,
         label_smoothing,
         keep_bytes,
+        topology,
+        durations,
+        sigma,
+        skip,
     )
+    if return_posteriors and fastemit_lambda and topology in MIXED:
+        raise ValueError(
+            f"return_posteriors: with fastemit_lambda those of topology {topology!r} are no probabilities; give one of "
+            "the two"
+        )
     if utterance_weights is not None:
         check_weights(utterance_weights, N, device)
     seed = _seed(dropout_seed, device) if dropout else None
-    backend = backend_of(device.type, dtype, backend)
+    backend = backend_of(device.type, dtype, backend, topology)
     gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in given[:4])
     gradient = gradient or return_posteriors
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
@@ -138,12 +164,17 @@ def transducer_loss(
     losses, dropped, arcs, _ = losses_of(
         *given, int(blank), activation, float(fastemit_lambda), float(negligible), int(tile_cells or 0), backend,
         gradient, cells, kept_cells, seed, float(dropout), float(delay_penalty), float(label_smoothing),
+        topology, [int(duration) for duration in durations], float(sigma), float(skip),
     )  # fmt: skip
     loss = _reduced(losses, reduction, utterance_weights, zero_infinity).to(accumulated(dtype))
     extra = (dropped,) if return_dropped else ()
     if return_posteriors:
-        posteriors = paths.of_cells(arcs, T, U1, given.T_lengths, given.U_lengths, PACKED[backend], 0.0)
-        extra += (posteriors / posteriors.new_tensor([1, 1 + fastemit_lambda]),)
+        posteriors = paths.of_cells(
+            arcs, T, U1, given.T_lengths, given.U_lengths, PACKED[backend], 0.0, 2 + len(durations)
+        )
+        if fastemit_lambda:
+            posteriors[..., 1] /= 1 + fastemit_lambda
+        extra += (posteriors,)
     return (loss, *extra) if extra else loss
 
 
@@ -160,6 +191,10 @@ def align(
     *,
     output: Optional[nn.Linear] = None,
     delay_penalty: float = 0.0,
+    topology: str = "regular",
+    durations: Sequence[int] = (),
+    sigma: float = 0.0,
+    skip: float = 0.0,
     tile_cells: Optional[int] = None,
     backend: Optional[str] = None,
 ) -> Tuple[Tensor, Tensor]:
@@ -169,15 +204,22 @@ def align(
     path is possible.  log_probabilities (N,), float64.  The arguments are those of `transducer_loss`.
     """
     given = _inputs(encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths, output)
-    check_options(given.weight.shape[0], blank, activation, tile_cells=tile_cells, delay_penalty=delay_penalty)
+    lattice = {"topology": topology, "durations": durations, "sigma": sigma, "skip": skip}
+    check_options(
+        given.weight.shape[0], blank, activation, tile_cells=tile_cells, delay_penalty=delay_penalty, **lattice
+    )
     device = given.encoder_out.device
-    backend = backend_of(device.type, given.encoder_out.dtype, backend)
-    call = Call(*given, int(blank), activation, 0.0, 0.0, int(tile_cells or 0), delay_penalty=float(delay_penalty))
+    backend = backend_of(device.type, given.encoder_out.dtype, backend, topology)
+    lattice.update(durations=tuple(map(int, durations)), sigma=float(sigma), skip=float(skip))
+    call = Call(
+        *given, int(blank), activation, 0.0, 0.0, int(tile_cells or 0), delay_penalty=float(delay_penalty), **lattice
+    )
     with torch.no_grad():
         arcs = operators.log_probabilities(call, backend)
         lengths = given.T_lengths.to(device), given.U_lengths.to(device)
-        of_cells = paths.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"))
-        return paths.best(of_cells.double(), *lengths)
+        parts = call.lattice.parts
+        of_cells = paths.of_cells(arcs, call.T, call.U1, *lengths, PACKED[backend], float("-inf"), parts)
+        return paths.best(of_cells.double(), *lengths, call.lattice)
 
 
 def _inputs(

@@ -1,10 +1,10 @@
-"""`TransducerLoss`: a joiner that is trained without ever writing its logits."""
+"""`TransducerLoss` and `TDTLoss`: joiners that are trained without ever writing their logits."""
 
 from __future__ import annotations
 
 import inspect
 from numbers import Integral
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 from torch import Tensor, nn
 
@@ -29,8 +29,9 @@ class TransducerLoss(nn.Module):
     joiner_dim: H; vocab_size: V; encoder_dim, decoder_dim: of the outputs that are projected to H first, as icefall's
     joiner does (its parameters have the same names); None: that output has H columns already.  bias: of output_linear.
     output: an nn.Linear to use as output_linear, in place of joiner_dim, vocab_size and bias; its weight may be tied.
-    The other options are those of `transducer_loss`, from blank on; dropout is for training alone.  Raises TypeError
-    for one that it does not have, and ValueError for a value that it would refuse.
+    The other options are those of `transducer_loss`, from blank on; dropout is for training alone.  With `durations`
+    output_linear has a row more for each of them, behind those of the V symbols.  Raises TypeError for an option that
+    it does not have, and ValueError for a value that it would refuse.
 
     Under FSDP and DDP, call it within the module that they wrap, as any layer.
     """
@@ -53,20 +54,23 @@ class TransducerLoss(nn.Module):
         unknown = sorted(set(options) - OPTIONS)
         if unknown:
             raise TypeError(f"TransducerLoss has no option {unknown[0]!r}; there are {', '.join(sorted(OPTIONS))}")
+        durations = options.get("durations", ())
+        further = len(durations) if isinstance(durations, (list, tuple)) else 0  # else check_options refuses them
         if output is not None:
             if joiner_dim is not None or vocab_size is not None:
                 raise ValueError("output: give either the layer, or joiner_dim and vocab_size")
-            vocab_size, joiner_dim = of_linear(output)[0].shape
+            outputs, joiner_dim = of_linear(output)[0].shape
+            vocab_size = outputs - further
         for name, size in (("joiner_dim", joiner_dim), ("vocab_size", vocab_size)):
             if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
                 raise ValueError(f"{name} must be an integer, 1 at least; it is {size!r}")
         checked = {name: value for name, value in options.items() if name not in UNCHECKED}
-        check_options(vocab_size, activation=activation, **checked)
+        check_options(vocab_size + further, activation=activation, **checked)
         check_name(options.get("backend"))
         how = {"device": device, "dtype": dtype}
         self.encoder_proj = nn.Linear(encoder_dim, joiner_dim, **how) if encoder_dim else nn.Identity()
         self.decoder_proj = nn.Linear(decoder_dim, joiner_dim, **how) if decoder_dim else nn.Identity()
-        self.output_linear = nn.Linear(joiner_dim, vocab_size, bias=bias, **how) if output is None else output
+        self.output_linear = nn.Linear(joiner_dim, vocab_size + further, bias=bias, **how) if output is None else output
         self.options = {"activation": activation, **options}
 
     def forward(
@@ -95,7 +99,17 @@ class TransducerLoss(nn.Module):
         self, encoder_out: Tensor, decoder_out: Tensor, targets: Tensor, T_lengths: Tensor, U_lengths: Tensor
     ) -> Tuple[Tensor, Tensor]:
         """Return (frames, log_probabilities) of the best paths, without dropout: see `align`."""
-        names = ("blank", "activation", "delay_penalty", "tile_cells", "backend")
+        names = (
+            "blank",
+            "activation",
+            "delay_penalty",
+            "topology",
+            "durations",
+            "sigma",
+            "skip",
+            "tile_cells",
+            "backend",
+        )
         return align(
             self.encoder_proj(encoder_out),
             self.decoder_proj(decoder_out),
@@ -107,10 +121,33 @@ class TransducerLoss(nn.Module):
         )
 
     def logits(self, encoder_out: Tensor, decoder_out: Tensor) -> Tensor:
-        """Return (..., V) for decoding, of outputs (..., encoder_dim) and (..., decoder_dim) that broadcast together;
-        without dropout."""
+        """Return (..., V + durations) for decoding, without dropout, of outputs (..., encoder_dim) and
+        (..., decoder_dim) that broadcast together."""
         activation = ACTIVATIONS[self.options["activation"]].value
         return self.output_linear(activation(self.encoder_proj(encoder_out) + self.decoder_proj(decoder_out)))
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class TDTLoss(TransducerLoss):
+    """A joiner of tokens and durations (arXiv 2304.06795), and its loss.
+
+    Args:
+        joiner_dim: H.
+        vocab_size: V, with the blank; output_linear has V + len(durations) outputs, the durations' last.
+        durations: the frames that a token goes ahead.
+        sigma: is subtracted from the log-probability of each token, which makes paths of few tokens worth more.
+        options: of `TransducerLoss`.
+    """
+
+    def __init__(
+        self,
+        joiner_dim: Optional[int] = None,
+        vocab_size: Optional[int] = None,
+        *,
+        durations: Sequence[int] = (0, 1, 2, 3, 4),
+        sigma: float = 0.0,
+        **options: Any,
+    ):
+        super().__init__(joiner_dim, vocab_size, topology="tdt", durations=durations, sigma=sigma, **options)

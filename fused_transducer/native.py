@@ -127,9 +127,9 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
     return -(-torch.get_num_threads() // 2) * min(max(-(-cells // SUMMED), 1) * SUMMED, MOST)
 
 
-def rows(V: int) -> int:
+def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
-    return 4 if V > MANY else 2
+    return 4 if call.V > MANY else 2
 
 
 class _Arguments:

@@ -30,9 +30,10 @@ def _check(call: Call, backend: str) -> None:
     check_options(
         call.V, call.blank, call.activation, tile_cells=call.tile_cells, dropout=call.dropout,
         delay_penalty=call.delay_penalty, label_smoothing=call.label_smoothing,
+        topology=call.topology, durations=call.durations, sigma=call.sigma, skip=call.skip,
     )  # fmt: skip
     check_seed(call.seed, call.device)
-    backend_of(call.device.type, call.encoder_out.dtype, backend)
+    backend_of(call.device.type, call.encoder_out.dtype, backend, call.topology)
 
 
 def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
@@ -41,7 +42,7 @@ def _check_room(call: Call, backend: str, arcs: Tensor, kept: Tensor) -> None:
     if PACKED[backend]:
         check_lengths(call)
         cells = int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum())
-    rows, dtype = module_of(backend).rows(call.V), accumulated(call.encoder_out.dtype)
+    rows, dtype = module_of(backend).rows(call), accumulated(call.encoder_out.dtype)
     if (
         arcs.dim() != 2
         or len(arcs) != rows
@@ -67,7 +68,7 @@ def _saved(
     """Uninitialised (losses, dropped, arcs, kept)."""
     new, dtype = call.encoder_out.new_empty, accumulated(call.encoder_out.dtype)
     losses, dropped = new((call.N,), dtype=torch.float64), new((call.N,), dtype=torch.float64)
-    arcs = new((module_of(backend).rows(call.V), cells if gradient else 0), dtype=dtype)
+    arcs = new((module_of(backend).rows(call), cells if gradient else 0), dtype=dtype)
     return losses, dropped, arcs, new((kept_cells, call.V), dtype=dtype)
 
 
@@ -93,13 +94,17 @@ def losses(
     dropout: float = 0.0,
     delay_penalty: float = 0.0,
     label_smoothing: float = 0.0,
+    topology: str = "regular",
+    durations: Optional[List[int]] = None,
+    sigma: float = 0.0,
+    skip: float = 0.0,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """(N,) losses and (N,) shares of the posterior that backward drops, float64; for backward (with `gradient`) `arcs`
     with room for `cells`, and the logits of `kept_cells` cells."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
-        label_smoothing,
+        label_smoothing, topology, tuple(durations or ()), sigma, skip,
     )  # fmt: skip
     _check(call, backend)
     check_values(call)
@@ -115,17 +120,18 @@ def _(
     encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
     blank, activation, fastemit_lambda, negligible, tile_cells, backend, gradient, cells, kept_cells,
     seed=None, dropout=0.0, delay_penalty=0.0, label_smoothing=0.0,
+    topology="regular", durations=None, sigma=0.0, skip=0.0,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, fastemit_lambda, negligible, tile_cells, seed, dropout, delay_penalty,
-        label_smoothing,
+        label_smoothing, topology, tuple(durations or ()), sigma, skip,
     )  # fmt: skip
     return _saved(call, backend, gradient, cells, kept_cells)
 
 
 def log_probabilities(call: Call, backend: str) -> Tensor:
-    """Return the arcs of `losses` with the log-probability of the blank and of the label of each cell."""
+    """Return the arcs of `losses` with the log-probability of each part of each cell."""
     _check(call, backend)
     check_values(call)
     cells = call.N * call.T * call.U1
@@ -165,11 +171,14 @@ def gradients(
     seed: Optional[Tensor] = None,
     dropout: float = 0.0,
     label_smoothing: float = 0.0,
+    topology: str = "regular",
+    durations: Optional[List[int]] = None,
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of encoder_out, decoder_out, weight and bias; empty where not wanted."""
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
+        topology, tuple(durations or ()),
     )  # fmt: skip
     _check(call, backend)
     _check_room(call, backend, arcs, kept)
@@ -185,11 +194,12 @@ def gradients(
 def _(
     grad_losses, arcs, kept, encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
     blank, activation, negligible, tile_cells, backend, wanted, seed=None, dropout=0.0,
-    label_smoothing=0.0,
+    label_smoothing=0.0, topology="regular", durations=None,
 ):  # fmt: skip
     call = Call(
         encoder_out, decoder_out, weight, bias, targets, T_lengths, U_lengths,
         blank, activation, 0.0, negligible, tile_cells, seed, dropout, 0.0, label_smoothing,
+        topology, tuple(durations or ()),
     )  # fmt: skip
     a, b, c, d = (x.to(encoder_out.dtype) for x in _gradients(call, wanted))
     return a, b, c, d
@@ -197,7 +207,7 @@ def _(
 
 def _save(ctx, inputs, output) -> None:
     ctx.blank, ctx.activation, _, ctx.negligible, ctx.tile_cells, ctx.backend = inputs[7:13]
-    seed, ctx.dropout, _, ctx.label_smoothing = inputs[16:20]
+    seed, ctx.dropout, _, ctx.label_smoothing, ctx.topology, ctx.durations = inputs[16:22]
     _, dropped, arcs, kept = output
     ctx.mark_non_differentiable(dropped, arcs, kept)
     ctx.save_for_backward(*inputs[:7], arcs, kept, seed)
@@ -210,9 +220,9 @@ def _backward_of(gradients_of: Callable[..., Tuple[Tensor, ...]]) -> Callable[..
         *tensors, arcs, kept, seed = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:4])
         options = ctx.blank, ctx.activation, ctx.negligible, ctx.tile_cells, ctx.backend
-        options = *options, wanted, seed, ctx.dropout, ctx.label_smoothing
+        options = *options, wanted, seed, ctx.dropout, ctx.label_smoothing, ctx.topology, ctx.durations
         made = gradients_of(grad_losses, arcs, kept, *tensors, *options)
-        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 16))
+        return (*(x if want else None for x, want in zip(made, wanted)), *([None] * 20))
 
     return backward
 

@@ -7,7 +7,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from fused_transducer.plain import skewed
+from fused_transducer.lattices import Lattice
+from fused_transducer.plain import Walk, skewed
 
 
 def _numbers(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
@@ -30,44 +31,40 @@ def _numbers(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
 
 
 def of_cells(
-    arcs: Tensor, T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor, packed: bool, padding: float
+    arcs: Tensor, T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor, packed: bool, padding: float, parts: int = 2
 ) -> Tensor:
-    """Return the numbers (N, T, U+1, 2) of the arcs of the blank and of the label from `arcs` of a backend; `padding`
-    where an utterance has no cell.  packed: the backend stores the cells of utterances only."""
+    """Return the numbers (N, T, U+1, parts) of the parts of each cell from `arcs` of a backend; `padding` where an
+    utterance has no cell.  packed: the backend stores the cells of utterances only."""
     T_lengths, U_lengths = T_lengths.to(arcs.device), U_lengths.to(arcs.device)
     t, u = (torch.arange(size, device=arcs.device) for size in (T, U1))
     inside = (t[:, None] < T_lengths.view(-1, 1, 1)) & (u <= U_lengths.view(-1, 1, 1))
     if not packed:
-        both = arcs[:2].view(2, *inside.shape).permute(1, 2, 3, 0)
-        return both.masked_fill(~inside.unsqueeze(-1), padding)
+        numbers = arcs[:parts].view(parts, *inside.shape).permute(1, 2, 3, 0)
+        return numbers.masked_fill(~inside.unsqueeze(-1), padding)
     number = _numbers(T, U1, T_lengths, U_lengths).masked_fill(~inside, 0)
     cells = (T_lengths.long() * (U_lengths.long() + 1)).sum()  # a compiled graph has room for more
-    both = torch.stack([arcs.view(-1)[number], arcs.view(-1)[number + cells]], -1)
-    return both.masked_fill(~inside.unsqueeze(-1), padding)
+    numbers = torch.stack([arcs.view(-1)[number + part * cells] for part in range(parts)], -1)
+    return numbers.masked_fill(~inside.unsqueeze(-1), padding)
 
 
-def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor) -> Tuple[Tensor, Tensor]:
+def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 
-    log_probabilities (N, T, U+1, 2): of the arcs of each cell; -inf where there is none.
+    log_probabilities (N, T, U+1, parts): of the parts of each cell; -inf where there is none.
     """
     N, _, U1, _ = log_probabilities.shape
-    n = torch.arange(N, device=log_probabilities.device)
-    U_lengths = U_lengths.long()
-    last = T_lengths.long() + U_lengths - 1
-    blank, label = (skewed(x) for x in log_probabilities.unbind(-1))
-    score, by_label = torch.full_like(blank, -torch.inf), torch.zeros_like(blank, dtype=torch.bool)
-    score[0, :, 0] = 0
-    for d in range(1, len(blank)):
-        along_blank, along_label = score[d - 1] + blank[d - 1], torch.full_like(score[d], -torch.inf)
-        along_label[:, 1:] = (score[d - 1] + label[d - 1])[:, :-1]
-        by_label[d] = along_label > along_blank
-        score[d] = torch.maximum(along_blank, along_label)
-    total = score[last, n, U_lengths] + blank[last, n, U_lengths]
-    frames = torch.full((N, U1), -1, dtype=torch.int64, device=n.device)  # [:, u]: of the arc that leads to u
-    u = U_lengths.clone()
-    for d in range(len(blank) - 1, 0, -1):
-        emitted = by_label[d, n, u] & (d <= last) & (total != -torch.inf)
-        frames[n, u] = torch.where(emitted, d - u, frames[n, u])
-        u = u - emitted.long()
+    U_lengths, device = U_lengths.long(), log_probabilities.device
+    walk = Walk(lattice, [skewed(x) for x in log_probabilities.unbind(-1)], T_lengths.long(), U_lengths)
+    scores, chosen = walk.best()
+    n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
+    total = scores[d, n, u]
+    dt, du = (torch.tensor([getattr(arc, name) for arc in lattice.arcs], device=device) for name in ("dt", "du"))
+    frames = torch.full((N, U1), -1, dtype=torch.int64, device=device)  # [:, u]: of the arc that leads to u
+    for _ in range(len(scores) - 1):
+        arc = chosen[d, n, u]
+        leaves = (d > 0) & (total != -torch.inf)
+        dt_here, du_here = (torch.where(leaves, x[arc], 0) for x in (dt, du))
+        frame = d - u - dt_here
+        frames[n, u] = torch.where(du_here == 1, frame, frames[n, u])
+        d, u = d - dt_here - du_here, u - du_here
     return frames[:, 1:], total

@@ -1,7 +1,7 @@
 """The backend that needs PyTorch alone: any device, slower than the others, the same numbers.
 
 Tiles of cells go through activation, addmm and softmax; the lattice is walked by anti-diagonals over all utterances at
-once.  How posteriors follow from alpha without beta is explained in csrc/lattice.h.
+once.  It serves every lattice of lattices.py by its arcs.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from typing import Callable, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 
 from fused_transducer.call import Call, accumulated
+from fused_transducer.lattices import Lattice
 
 #: Activations and logits of a tile take so many bytes.
 TILE_BYTES = 2**23
@@ -22,9 +24,9 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
     return ""
 
 
-def rows(V: int) -> int:
-    """Return how many numbers of each cell there are between forward and backward."""
-    return 2
+def rows(call: Call) -> int:
+    """Return how many numbers of each cell there are between forward and backward; the first are those of its parts."""
+    return 2 + len(call.durations)
 
 
 def _sigmoid_slope(x: Tensor) -> Tensor:
@@ -139,43 +141,73 @@ class _Joiner:
 
 
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
-    """Fills losses and dropped (N,) float64 and arcs (2, N * T * (U+1)): with `gradient` the posteriors of each cell's
-    blank arc and label arc (times 1 + fastemit_lambda), without, their log-probabilities, unless arcs is empty.  `kept`
-    is for backends that keep logits."""
-    joiner = _Joiner(call)
-    shape = call.N, call.T, call.U1
-    t, u = (torch.arange(size, device=call.device) for size in shape[1:])
+    """Fill losses and dropped (N,) float64 and arcs (parts, N * T * (U+1)).
+
+    With `gradient` arcs are the posteriors of each cell's parts, where arcs of labels count 1 + fastemit_lambda times;
+    without, their log-probabilities, unless arcs is empty.  `kept` is for backends that keep logits.
+    """
+    joiner, lattice = _Joiner(call), call.lattice
+    T, U1 = call.T, call.U1
+    t, u = (torch.arange(size, device=call.device) for size in (T, U1))
     inside = (t[:, None] < joiner.T_lengths.view(-1, 1, 1)) & (u <= joiner.U_lengths.view(-1, 1, 1))
-    logs = torch.full((2, inside.numel()), -torch.inf, dtype=torch.float64, device=call.device)
-    for cells, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
+    logs = torch.full((lattice.parts, T + U1 - 1, call.N, U1), -torch.inf, dtype=torch.float64, device=call.device)
+    for _, tile in joiner.tiles(inside.flatten().nonzero().squeeze(1)):
         logits = joiner.logits(joiner.activations(joiner.sums(tile), joiner.factors(tile)))
-        logits -= logits.amax(1, keepdim=True)
-        blank = logits[:, call.blank].to(torch.float64, copy=True)
-        label = logits.gather(1, tile.target.unsqueeze(1)).squeeze(1).double()
-        if call.label_smoothing:
-            mean = logits.mean(1, dtype=torch.float64)
-            blank, label = (torch.lerp(x, mean, call.label_smoothing) for x in (blank, label))
-        normaliser = logits.exp_().sum(1, dtype=torch.float64).log_()
-        logs[0, cells] = blank - normaliser
+        parts = _log_probabilities(call, logits, tile)
         penalty = call.delay_penalty * ((joiner.T_lengths[tile.n] - 1).double() / 2 - tile.t)
-        logs[1, cells] = torch.where(tile.has_target, label - normaliser + penalty, -torch.inf)
+        parts[:, 1] = torch.where(tile.has_target, parts[:, 1] + penalty, -torch.inf)
+        logs[:, tile.t + tile.u, tile.n, tile.u] = parts.t()
     if not gradient and arcs.numel():
-        arcs.copy_(logs)
-    blank, label = (skewed(x.view(shape)) for x in logs)
-    likelihood, by_blank, by_label = _alphas(blank, label, joiner)
+        arcs.copy_(_straight(logs, T).flatten(1))
+    walk = Walk(lattice, logs, joiner.T_lengths, joiner.U_lengths)
+    del logs
+    alphas = walk.alphas()
+    likelihood = walk.ends(alphas)
     losses.copy_(-likelihood)
     dropped.zero_()
     if not gradient:
         return
-    of_blank, of_label = (_straight(x, call.T) for x in _posteriors(likelihood, by_blank, by_label, joiner))
-    arcs.copy_(torch.stack([of_blank, of_label * (1 + call.fastemit_lambda)]).view(2, -1))
-    posterior = torch.where(inside & ~_counts(call, arcs).view(shape), of_blank + of_label, 0)
-    dropped.copy_(posterior.sum((1, 2)) / (joiner.T_lengths + joiner.U_lengths))
+    *posteriors, of_cells = walk.posteriors(alphas, call.fastemit_lambda)
+    arcs.copy_(_straight(torch.stack(posteriors), T).flatten(1))
+    of_cells = _straight(of_cells, T)
+    lost = torch.where(inside & ~_counts(call, arcs).view(inside.shape), of_cells, 0)
+    total = torch.where(inside, of_cells, 0).sum((1, 2))
+    dropped.copy_(torch.where(total > 0, lost.sum((1, 2)) / total, 0))
+
+
+def _columns(call: Call, target: Tensor) -> Tensor:
+    """Return the column (cells, parts) of each part."""
+    further = torch.arange(call.symbols, call.V, device=target.device).expand(len(target), -1)
+    return torch.cat([torch.full_like(target, call.blank).unsqueeze(1), target.unsqueeze(1), further], 1)
+
+
+def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
+    """Return the parts (cells, parts) float64 of cells from their logits (cells, V), which are overwritten."""
+    columns = _columns(call, tile.target)
+    if call.topology == "tdt":
+        symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
+        of_symbols = _log_softmax(symbols, columns[:, :2], 0.0)
+        return torch.cat([of_symbols, _log_softmax(durations, columns[:, 2:] - call.symbols, 0.0)], 1)
+    if call.topology != "hat":
+        return _log_softmax(logits, columns, call.label_smoothing)
+    blank = logits[:, call.blank].to(torch.float64, copy=True)
+    logits[:, call.blank] = -torch.inf
+    label = _log_softmax(logits, columns[:, 1:], 0.0).squeeze(1) + logsigmoid(-blank)
+    return torch.stack([logsigmoid(blank), label.masked_fill(tile.target == call.blank, -torch.inf)], 1)
+
+
+def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
+    """Return the log-probabilities (cells, J) float64 of some columns; logits (cells, C) are overwritten."""
+    logits -= logits.amax(1, keepdim=True)
+    values = logits.gather(1, columns).double()
+    if smoothing:
+        values = torch.lerp(values, logits.mean(1, keepdim=True, dtype=torch.float64), smoothing)
+    return values - logits.exp_().sum(1, keepdim=True, dtype=torch.float64).log_()
 
 
 def _counts(call: Call, arcs: Tensor) -> Tensor:
-    """The cells whose gradient is computed; those that are NaN too."""
-    posterior = arcs[0] + arcs[1]
+    """Return whether the gradient of each cell is computed; of one that is NaN too."""
+    posterior = arcs[: call.lattice.of_symbols].sum(0)
     return ~(posterior < call.negligible) & (posterior != 0)
 
 
@@ -189,41 +221,103 @@ def skewed(cells: Tensor) -> Tensor:
 
 
 def _straight(diagonals: Tensor, T: int) -> Tensor:
-    """(T+U, N, U+1) -> (N, T, U+1)."""
-    U1 = diagonals.shape[2]
+    """Return (..., N, T, U+1) from anti-diagonals (..., T+U, N, U+1)."""
+    U1 = diagonals.shape[-1]
     t, u = (torch.arange(size, device=diagonals.device) for size in (T, U1))
-    return diagonals[t[:, None] + u, :, u].permute(2, 0, 1)
+    return diagonals.movedim(-2, 0)[..., t[:, None] + u, u].movedim(0, -3)
 
 
-def _alphas(blank: Tensor, label: Tensor, joiner: _Joiner) -> Tuple[Tensor, Tensor, Tensor]:
-    """(N,) log-likelihoods, and the probabilities (T+U, N, U+1) that a path through a cell came to it by a blank and by
-    a label."""
-    n = torch.arange(blank.shape[1], device=blank.device)
-    last = joiner.T_lengths + joiner.U_lengths - 1
-    alphas, by_blank, by_label = torch.full_like(blank, -torch.inf), torch.zeros_like(blank), torch.zeros_like(blank)
-    alphas[0, :, 0] = 0
-    for d in range(1, len(blank)):
-        x = alphas[d - 1] + blank[d - 1]
-        y = torch.full_like(x, -torch.inf)
-        y[:, 1:] = (alphas[d - 1] + label[d - 1])[:, :-1]
-        alphas[d] = torch.logaddexp(x, y)
-        impossible = alphas[d] == -torch.inf
-        by_blank[d] = (x - alphas[d]).exp_().masked_fill_(impossible, 0)
-        by_label[d] = (y - alphas[d]).exp_().masked_fill_(impossible, 0)
-    return alphas[last, n, joiner.U_lengths] + blank[last, n, joiner.U_lengths], by_blank, by_label
+class Walk:
+    """The arcs of all utterances, by the anti-diagonals t + u of the cells that they leave.
 
+    A path of an utterance ends in the cell (T, U) behind its last frame, which no arc leaves.
+    """
 
-def _posteriors(likelihood: Tensor, by_blank: Tensor, by_label: Tensor, joiner: _Joiner) -> Tuple[Tensor, Tensor]:
-    """(T+U, N, U+1) of the blank's arc of each cell and of the label's."""
-    n = torch.arange(by_blank.shape[1], device=by_blank.device)
-    last, possible = joiner.T_lengths + joiner.U_lengths - 1, (likelihood != -torch.inf).double()
-    of_blank, of_label = torch.zeros_like(by_blank), torch.zeros_like(by_blank)
-    of_blank[last, n, joiner.U_lengths] = possible
-    for d in range(len(by_blank) - 2, -1, -1):
-        after = of_blank[d + 1] + of_label[d + 1]
-        of_blank[d] += after * by_blank[d + 1]
-        of_label[d, :, :-1] = (after * by_label[d + 1])[:, 1:]
-    return of_blank, of_label
+    def __init__(self, lattice: Lattice, parts: Sequence[Tensor], T_lengths: Tensor, U_lengths: Tensor):
+        """parts: of each, the log-probabilities (T+U, N, U+1) of the cells, -inf where there is none."""
+        self.lattice = lattice
+        self.diagonals, N, U1 = parts[0].shape
+        device = parts[0].device
+        self.n, self.last_d, self.last_u = torch.arange(N, device=device), T_lengths + U_lengths, U_lengths
+        self.arc = torch.arange(len(lattice.arcs), device=device)
+        self.steps = torch.tensor([arc.dt + arc.du for arc in lattice.arcs], device=device)
+        self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
+        self.margin = max(arc.dt + arc.du for arc in lattice.arcs)
+        t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(U1, device=device)
+        inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
+        #: log-weights (arcs, T+U, N, U+1)
+        self.weights = parts[0].new_empty(len(lattice.arcs), *parts[0].shape)
+        for arc, weight in zip(lattice.arcs, self.weights):
+            weight.fill_(arc.weight).masked_fill_(~inside, -torch.inf)
+            for part in arc.parts:
+                weight += parts[part]
+            if arc.then_blank:
+                weight += pad(parts[0][1:, :, 1:], (0, 1, 0, 0, 0, 1), value=-torch.inf)
+            if arc.du == 1 and not lattice.label_ends:
+                weight.masked_fill_(t + arc.dt >= T_lengths.view(-1, 1), -torch.inf)
+
+    def _with_margins(self, value: float) -> Tensor:
+        """Return room for the cells, those of the ends too, and on both sides for what the longest arc reaches."""
+        shape = self.diagonals + 1 + 2 * self.margin, *self.weights.shape[2:]
+        return self.weights.new_full(shape, value)
+
+    def _arriving(self, scores: Tensor, d: int) -> Tensor:
+        """Return the scores (arcs, N, U+1) with which each arc arrives at the cells of diagonal d."""
+        origin = d - self.steps
+        scores = scores[self.margin + origin] + self.weights[self.arc, origin.clamp(min=0)]
+        return torch.cat([scores[: self.blanks], pad(scores[self.blanks :, :, :-1], (1, 0), value=-torch.inf)])
+
+    def _ahead(self, values: Tensor, d: int) -> Tensor:
+        """Return the values (arcs, N, U+1) of the cells that the arcs of diagonal d lead to."""
+        values = values[self.margin + d + self.steps]
+        return torch.cat([values[: self.blanks], pad(values[self.blanks :, :, 1:], (0, 1))])
+
+    def ends(self, scores: Tensor) -> Tensor:
+        """Return the scores (N,) of the cells where paths end."""
+        return scores[self.margin + self.last_d, self.n, self.last_u]
+
+    def alphas(self) -> Tensor:
+        """Return the forward scores of all cells, between margins."""
+        alphas = self._with_margins(-torch.inf)
+        alphas[self.margin, :, 0] = 0
+        for d in range(1, self.diagonals + 1):
+            alphas[self.margin + d] = self._arriving(alphas, d).logsumexp(0)
+        return alphas
+
+    def best(self) -> Tuple[Tensor, Tensor]:
+        """Return the scores of the best paths to each cell (T+U+1, N, U+1), and the number of the arc they came by."""
+        scores = self._with_margins(-torch.inf)
+        scores[self.margin, :, 0] = 0
+        chosen = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
+        for d in range(self.margin + 1, self.margin + self.diagonals + 1):
+            scores[d], chosen[d] = self._arriving(scores, d - self.margin).max(0)
+        cells = slice(self.margin, self.margin + self.diagonals + 1)
+        return scores[cells], chosen[cells]
+
+    def posteriors(self, alphas: Tensor, fastemit_lambda: float) -> Tensor:
+        """Return the posteriors (parts + 1, T+U, N, U+1) of each part and, last, of the cells.
+
+        In those of parts, arcs of labels count 1 + fastemit_lambda times.  The weights are overwritten.
+        """
+        of_cells = self._with_margins(0.0)
+        of_cells[self.margin + self.last_d, self.n, self.last_u] = (self.ends(alphas) != -torch.inf).double()
+        for d in range(self.diagonals - 1, -1, -1):
+            after = self._ahead(of_cells, d)
+            shares = (alphas[self.margin + d] + self.weights[:, d] - self._ahead(alphas, d)).exp_()
+            taken = (shares * after).masked_fill_(after == 0, 0)
+            of_cells[self.margin + d] += taken.sum(0)
+            self.weights[:, d] = taken
+        parts = self.weights.new_zeros(self.lattice.parts + 1, *self.weights.shape[1:])
+        for arc, taken in zip(self.lattice.arcs, self.weights):
+            scaled = taken * (1 + fastemit_lambda) if arc.du else taken
+            for part in arc.parts:
+                parts[part] += scaled
+                if part < self.lattice.of_symbols:
+                    parts[-1] += taken
+            if arc.then_blank:
+                parts[0, 1:, :, 1:] += scaled[:-1, :, :-1]
+                parts[-1, 1:, :, 1:] += taken[:-1, :, :-1]
+        return parts
 
 
 def backward(
@@ -236,8 +330,8 @@ def backward(
     for cells, tile in joiner.tiles(_counts(call, arcs).nonzero().squeeze(1)):
         sums, factors = joiner.sums(tile), joiner.factors(tile)
         activations = joiner.activations(sums, factors)
-        of_blank, of_label = (arcs[:, cells].double() * grad_losses[tile.n].double()).unsqueeze(2)
-        gradient = _logit_gradients(call, joiner.logits(activations), tile, of_blank, of_label)
+        posteriors = arcs[: call.lattice.parts, cells].double() * grad_losses[tile.n].double()
+        gradient = _logit_gradients(call, joiner.logits(activations), tile, posteriors.t())
         if d_bias is not None:
             d_bias += gradient.sum(0)
         if d_weight is not None:
@@ -251,24 +345,42 @@ def backward(
             d_decoder.view(-1, call.H).index_add_(0, tile.n * call.U1 + tile.u, of_sum)
 
 
-def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, of_blank: Tensor, of_label: Tensor) -> Tensor:
-    """(cells, V); of_blank, of_label (cells, 1) float64: posteriors times the gradient of the loss."""
+def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor) -> Tensor:
+    """Return the gradient (cells, V) of logits, which are overwritten.
+
+    posteriors (cells, parts) float64: of each part, times the gradient of the loss.
+    """
+    columns = _columns(call, tile.target)
+    if call.topology == "tdt":
+        symbols, durations = logits.split([call.symbols, call.V - call.symbols], 1)
+        _softmax_gradient(symbols, columns[:, :2], posteriors[:, :2], 0.0)
+        _softmax_gradient(durations, columns[:, 2:] - call.symbols, posteriors[:, 2:], 0.0)
+    elif call.topology == "hat":
+        blank = logits[:, call.blank].to(torch.float64, copy=True)
+        of_blank, of_label = posteriors.unbind(1)
+        logits[:, call.blank] = -torch.inf
+        _softmax_gradient(logits, columns[:, 1:], posteriors[:, 1:], 0.0)
+        logits[:, call.blank] = (of_label * blank.sigmoid() - of_blank * (-blank).sigmoid()).to(logits.dtype)
+    else:
+        _softmax_gradient(logits, columns, posteriors, call.label_smoothing)
+    return logits
+
+
+def _softmax_gradient(logits: Tensor, columns: Tensor, posteriors: Tensor, smoothing: float) -> None:
+    """Replace logits (cells, C) by their gradient.
+
+    columns (cells, J): of the arcs' log-probabilities; posteriors (cells, J) float64: times the gradient of the loss.
+    """
     e = logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = e.sum(1, keepdim=True, dtype=torch.float64)
-    blank, target = torch.full_like(tile.target, call.blank).unsqueeze(1), tile.target.unsqueeze(1)
-    e_blank, e_label = e.gather(1, blank).double(), e.gather(1, target).double()
-    # (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
-    at_blank = (of_label * e_blank - of_blank * (total - e_blank)) / total
-    at_label = (of_blank * e_label - of_label * (total - e_label)) / total
-    both = -(of_blank + of_label) * (total - e_blank) / total
-    is_blank = target == call.blank
-    at_blank = torch.where(is_blank, torch.where(tile.has_target.unsqueeze(1), both, at_blank), at_blank)
-    posterior, smoothing = of_blank + of_label, call.label_smoothing
+    at_columns = e.gather(1, columns).double()
+    same = (columns.unsqueeze(2) == columns.unsqueeze(1)).double()  # a target may be the blank
+    at_once, posterior = (same * posteriors.unsqueeze(1)).sum(2), posteriors.sum(1, keepdim=True)
+    # (arc + others) p - arc = others p - arc (1 - p), where 1 - p keeps its digits
+    at_columns = ((posterior - at_once) * at_columns - at_once * (total - at_columns)) / total
     e *= (posterior / total).to(e.dtype)
     if smoothing:
-        shift = smoothing * posterior / call.V
+        shift = smoothing * posterior / logits.shape[1]
         e -= shift.to(e.dtype)
-        at_label += smoothing * of_label - shift
-        at_blank += smoothing * torch.where(is_blank, posterior, of_blank) - shift
-    e.scatter_(1, target, at_label.to(e.dtype))
-    return e.scatter_(1, blank, at_blank.to(e.dtype))
+        at_columns += smoothing * at_once - shift
+    e.scatter_(1, columns, at_columns.to(e.dtype))

@@ -55,7 +55,7 @@ def unavailable(device_type: str, dtype: torch.dtype) -> str:
     return _import_error()
 
 
-def rows(V: int) -> int:
+def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
     return 4
 

@@ -111,11 +111,49 @@ def vectorised(logits, targets, T_lengths, U_lengths, blank=0) -> torch.Tensor:
     return -(torch.stack(alphas, 1)[last] + blanks[last])
 
 
+def topology_of(options: Dict[str, Any]):
+    """Return the suite's lattice of the options of a call."""
+    from common.losses import topologies
+
+    parameters = {
+        "durations": tuple(options.get("durations", ())),
+        "sigma": options.get("sigma", 0.0),
+        "skip": options.get("skip", 0.0),
+    }
+    return replace(topologies.TOPOLOGIES[options.get("topology", "regular")], **parameters)
+
+
+def by_arcs(one: Problem):
+    """Return what `right` does, for any lattice, with FastEmit and the delay penalty as defined on its arcs."""
+    from common.losses import oracle, topologies
+
+    leaves, topology = one.leaves(torch.float64), topology_of(one.options)
+    mask = mask_of(one) if one.options.get("dropout") else None
+    logits = logits_of(leaves, one.options.get("activation", "tanh"), mask)
+    following = topologies.next_targets(one.targets, *logits.shape[1:3])
+    parts = topology.parts(logits, following, one.options.get("blank", 0))
+    losses, derivatives = torch.zeros(len(parts), dtype=torch.float64), torch.zeros_like(parts)
+    for n, (T, U) in enumerate(one.lengths):
+        leaf = parts[n, :T, : U + 1].detach().clone().requires_grad_()
+        early = (T - 1) / 2 - torch.arange(T, dtype=torch.float64).view(T, 1, 1)
+        is_label = (torch.arange(leaf.shape[-1]) == 1).double()
+        arcs = topology.arcs(leaf + one.options.get("delay_penalty", 0.0) * early * is_label)
+        likelihood, posteriors = oracle.lattice(arcs)
+        factors = [1 + arc.du * one.options.get("fastemit_lambda", 0.0) for arc in arcs]
+        pairs = zip(arcs, posteriors, factors)
+        sums = sum((arc.weight.masked_fill(mass == 0, 0) * mass * factor).sum() for arc, mass, factor in pairs)
+        losses[n], (derivatives[n, :T, : U + 1],) = -likelihood, torch.autograd.grad(-sums, leaf)
+    parts.backward(derivatives)
+    return losses, {name: leaf.grad for name, leaf in zip(NAMES, leaves) if leaf is not None}
+
+
 def right(one: Problem, large: bool = False):
-    """(losses, gradients of their sum by name): the oracle's, or `vectorised`'s.  With a fastemit_lambda no target may
-    be the blank."""
+    """(losses, gradients of their sum by name): the oracle's, or `vectorised`'s.  On the regular lattice with a
+    fastemit_lambda no target may be the blank."""
     from common.losses import oracle
 
+    if one.options.get("topology", "regular") != "regular":
+        return by_arcs(one)
     leaves = one.leaves(torch.float64)
     mask = mask_of(one) if one.options.get("dropout") else None
     logits, blank = logits_of(leaves, one.options.get("activation", "tanh"), mask), one.options.get("blank", 0)
