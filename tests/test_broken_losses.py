@@ -3,6 +3,7 @@ and every implementation stays right."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import own_joint
@@ -14,10 +15,10 @@ from common.core import settings
 from common.core.errors import WrongResult
 from common.core.implementations import find, with_variants
 from common.data import batching
-from common.losses import fingerprint, vectorised
+from common.losses import fingerprint, oracle, vectorised
 from common.losses.context import Context
 from common.losses.layouts import table
-from common.losses.passes import correctness, small_batches, timing
+from common.losses.passes import afterwards, correctness, small_batches, timing
 
 CPU = torch.device("cpu")
 #: (T, U), two utterances a batch.
@@ -398,3 +399,24 @@ def test_a_fingerprint_has_every_bit():
     assert fingerprint.changed(before, {"values": values.clone(), "rows": values[:, 1], "none": None}) == []
     values[0, 0] = -0.0
     assert fingerprint.changed(before, {"values": values, "rows": values[:, 1], "none": None}) == ["values"]
+
+
+def test_right_answers_are_made_once_for_all_losses_of_a_round(tmp_path, monkeypatch):
+    context = broken(Broken(), monkeypatch)
+    context.shared = tmp_path
+    first, other = (afterwards.expected(context, "step", context.new_batch(0, repeat), None) for repeat in (0, 1))
+    monkeypatch.setattr(oracle, "log_likelihood", lambda arcs: math.nan)
+    assert afterwards.expected(context, "step", context.new_batch(0, 0), None) == first != other
+    with torch.no_grad():
+        context.model.output.bias[3] += 1e-6
+    assert math.isnan(afterwards.expected(context, "step", context.new_batch(0, 0), None)[0])
+
+
+def test_a_loss_that_breaks_is_found_by_shared_answers_too(tmp_path, monkeypatch):
+    right = broken(Broken(), monkeypatch)
+    wrong = broken(wrong_where(lambda self, logits: self.calls > 8)(), monkeypatch)
+    right.shared = wrong.shared = tmp_path
+    list(timing.run(right, 1))
+    assert list(tmp_path.iterdir())
+    with pytest.raises(WrongResult, match="after timing"):
+        list(timing.run(wrong, 1))

@@ -28,6 +28,10 @@ Ending = Tuple[str, str]
 
 
 class Local(Executor):
+    """shared: the folder where the jobs of this executor leave what others need too; gone with the executor."""
+
+    shared: Optional[tempfile.TemporaryDirectory[str]] = None
+
     def execute(
         self, job: Runnable, python: Path, folder: Path, settings: Settings, timeout: float, note: Callable[[str], None]
     ) -> List[Record]:
@@ -35,6 +39,9 @@ class Local(Executor):
         stopped = "interrupted", f"stopped by the user during {job.name}"
         try:
             description, variables = job.to_json(settings, folder), job.variables(settings)
+            if job.subject == "loss":
+                self.shared = self.shared or tempfile.TemporaryDirectory(prefix="rnnt-bench-")
+                description["shared"] = self.shared.name
             if job.subject in STARTING:
                 try:
                     subject = importlib.import_module(SUBJECTS[job.subject])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from common.core import scripts
@@ -24,6 +25,7 @@ class Context:
     batches: List[int]  # the measured ones, as indices into all_batches
     limit_bytes: Optional[int] = None  # memory limit of the probe and throughput passes on a CPU
     pool: Optional[int] = None  # see common.data.measured_batches
+    shared: Optional[Path] = None  # folder where the jobs of the run leave right answers, see remembered.py
     held: Dict[int, Any] = field(default_factory=dict)  # inputs that were made ahead, by batch
     wrong: str = ""  # the error of the loss in words, set by the correctness pass
 
@@ -93,4 +95,5 @@ def prepare(job: Mapping[str, Any], settings: Settings) -> Context:
     limit_bytes, pool = job.get("limit_bytes"), job.get("pool")
     batches, selected = measured_batches.load(settings, pool, job.get("round"))
     settings, model = replace(settings, scopes=scopes), layout.model(device, dtype)
-    return Context(settings, adapter, device, dtype, model, batches, selected, limit_bytes, pool)
+    shared = Path(job["shared"]) if job.get("shared") else None
+    return Context(settings, adapter, device, dtype, model, batches, selected, limit_bytes, pool, shared)

@@ -7,6 +7,7 @@ number of the joiner's outputs (the adapter's `outputs`).
 from __future__ import annotations
 
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, ContextManager, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
@@ -122,10 +123,10 @@ class Layout:
         """Scale the weights so that the largest logit is the magnitude of `largest`; if negative, none is above it."""
         scale_output(model.output, model.logits(batch), largest)
 
-    def gap(self, model: Joiner, batch: Batch) -> Optional[float]:
+    def gap(self, model: Joiner, batch: Batch, shared: Optional[Path] = None) -> Optional[float]:
         """Return (loss - exact loss) / exact loss of an approximate loss at the run's settings.
 
-        None if the exact loss is almost 0.
+        None if the exact loss is almost 0.  shared: folder where exact losses are kept, see remembered.py.
         """
         raise NotImplementedError
 

@@ -2,8 +2,8 @@
 
 The correctness pass judges a loss in a fresh process.  This judges it after many calls on several batches: first the
 loss of the last timed step of each batch, against the float64 loss; then one more step on other numbers, whose inputs
-must stay the same bit for bit.  None of this is timed.  Leaves out gradients; losses that loop in Python get no further
-step, which would take seconds.
+must stay the same bit for bit.  Of a loss with two scopes these take turns in it from round to round.  None of this is
+timed.  Leaves out gradients; losses that loop in Python get no further step, which would take seconds.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import torch
 
 from common.core.text import finite
 from common.data.batching import lightest
-from common.losses import fingerprint, oracle
+from common.losses import fingerprint, oracle, remembered
 from common.losses.inputs import OUTPUTS
 from common.losses.layouts import table
+from common.losses.layouts.base import Layout
 from common.losses.passes import at_size, diagnosis
 from common.losses.passes.answers import utterance
 from common.losses.step import LossStep, leaves_of, prepare
 
 #: TF32 rounds the factors of products to 10 bits, as float16 does.
 TF32_TOLERANCE = oracle.TOLERANCE["float16"]
+#: Repeat of the further step: its numbers are those of no timed step, and the same for all losses of a round.
+FURTHER_REPEAT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,32 +48,47 @@ class Taken:
 def expected(context, scope: str, batch: Any, prepared: Any) -> Tuple[float, float]:
     """Return (the right loss of a step, by how much rounding may change it), both summed over the batch.
 
-    The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.
+    The scores of some frames at a time are made in float64 from encoder and decoder outputs, in both scopes.  Losses
+    that are given the same numbers in a round share the answer (see remembered.py).
     """
     adapter, layout, model = context.adapter, table.of(context.adapter), context.model
-    loss = rounding = 0.0
-    eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
-    cells = layout.step_cells(batch, prepared, leaves_of(model, batch), {})
-    for n, (T, U) in enumerate(batch.shapes):
-        loss -= oracle.log_likelihood(adapter.lattice.arcs(at_size.parts(cells, n, adapter)))
-        rounding += eps * (T + U) * cells.largest_score()
-    if scope == "step":
-        double_model = copy.deepcopy(model).double()
+    leaves = leaves_of(model, batch)
+    tensors = {**leaves, "targets": batch.targets, "ranges": getattr(prepared, "ranges", None)}
+    question = [layout.step_cells.__qualname__, adapter.lattice, adapter.blank, context.dtype, batch.shapes]
+
+    def of_lattice() -> List[float]:
+        loss = rounding = 0.0
+        eps = torch.finfo(torch.float64 if context.dtype == torch.float64 else torch.float32).eps
+        cells = layout.step_cells(batch, prepared, leaves, {})
+        for n, (T, U) in enumerate(batch.shapes):
+            loss -= oracle.log_likelihood(adapter.lattice.arcs(at_size.parts(cells, n, adapter)))
+            rounding += eps * (T + U) * cells.largest_score()
+        return [loss, rounding]
+
+    def beside() -> List[float]:
+        loss, double_model = 0.0, copy.deepcopy(model).double()
         for n in range(len(batch.shapes)):
             single = utterance(batch, n)
             outputs = {name: getattr(single, name).detach().double() for name in OUTPUTS}
             with torch.no_grad():
                 loss += float(layout.trained_beside(double_model, replace(single, **outputs)))
+        return [loss]
+
+    loss, rounding = remembered.answer(context.shared, question, tensors, of_lattice)
+    if scope == "step" and type(layout).trained_beside is not Layout.trained_beside:
+        tensors.pop("ranges")
+        loss += remembered.answer(context.shared, [adapter.name, "beside", *question], tensors, beside)[0]
     return loss, rounding
 
 
-def check(context, scope: str, taken: Dict[int, Taken]) -> Tuple[Optional[float], str]:
+def check(context, scope: str, taken: Dict[int, Taken], with_further: bool = True) -> Tuple[Optional[float], str]:
     """Return (the largest relative error of the losses, what is wrong in words or "").
 
     Args:
         context: common.losses.context.Context.
         scope: "loss" or "step".
         taken: the last timed step of each batch.
+        with_further: whether to take a step on other numbers too.
     """
     errors, wrong = [0.0], []
     for batch, last in taken.items():
@@ -85,7 +103,7 @@ def check(context, scope: str, taken: Dict[int, Taken]) -> Tuple[Optional[float]
         errors.append(error)
         if words:
             wrong.append(f"{_where(scope, batch, inputs.shapes)}: of the last timed step, {words}")
-    if not context.loops_in_python:
+    if with_further and not context.loops_in_python:
         error, lines = _one_more(context, scope, taken)
         errors.append(error)
         wrong += lines
@@ -95,7 +113,7 @@ def check(context, scope: str, taken: Dict[int, Taken]) -> Tuple[Optional[float]
 def _one_more(context, scope: str, taken: Dict[int, Taken]) -> Tuple[float, List[str]]:
     """Take a step of the lightest batch with numbers that no timed step had; return its error and what is wrong."""
     batch = lightest(context.all_batches, list(taken))
-    inputs = context.new_batch(batch, 1 + max(last.repeat for last in taken.values()))
+    inputs = context.new_batch(batch, FURTHER_REPEAT)
     step = prepare(context.adapter, context.model, inputs, scope)
     before = fingerprint.fingerprints(step.inputs())
     step.run()

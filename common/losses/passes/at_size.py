@@ -29,6 +29,7 @@ from common.losses.layouts import table
 from common.losses.layouts.cells import Cells, largest
 from common.losses.passes import diagnosis
 from common.losses.passes.small_batches import SLOPE_TOLERANCE
+from common.losses.step import LossStep
 
 #: Elements of the logits that are converted to float64 at a time.
 CHUNK = 1 << 23
@@ -237,15 +238,15 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     adapter, measured = context.adapter, (context.all_batches, context.batches)
     layout, index = table.of(adapter), lightest(*measured) if context.loops_in_python else heaviest(*measured)[0]
     errors, (first, *others) = Errors(), layout.scopes
-    differing = _repeated(context, first, index, utterances)
-    loss, cells, overwritten = _answer(context, layout, first, index, utterances)
+    earlier = {} if context.loops_in_python else _digests(context.step(first, index, utterances=utterances))
+    loss, cells, overwritten, differing = _answer(context, layout, first, index, utterances, earlier)
     known = lattices(cells, adapter)
     compare(cells, known, adapter, errors)
     shapes, score = cells.batch.shapes, cells.largest_score()
     right, left = -sum(likelihood for likelihood, _ in known), max(errors.largest.values())
     for scope in others:
         del cells  # before the other scope takes as much
-        _, cells, changed = _answer(context, layout, scope, index, utterances)
+        _, cells, changed, _ = _answer(context, layout, scope, index, utterances)
         overwritten = sorted({*overwritten, *changed})
         if layout.approximate:  # equal arcs may give other ranges on a GPU
             known = lattices(cells, adapter)
@@ -297,29 +298,28 @@ def _where(loss: float, right: float, errors: Errors, shapes: Sequence[Tuple[int
     return "; ".join(reasons)
 
 
-def _answer(context, layout, scope: str, index: int, utterances: Optional[int]) -> Tuple[float, Cells, List[str]]:
-    """Return (the loss of one step, its gradients beside what it was given, names of inputs that it overwrote)."""
+def _answer(
+    context, layout, scope: str, index: int, utterances: Optional[int], earlier: Optional[Dict[str, bytes]] = None
+) -> Tuple[float, Cells, List[str], List[str]]:
+    """Take one step and return its loss, its gradients beside what it was given, and two lists of names.
+
+    The first names the inputs that it overwrote, the second what of loss and gradients has other bits than in
+    `earlier`, the digests of the same step.
+    """
     step = context.step(scope, index, utterances=utterances)
     before = fingerprint.fingerprints(step.inputs())
-    actual, gradients = float(step.run()), step.gradients()
+    actual, gradients = step.run(), step.gradients()
     changed = fingerprint.changed(before, step.inputs())
+    differing = fingerprint.changed(earlier or {}, {"loss": actual, **gradients})
     cells = layout.step_cells if scope == "step" else layout.cells
     if scope == "loss" or changed:
         step = context.step(scope, index, utterances=utterances)  # as it was before the loss wrote over it
-    return actual, cells(step.batch, step.prepared, step.leaves, gradients), changed
+    return float(actual), cells(step.batch, step.prepared, step.leaves, gradients), changed, differing
 
 
-def _repeated(context, scope: str, index: int, utterances: Optional[int]) -> List[str]:
-    """Return which of loss and gradients differ in their bits when the same step is taken twice.
-
-    Returns [] for a loss that loops in Python, whose steps take too long.
-    """
-    answers: List[Dict[str, bytes]] = []
-    while len(answers) < 2 and not context.loops_in_python:
-        step = context.step(scope, index, utterances=utterances)
-        answers.append(fingerprint.fingerprints({"loss": step.run(), **step.gradients()}))
-        del step
-    return [name for name in answers[0] if answers[0][name] != answers[1][name]] if answers else []
+def _digests(step: LossStep) -> Dict[str, bytes]:
+    """Run a step and return the digests of its loss and gradients, to see whether it answers the same when repeated."""
+    return fingerprint.fingerprints({"loss": step.run(), **step.gradients()})
 
 
 #: Words for a sum that is wrong, by what differences are summed over; other keys are names of tensors.

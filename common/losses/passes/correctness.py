@@ -53,7 +53,8 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
             continue
         most = GAP_UTTERANCES if kind == context.settings.logits else OTHER_UTTERANCES
         chosen = every[:: math.ceil(len(every) / most) or 1]
-        measured = [layout.gap(model, double.make_batch(batch, first=n, utterances=1)) for batch, n in chosen]
+        batches = (double.make_batch(batch, first=n, utterances=1) for batch, n in chosen)
+        measured = [layout.gap(model, batch, context.shared) for batch in batches]
         known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in measured if gap is not None)
         if known:
             ends = {"lowest": known[0], "highest": known[-1], "utterances": len(known)}

@@ -84,7 +84,8 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
     for end in ends:
         error, wrong = None, ""
         if end["scope"] in last and not settings.find_largest:  # there memory is short
-            error, wrong = check(context, end["scope"], last[end["scope"]])
+            scope = str(end["scope"])
+            error, wrong = check(context, scope, last[scope], scope in _further_scopes(settings, number))
         yield {**end, "loss_error": error}
         if wrong:
             raise WrongResult(wrong)
@@ -94,6 +95,12 @@ def _scopes(settings: Settings, loss_last: bool, number: int) -> List[str]:
     """Return the scopes in the order of round `number`."""
     scopes = list(settings.scopes)
     return scopes[::-1] if loss_last or number // 2 % 2 else scopes
+
+
+def _further_scopes(settings: Settings, number: int) -> Sequence[str]:
+    """Return the scopes that take a further step after round `number`: one in turn, all where there is one round."""
+    scopes = settings.scopes
+    return scopes if settings.rounds == 1 else [scopes[number % len(scopes)]]
 
 
 def _for_the_loss(batches: Sequence[int], number: int) -> List[int]:
