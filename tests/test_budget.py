@@ -79,6 +79,26 @@ def test_a_budget_is_for_an_ordinary_run():
     flags = ("--only", "reference", "--budget", "1m", "--device", "cpu")
     assert_user_error(run("benchmark_all.py", *flags, "--find-largest", "batch-size"), "--budget", "--find-largest")
     assert_user_error(run("benchmark_all.py", "--budget", "soon"), "--budget", "soon")
+    assert_user_error(run("benchmark_all.py", "--first-verdict", "--sweep", "vocab-size=9,10"), "--first-verdict")
+
+
+def test_rows_that_join_after_the_first_verdict_measure_the_rounds_that_are_left(tmp_path, tiny_shapes):
+    flags = ["--preset", "quick", "--rounds", "8", "--max-seconds", "0.02", "--device", "cpu", "--limits", "false"]
+    flags += ["--passes", "correctness,timing", "--scope", "step", "--shape-file", tiny_shapes, "--log-dir", tmp_path]
+    done = run("benchmark_all.py", "--only", "reference", "--first-verdict", *flags)
+    assert done.returncode == 0, done.stderr
+    assert "VERDICT" in done.stdout and "interrupted" not in done.stdout
+    row = rows_of(tmp_path)["reference"]
+    assert (row["status"], row["rounds"]) == ("interrupted", 3)
+    done = run("benchmark_all.py", "--only", "reference,torchaudio", "--resume", *flags)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of(tmp_path)
+    assert {name: (row["status"], row["rounds"]) for name, row in rows.items()} == {
+        "reference": ("ok", 8),
+        "torchaudio": ("ok", 5),
+    }
+    again = run("benchmark_all.py", "--only", "reference,torchaudio", "--resume", *flags)
+    assert "/8: " not in again.stderr and rows_of(tmp_path)["torchaudio"]["rounds"] == 5
 
 
 def test_rows_by_default_have_no_loop_in_python_on_a_cpu():

@@ -58,12 +58,11 @@ def test_a_run_from_start_to_end(flags, log):
         assert any(s["warmup"] for s in samples)
         assert {r["scope"] for r in kept if r["record"] == "memory"} == {"loss", "step"}
         every = [r for r in kept if r["record"] == "limits"]
-        assert [limits["round"] for limits in every] == [1, 2]
+        assert [limits["round"] for limits in every] == [1]  # of every third round
         for limits in every:
             best = [min(line["ns"]) for line in limits["streams"] + limits["products"] + limits["exps"]]
             assert len(best) >= 3 and all(best) and limits["reason"] == ""
             assert limits["streams"][-1]["buffer_bytes"] >= 2**28 or limits["cache_bytes"] is None
-        assert row["limit_ranges"]["flops_per_second"]["measurements"] == 2
     against = [row["against_fastest"] for row in rows.values()]
     assert sorted(standing["is_fastest"] for standing in against) == [False, True]
     assert all(standing["paired"] and standing["ratio"] >= 1 for standing in against)

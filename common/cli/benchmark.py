@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
-from typing import Any, List, Mapping, Optional, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Sequence
 
 from common.analysis import logs, metrics
 from common.analysis.logs import Log
@@ -24,7 +24,7 @@ from common.jobs.plan import plan
 from common.jobs.progress import Progress
 from common.jobs.search import Searches, memory_limit
 from common.jobs.session import Session
-from common.jobs.spec import like
+from common.jobs.spec import Job, like
 from common.records.run import Run, open_runs
 from common.records.schema import MemoryLimit
 from common.setup.interpreters import Choice
@@ -50,7 +50,12 @@ def benchmark(
 
 def _with_controls(arguments: argparse.Namespace) -> bool:
     """Tell whether the default losses are measured, which brings those that run under any torch."""
-    return not arguments.find_largest and not arguments.budget and _is_default(arguments)
+    return not arguments.find_largest and not _is_short(arguments) and _is_default(arguments)
+
+
+def _is_short(arguments: argparse.Namespace) -> bool:
+    """Tell whether the user waits for a first answer."""
+    return bool(arguments.budget or arguments.first_verdict)
 
 
 def _is_default(arguments: argparse.Namespace) -> bool:
@@ -58,18 +63,18 @@ def _is_default(arguments: argparse.Namespace) -> bool:
     return tuple(getattr(arguments, "only", ())) == standard()
 
 
-def _default_rows(names: Sequence[str], device: str, with_budget: bool) -> List[str]:
+def _default_rows(names: Sequence[str], device: str, is_short: bool) -> List[str]:
     """Return what of these is measured where no row was named.
 
-    On a CPU no loop in Python, which would take most of the time; with a budget the main environment's rows alone, and
-    no additive ones, which are of another model.
+    On a CPU no loop in Python, which would take most of the time; for a first answer the main environment's rows alone,
+    and no additive ones, which are of another model.
     """
     kept = []
     for name in names:
         implementation = find(name)
         is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation))["python_loops"]
         is_extra = implementation.environment != "main" or implementation.kind == "additive"
-        if not (is_loop or (with_budget and is_extra)):
+        if not (is_loop or (is_short and is_extra)):
             kept.append(name)
     return kept
 
@@ -78,18 +83,19 @@ def measured(
     names: Sequence[str], names_of_script: Sequence[str], arguments: argparse.Namespace, executor: Executor
 ) -> int:
     """Measure on the devices of one executor, and return the exit code."""
+    if _is_short(arguments) and (arguments.find_largest or arguments.sweep):
+        flag = "--budget" if arguments.budget else "--first-verdict"
+        raise UserError(f"{flag} is for an ordinary run: leave --find-largest and --sweep out")
     given = parser.given_settings(arguments)
     python_of = executor.choose(names, arguments.in_place, names_of_script)
     device = executor.resolve_device(arguments.device, python_of)
     if _is_default(arguments):
-        rows = _default_rows(names, device, bool(arguments.budget))
+        rows = _default_rows(names, device, _is_short(arguments))
         left_out = [name for name in names if name not in rows]
         names, python_of = rows, {name: python_of[name] for name in rows}
         if left_out and not arguments.quiet:
             print(f"left out unless --only names them: {', '.join(left_out)}", file=sys.stderr)
     if arguments.budget:
-        if arguments.find_largest or arguments.sweep:
-            raise UserError("--budget is for an ordinary run: leave --find-largest and --sweep out")
         given["passes"] = given["passes"] or BUDGET_PASSES
     if _with_controls(arguments):
         python_of.update(executor.controls(python_of, device))
@@ -100,7 +106,8 @@ def measured(
         return sweep.benchmark(names, arguments, given, device, python_of, executor)
     resolved = settings.resolve(given, device)
     if arguments.dry_run:
-        return dry_run(python_of, resolved, parser.with_limits(arguments, resolved))
+        jobs_of = partial(_jobs, resolved=resolved, arguments=arguments)
+        return dry_run(python_of, resolved, parser.with_limits(arguments, resolved), jobs_of)
     header = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
     header.update({"machine": executor.machine} if executor.machine else {})
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, header) as run_of:
@@ -110,7 +117,7 @@ def measured(
         def measure() -> None:
             if resolved.find_largest or {"timing", "trace"} & set(resolved.passes):
                 ending.warn_of_load(executor, resolved)
-            jobs = [] if resolved.find_largest else plan(names, resolved)
+            jobs = [] if resolved.find_largest else _jobs(names, resolved, arguments)
             with Progress(arguments.quiet, costs.of([like(job) for job in jobs], resolved)) as progress:
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
@@ -140,8 +147,32 @@ def first_verdict(run_of: Mapping[str, Run], progress: Progress, arguments: argp
         progress.say(f"after {number} rounds:\n{text}")
 
 
-def dry_run(python_of: Mapping[str, Choice], resolved: Settings, with_limits: bool) -> int:
-    """Print what a run would do, how long and with how much disk; return EXIT_OK."""
+def _jobs(names: Sequence[str], resolved: Settings, arguments: argparse.Namespace) -> List[Job]:
+    """Return the jobs of a run; with --first-verdict those of its first rounds."""
+    jobs = plan(names, resolved)
+    if not arguments.first_verdict:
+        return jobs
+    return [
+        job
+        for job in jobs
+        if job.pass_name == "correctness" or (job.pass_name == "timing" and (job.round or 0) <= settings.FEWEST_ROUNDS)
+    ]
+
+
+def dry_run(
+    python_of: Mapping[str, Choice],
+    resolved: Settings,
+    with_limits: bool,
+    jobs_of: Callable[[Sequence[str]], List[Job]],
+) -> int:
+    """Print what a run would do, how long and with how much disk; return EXIT_OK.
+
+    Args:
+        python_of: the Python of each row.
+        resolved: the settings.
+        with_limits: whether the device's limits are measured.
+        jobs_of: returns the jobs of these rows.
+    """
     states = listing.states(python_of, resolved.device)
     for name, state in states.items():
         print(f"{name:24s} {state}")
@@ -150,7 +181,7 @@ def dry_run(python_of: Mapping[str, Choice], resolved: Settings, with_limits: bo
     if resolved.find_largest:
         print(f"would search the largest {resolved.find_largest}: its time depends on the memory")
         return EXIT_OK
-    jobs = plan(names, resolved)
+    jobs = jobs_of(names)
     seconds = costs.seconds(jobs, resolved, with_limits)
     minutes = f"about {seconds / 60:.0f} min on two cores" if seconds else "time not known before the first round"
     disk = costs.megabytes(names, resolved)
@@ -187,6 +218,10 @@ def announce(names: Sequence[str], resolved: Settings, limit: MemoryLimit, given
 def show(run_of: Mapping[str, Run], log: Log, arguments: argparse.Namespace) -> Shown:
     """Print the table of this run's rows; return the status of each."""
     folders = [run.folder for run in run_of.values()]
+    if arguments.first_verdict:
+        for row in log.rows:  # it stopped where it was asked to
+            if row.folder in folders and row.status == "interrupted" and row.rounds >= settings.FEWEST_ROUNDS:
+                row.status, row.reason = "ok", ""
     rows = [row for folder in folders for row in log.rows if row.folder == folder]
     searches = [row for folder in folders for row in log.searches if row.folder == folder]
     details = search.render(searches, "table") if searches else results.render(rows, "table")

@@ -77,6 +77,13 @@ def _add_flags_of_run(run: Any) -> None:
     )
     add(
         run,
+        "--first-verdict",
+        **SWITCH,
+        help="stop after three rounds with the table and the verdict of the losses of this torch; --resume measures "
+        "the other rounds, and all losses",
+    )
+    add(
+        run,
         "--in-place",
         **SWITCH,
         help="run everything in this Python, with what it has installed; use no environment of `make setup`",

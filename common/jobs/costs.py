@@ -16,10 +16,11 @@ from common.core.paths import ROOT
 from common.core.settings import Settings
 from common.core.statistics import median
 from common.jobs.progress import Like
+from common.jobs.session import rounds_with_limits
 from common.jobs.spec import Job, like
 
 FILE = ROOT / "results" / "costs.json"
-#: Seconds of the device's limits, in each timing round.
+#: Seconds of the device's limits, once.
 LIMITS = 6.0
 #: MB that a run keeps of each implementation: its records, and with the trace pass its traces.
 RECORDS_MB, TRACES_MB = 0.5, 20.0
@@ -50,8 +51,7 @@ def of(jobs: Sequence[Like], settings: Settings) -> Dict[Like, float]:
 def seconds(jobs: Sequence[Job], settings: Settings, with_limits: bool) -> float:
     """Return how long these jobs take on such a machine; 0.0 where that is not known."""
     costs = of([like(job) for job in jobs], settings)
-    rounds = len({job.round for job in jobs if job.pass_name == "timing"})
-    limits = LIMITS * rounds if with_limits and costs else 0.0
+    limits = LIMITS * len(rounds_with_limits(jobs)) if with_limits and costs else 0.0
     return limits + sum(costs.get(like(job), 0.0) for job in jobs)
 
 

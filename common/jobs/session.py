@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from threading import RLock
-from typing import Callable, Deque, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core.settings import Settings
 from common.core.text import plain
@@ -28,6 +28,10 @@ from common.records.schema import Record, Status
 from common.setup import interpreters
 from common.traces import files
 
+#: The device's limits are measured in the first of so many rounds: the best of all repeats counts.
+LIMITS_EVERY = 3
+#: Rounds that must be left for a row that joins, so that it measures these alone.
+FEWEST_JOINED = 5
 #: Jobs that one device carries out in this order.
 Chain = Deque[Job]
 
@@ -58,13 +62,13 @@ class Session:
 
     def run(self, jobs: Sequence[Job], with_limits: bool) -> None:
         """Run those of `jobs` that are not done yet.  After a job that is not ok the later ones of its implementation
-        are skipped.  with_limits: measure the device's limits at the begin of each timing round.
+        are skipped.  with_limits: measure the device's limits too, at the begin of every third timing round.
 
         Raises Interrupted, and UserError for a mistake of the user's (a broken shape file, say).
         """
         pending = self.pending(jobs)
-        rounds = {job.round for job in pending if job.pass_name == "timing"}
-        limits = [("limits", "limits")] * len(rounds if with_limits else ())
+        rounds = rounds_with_limits(pending, len(self.executor.lanes())) if with_limits else []
+        limits = [("limits", "limits")] * len(rounds)
         self.progress.expect([*limits, *map(like, pending)])
         standing = Standing({name: run.header.kind for name, run in self.run_of.items()})
 
@@ -76,7 +80,7 @@ class Session:
                         self.progress.skip(like(job))
                 chain.clear()
                 return
-            if with_limits and pass_name == "timing":
+            if pass_name == "timing" and number in rounds:
                 self.limits(lane, number)
             while chain:
                 if self.run_of[chain[0].implementation].failed or self._gives_up(chain[0], standing):
@@ -154,8 +158,30 @@ class Session:
 
     def pending(self, jobs: Sequence[Job]) -> List[Job]:
         """Return the jobs that are not done yet, of implementations that can run."""
-        runs = [self.run_of[job.implementation] for job in jobs]
-        return [job for job, run in zip(jobs, runs) if not run.failed and not run.is_done(job.name)]
+        first = self._first_rounds([job for job in jobs if job.pass_name == "timing"])
+        result = []
+        for job in jobs:
+            run = self.run_of[job.implementation]
+            is_behind = job.pass_name == "timing" and (job.round or 0) < first[job.implementation]
+            if not (run.failed or is_behind or run.is_done(job.name)):
+                result.append(job)
+        return result
+
+    def _first_rounds(self, jobs: Sequence[Job]) -> Dict[str, int]:
+        """Return the round that each implementation begins with, from its timing jobs.
+
+        A row that joins a run when that is resumed begins with the others' next round, since a round holds what ran
+        beside each other; with the first where too few are left.
+        """
+        done: Dict[str, List[int]] = {name: [] for name in self.run_of}
+        for job in jobs:
+            if self.run_of[job.implementation].is_done(job.name):
+                done[job.implementation].append(job.round or 0)
+        others = [number for name, rounds in done.items() if not self.run_of[name].joined for number in rounds]
+        following = max(others, default=0) + 1
+        left = len({job.round for job in jobs if (job.round or 0) >= following})
+        joins = following if left >= FEWEST_JOINED else 1
+        return {name: joins if self.run_of[name].joined else min(rounds, default=1) for name, rounds in done.items()}
 
     def carry_out(self, job: Runnable, lane: Executor, standing: Optional[Standing] = None) -> Status:
         """Run one job and keep its records; returns its status.  Raises Interrupted, UserError, and Lost where the job
@@ -238,6 +264,13 @@ class Session:
                 if warning not in self.warned:
                     self.warned.add(warning)
                     print(f"warning: {plain(warning)}", file=sys.stderr)
+
+
+def rounds_with_limits(jobs: Sequence[Job], devices: int = 1) -> List[int]:
+    """Return the timing rounds that measure the limits of their device: every round where there are several devices,
+    which share the rounds."""
+    rounds = sorted({job.round for job in jobs if job.pass_name == "timing" and job.round is not None})
+    return rounds[:: LIMITS_EVERY if devices == 1 else 1]
 
 
 def _chains(jobs: Iterable[Job]) -> List[Chain]:

@@ -42,7 +42,10 @@ class NothingToResume(UserError):
 class Run:
     """Records of one implementation in the file `path`; every addition is written before the next job starts.
     records: but those of MANY; existing: those in the file already; claim: the lock of the folder, where it is this
-    run's alone; failed: did a job that this process added not end well?"""
+    run's alone; failed: did a job that this process added not end well?; joined: is it a row that the run did not have
+    when it was resumed?"""
+
+    joined = False
 
     def __init__(self, path: Path, existing: Sequence[Line] = (), claim: Optional[Claim] = None):
         self.path, self.folder, self.claim = path, path.parent, claim
@@ -259,6 +262,7 @@ def open_runs(
             else:
                 claim = claim_folder(log_dir, f"{find(name).folder}-{settings.suffix}")
                 opened[name] = Run(claim.path.with_name(schema.FILE_NAME), claim=claim)
+                opened[name].joined = bool(paths)
                 opened[name].add(header(name, settings, run_id, started, shared))
         yield opened
     except store.NotWritten:
