@@ -30,6 +30,7 @@ from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, R
 from common.conformance.reproductions import DIES
 from common.core import scripts, settings
 from common.core.implementations import BY_NAME as IMPLEMENTATIONS
+from common.core.implementations import KINDS as KINDS_OF_LOSS
 from common.core.implementations import with_variants
 from common.losses import oracle, vectorised
 from common.records import documents
@@ -274,6 +275,50 @@ class OneArc(Reference):
         return super().loss(logits, prepared)
 
 
+class Floored(Reference):
+    """A sum that starts at -1000, as NeMo's loop over tokens and durations does."""
+
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared).clamp(max=1000.0)
+
+
+class ZeroTimesNan(Reference):
+    """A gradient of NaN where the loss is switched off."""
+
+    def loss(self, logits, prepared):
+        loss = super().loss(logits, prepared) * 1
+        loss.register_hook(lambda upstream: upstream * upstream / upstream)
+        return loss
+
+
+class ReadsAhead(Reference):
+    """It takes its numbers from the storage of the logits, whatever their strides are."""
+
+    def loss(self, logits, prepared):
+        flat = torch.as_strided(logits, (logits.numel(),), (1,), logits.storage_offset())
+        return super().loss(flat.view(logits.shape), prepared)
+
+
+class Emits(Reference):
+    """FastEmit on all arcs, not on those of targets alone."""
+
+    def options(self):
+        return {**super().options(), "fastemit_lambda": self.fastemit}
+
+    def loss(self, logits, prepared):
+        losses = vectorised.transducer_loss(logits, **vars(prepared), **Reference.options(self))
+        return losses.detach() + (1 + self.fastemit) * (losses - losses.detach())
+
+
+class Unmet(Reference):
+    """It differentiates cells that no path meets."""
+
+    topology = "modified"
+
+    def loss(self, logits, prepared):
+        return super().loss(logits, prepared) + 1e-3 * (logits[:, 0, -1] - logits[:, 0, -1].detach()).sum()
+
+
 class LosesDigits(Reference):
     """Its gradient is off by 1% in long utterances."""
 
@@ -289,6 +334,18 @@ class LosesDigits(Reference):
         (Reference, "impossible-target", PASS, "an infinite loss, gradient all 0"),
         (OneArc, "blank-target", DIFFERS, "gradient off"),
         (LosesDigits, "long", DIFFERS, "gradient off"),
+        (Floored, "nats-1000", DIFFERS, "loss 1000"),
+        (Floored, "nats-10000", DIFFERS, "loss 1000"),
+        (ForgetsUpstream, "upstream-negative", DIFFERS, "gradient off"),
+        (ZeroTimesNan, "upstream-negative", PASS, ""),
+        (ZeroTimesNan, "upstream-zero", DIFFERS, "gradient nan"),
+        (ReadsAhead, "slice", DIFFERS, "loss "),
+        (Reference, "slice", PASS, ""),
+        (Emits, "fastemit", DIFFERS, "gradient off"),
+        (Reference, "fastemit", NOT_APPLICABLE, "no FastEmit"),
+        (Unmet, "unmet-cells", DIFFERS, "gradient up to"),
+        (Reference, "unmet-cells", NOT_APPLICABLE, "a path meets every cell"),
+        (Reference, "many-targets", PASS, ""),
         (Off, "ragged", DIFFERS, "loss "),
         (Off, "one-frame", DIFFERS, "loss "),
         (GradientOff, "ragged", DIFFERS, "gradient off by 1.0e-02"),
@@ -359,7 +416,8 @@ def test_the_reference_row_is_right_wherever_it_is_asked():
     assert {name: o for name, o in outcomes.items() if o.result not in (PASS, NOT_APPLICABLE)} == {}
     asked = {name for name, outcome in outcomes.items() if outcome.result == PASS}
     durations = {case.name for case in CASES if case.check == "with_durations"}
-    assert set(outcomes) - asked - durations == {"more-targets-than-frames", "many-targets", "large", "second-device"}
+    of_other_losses = {"more-targets-than-frames", "unmet-cells", "fastemit"}
+    assert set(outcomes) - asked - durations == {*of_other_losses, "large", "second-device"}
 
 
 def test_what_an_adapter_makes_good_is_shown_with_the_packages_own_call():
@@ -771,8 +829,39 @@ def test_the_compact_matrix_has_a_symbol_a_cell_and_says_what_it_means():
 
 
 def test_heads_of_the_compact_matrix_are_short_and_differ():
-    heads = [matrix.short(implementation.name) for implementation in with_variants()]
-    assert len(set(heads)) == len(heads) and max(map(len, heads)) <= 6
+    for kind in KINDS_OF_LOSS:
+        heads = [matrix.short(implementation.name) for implementation in with_variants() if implementation.kind == kind]
+        assert len(set(heads)) == len(heads) and max(map(len, heads), default=0) <= 7
+
+
+def test_each_lattice_has_a_matrix_of_the_cases_that_concern_it():
+    document = made(ragged=Outcome(PASS), **{"duration-0": Outcome(NOT_APPLICABLE)})
+    other = structs.replace(
+        document.implementations[0],
+        name="transformers",
+        kind="tdt",
+        cells={"ragged": Outcome(PASS), "duration-0": Outcome(DIFFERS, "gradient nan")},
+    )
+    document.implementations.insert(0, other)
+    parts = matrix.by_kind(document)
+    assert list(parts) == ["exact", "tdt"]
+    assert [case.name for case in parts["exact"].cases] == ["ragged"]
+    assert {case.name for case in parts["tdt"].cases} == {"ragged", "duration-0"}
+    page = matrix.markdown(document)
+    assert "### tdt: tokens and durations" in page and "| case | tf |" in page and "| case | a |" in page
+
+
+def test_the_page_names_the_reductions_and_whose_mean_is_which():
+    page = matrix.markdown(made(**{"reduction-mean": Outcome(PASS, "sum over all targets of the batch")}))
+    (line,) = [line for line in page.splitlines() if "mean_volume" in line]
+    assert line.endswith("| a |")
+
+
+def test_with_fastemit_the_message_says_which_value_is_returned():
+    """NeMo's numba loss returns the loss times (1 + lambda); the gradient is right either way."""
+    pytest.importorskip("warprnnt_numba")
+    outcome = outcome_of(scripts.load("benchmark_warprnnt_numba"), "fastemit")
+    assert outcome.result == PASS and "returns the loss" in outcome.message
 
 
 @pytest.mark.skipif(not COMMITTED.exists(), reason="no matrix is committed")

@@ -41,7 +41,8 @@ def test_the_committed_matrix_is_shown_where_there_is_no_other_and_says_so(tmp_p
     rows, cases = (document[key] for key in ("implementations", "cases"))
     judged = sum(bool(row["cells"]) for row in rows)
     assert f"{judged} of {len(rows)} implementations and variants, {len(cases)} cases." in shown
-    assert shown.count('<th scope="col" title="') == judged and shown.count('<th scope="row" title="') == len(cases)
+    assert shown.count('<th scope="col" title="') == judged
+    assert shown.count('<div class="scroll matrix"') == len({row["kind"] for row in rows if row["cells"]})
 
 
 def test_a_row_of_another_run_says_of_which(tmp_path):
@@ -93,7 +94,6 @@ def test_a_cell_has_a_symbol_and_words(tmp_path):
             ("refuses", "!"),
             ("crashes", "\u2020"),
             ("timeout", "\u2026"),
-            ("n/a", "\u2013"),
         ]
     )
     assert 'title="ragged batch, a: differs 5e-01: loss &lt;b&gt;1&lt;/b&gt; instead of 2"' in shown

@@ -36,6 +36,12 @@ def _refuses(name: str, title: str, asks: str, instead: str) -> Case:
     return Case(name, title, asks, wrong, "", "must_refuse", {"what": name}, alone=True, shown="answer")
 
 
+def _upstream(name: str, factor: float, asks: str) -> Case:
+    """Return the case of a factor on the summed loss."""
+    wrong = f"the factor {factor:g} on the loss does not reach the gradient"
+    return Case(name, f"loss * {factor:g}", asks, wrong, "", "upstream", {"factor": factor}, shown="upstream")
+
+
 def _durations(name: str, title: str, durations: Tuple[int, ...], asks: str, **values: Any) -> Case:
     """Return a case of losses that predict durations."""
     given = ",".join(map(str, durations))
@@ -110,7 +116,21 @@ CASES: Tuple[Case, ...] = (
         "fewer frames than the least duration, so no path: must be infinite with gradient 0, or refused",
         shapes=[(3, 1)],
     ),
-    _durations("no-sigma", "sigma = 0", (0, 1, 2, 3, 4), "without logit under-normalisation", sigma=0.0),
+    Case(
+        "no-sigma",
+        "sigma = 0",
+        "without logit under-normalisation",
+        wrong="a wrong loss or gradient without logit under-normalisation",
+        check="with_durations",
+        values={"sigma": 0.0},
+    ),
+    Case(
+        "unmet-cells",
+        "cells that no path meets",
+        "the gradient of cells that no path meets is exactly 0 (durations 1,2 where it predicts durations)",
+        wrong="cells that no path meets get a gradient, or NaN",
+        shown="",
+    ),
     Case(
         "impossible-target",
         "-inf on a target",
@@ -119,9 +139,10 @@ CASES: Tuple[Case, ...] = (
     ),
     Case(
         "many-targets",
-        "U = 1100 on CUDA",
+        "U + 1 > 1,024",
         "more targets than a CUDA block has threads",
-        refusal="an utterance of 1100 targets is refused",
+        wrong="an utterance of more than 1,023 targets has a wrong loss or gradient",
+        refusal="an utterance of more than 1,023 targets is refused",
         alone=True,
         shown="",
     ),
@@ -173,6 +194,22 @@ CASES: Tuple[Case, ...] = (
         "a long utterance, of 1,970 nats: rounding of the sums along a path is a relative error of the gradient",
         wrong="the gradient of a long utterance is wrong",
     ),
+    _agrees(
+        "nats-1000",
+        "above 1,000 nats",
+        "an utterance of 1,100 to 2,700 nats (star: 90)",
+        wrong="a loss above 1,000 nats, or its gradient, is wrong",
+        shapes=[(20, 12)],
+        scale=150.0,
+    ),
+    _agrees(
+        "nats-10000",
+        "above 10,000 nats",
+        "an utterance of 11,000 to 27,000 nats (star: 115)",
+        wrong="a loss above 10,000 nats, or its gradient, is wrong",
+        shapes=[(20, 12)],
+        scale=1500.0,
+    ),
     _agrees("V-2", "V = 2", "blank and one symbol", shapes=[(9, 4), (6, 5), (8, 1)], V=2),
     _agrees("V-5000", "V = 5000", "a large vocabulary", shapes=[(5, 3), (4, 2)], V=5000),
     _agrees("blank-first", "blank = 0", "the first symbol is the blank", blank=0),
@@ -217,12 +254,16 @@ CASES: Tuple[Case, ...] = (
         refusal="logits that are not contiguous are refused: call .contiguous() first",
     ),
     Case(
-        "upstream",
-        "loss * 3",
-        "a loss scaled before its backward, as AMP and gradient accumulation do",
-        wrong="the factor on the loss does not reach the gradient",
-        shown="upstream",
+        "slice",
+        "a slice of a wider tensor",
+        "the same numbers as columns of a tensor with two more, as the views of a joint's tokens and durations are",
+        wrong="logits that are a slice of a wider tensor give another result: call .contiguous() first",
+        refusal="logits that are a slice of a wider tensor are refused: call .contiguous() first",
+        check="a_slice",
     ),
+    _upstream("upstream", 3, "a loss scaled before its backward, as AMP and gradient accumulation do"),
+    _upstream("upstream-negative", -2, "a loss that is subtracted"),
+    _upstream("upstream-zero", 0, "a loss that is switched off: the gradient must be 0"),
     Case(
         "upstream-weights",
         "weights per utterance",
@@ -247,6 +288,14 @@ CASES: Tuple[Case, ...] = (
         "reduction sum",
         "the sum over utterances",
         wrong="the package's own sum, or its gradient, is wrong",
+    ),
+    Case(
+        "fastemit",
+        "FastEmit",
+        "lambda = 0.1: the gradient of target arcs times 1.1; the value may be the loss, or the loss times 1.1; the "
+        "message says which",
+        wrong="with FastEmit the gradient is not that of target arcs times (1 + lambda)",
+        shown="",
     ),
     Case(
         "second-backward",

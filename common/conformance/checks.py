@@ -17,8 +17,11 @@ from common.conformance.answers import compare, listed, size
 from common.conformance.large import more_than_2_31_elements as more_than_2_31_elements
 from common.conformance.questions import Examination, NotAsked, Question, Refused
 from common.conformance.records import DIFFERS, PASS, REFUSES, Outcome
+from common.core.implementations import ONE_SYMBOL
+from common.losses import oracle
 from common.losses.inputs import Batch
 from common.losses.oracle import relative_error
+from common.losses.topologies import Topology
 
 #: (T, U) of each utterance of a batch that is ragged in both.
 RAGGED = [(9, 4), (6, 5), (8, 1)]
@@ -70,13 +73,33 @@ def blank_target(exam: Examination) -> Outcome:
         return Outcome(PASS, f"refuses: {refusal}")
 
 
-def with_durations(exam: Examination, durations: str, sigma: Optional[float] = None, shapes=RAGGED) -> Outcome:
-    """Ask a loss of tokens and durations with other durations."""
-    if exam.adapter.topology != "tdt":
+def with_durations(
+    exam: Examination, durations: Optional[str] = None, sigma: Optional[float] = None, shapes=RAGGED
+) -> Outcome:
+    """Judge a loss with other durations, which one of tokens and durations is asked for, or with another sigma."""
+    if not exam.adapter.lattice.durations or (durations and exam.adapter.topology != "tdt"):
         raise NotAsked("it predicts no durations")
+    return agrees(_lasting(exam, durations, sigma), shapes)
+
+
+def _lasting(exam: Examination, durations: Optional[str], sigma: Optional[float] = None) -> Examination:
+    """Return the examination with other durations and another sigma; None: those of the lattice."""
     adapter = copy.copy(exam.adapter)
     adapter.settings = replace(adapter.settings, durations=durations, sigma=sigma)
-    return agrees(replace(exam, adapter=adapter), shapes)
+    return replace(exam, adapter=adapter)
+
+
+def unmet_cells(exam: Examination) -> Outcome:
+    """Judge whether the gradient of cells that no path meets is exactly 0."""
+    question = (_lasting(exam, "1,2") if exam.adapter.topology == "tdt" else exam).ask([(5, 3)])
+    gradient = question.backward(question.forward()).detach().cpu().double()
+    _, truth = right_of(question, torch.sum)
+    unmet = (truth.grad == 0).all(-1)
+    if not unmet.any() or question.layout.tensors != ("logits",):
+        raise NotAsked("a path meets every cell")
+    if (gradient[unmet] == 0).all():
+        return Outcome(PASS)
+    return Outcome(DIFFERS, f"gradient up to {size(gradient[unmet].abs().max().item())} instead of 0")
 
 
 def impossible_target(exam: Examination) -> Outcome:
@@ -168,17 +191,71 @@ def not_contiguous(exam: Examination) -> Outcome:
     assert not leaf.is_contiguous() and torch.equal(leaf, values)
     question.leaf = leaf.requires_grad_()
     question.made.append("logits = logits.transpose(0, -1).contiguous().transpose(0, -1)")
+    return _of_leaf(question)
+
+
+def a_slice(exam: Examination) -> Outcome:
+    """Judge logits that are columns of a wider tensor."""
+    question = exam.ask(RAGGED)
+    wide = torch.nn.functional.pad(question.leaf.detach(), (1, 1), value=100.0)
+    question.leaf = wide[..., 1:-1].detach().requires_grad_()
+    question.made.append("logits = torch.nn.functional.pad(logits, (1, 1), value=100.0)[..., 1:-1]")
+    return _of_leaf(question)
+
+
+def _of_leaf(question: Question) -> Outcome:
+    """Return the outcome of the summed loss and its gradient, for the leaf that the question has now."""
     loss = question.forward()
     gradient = question.backward(loss)
     return compare(question, loss, gradient, *right_of(question, torch.sum))
 
 
-def upstream(exam: Examination) -> Outcome:
-    """Judge a loss that is multiplied by 3 before its backward."""
+def upstream(exam: Examination, factor: float) -> Outcome:
+    """Judge a loss that is multiplied by a factor before its backward."""
     question = exam.ask(SMALL)
-    loss = question.forward() * 3
+    question.factor = factor
+    loss = question.forward() * factor
     gradient = question.backward(loss)
-    return compare(question, loss, gradient, *right_of(question, lambda losses: losses.sum() * 3))
+    return compare(question, loss, gradient, *right_of(question, lambda losses: losses.sum() * factor))
+
+
+#: Lambda of FastEmit.
+EMIT = 0.1
+
+
+def fastemit(exam: Examination) -> Outcome:
+    """Judge value and gradient with FastEmit; the message says which of its two values the package returns."""
+    adapter = copy.copy(exam.adapter)
+    adapter.fastemit = EMIT
+    if adapter.options() == exam.adapter.options():
+        raise NotAsked("it has no FastEmit")
+    question = replace(exam, adapter=adapter).ask(RAGGED)
+    loss = question.forward()
+    gradient = question.backward(loss)
+    truth = question.truth.clone().requires_grad_()
+    logits, batch, lattice = question.layout.padded(truth, question.batch), question.batch, _emitting(adapter.lattice)
+    value = oracle.losses(logits, batch.targets, batch.shapes, question.adapter.blank, lattice).sum()
+    value.backward()
+    outcome = compare(question, loss, gradient, value, truth)
+    times = compare(question, loss, gradient, value * (1 + EMIT), truth)
+    if (times.loss_error or 0) < (outcome.loss_error or 0):
+        return replace(times, message=times.message or "returns the loss times (1 + lambda)")
+    return replace(outcome, message=outcome.message or "returns the loss")
+
+
+def _emitting(lattice: Topology) -> Topology:
+    """Return the lattice with FastEmit: the derivatives of its target arcs are multiplied by 1 + EMIT."""
+
+    def arcs(self, parts, frames=None):
+        weighted = []
+        for arc in type(lattice).arcs(self, parts, frames):
+            weight = arc.weight.clone()
+            if arc.du and weight.requires_grad:
+                weight.register_hook(lambda derivative: derivative * (1 + EMIT))
+            weighted.append(arc._replace(weight=weight))
+        return weighted
+
+    return type("FastEmit", (type(lattice),), {"arcs": arcs})(**vars(lattice))
 
 
 def upstream_weights(exam: Examination) -> Outcome:
@@ -363,9 +440,11 @@ def without_gradient(exam: Examination, mode: str) -> Outcome:
 
 def many_targets(exam: Examination) -> Outcome:
     """Judge an utterance of more targets than a CUDA block has threads."""
-    if exam.device.type != "cuda":
-        raise NotAsked("not on CUDA, where blocks have 1024 threads at most")
-    return agrees(exam, [(1100, 1100)], V=5)
+    if exam.adapter.simulated:
+        raise NotAsked("not in a simulator, which would take hours")
+    if exam.adapter.topology in ONE_SYMBOL and exam.device.type != "cuda":
+        raise NotAsked("its lattice needs 1,100 frames, which are asked on CUDA alone")
+    return agrees(exam, [(1100 if exam.adapter.topology in ONE_SYMBOL else 4, 1100)], V=5)
 
 
 def second_device(exam: Examination) -> Outcome:

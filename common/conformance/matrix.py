@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Dict, List, Mapping, Optional, Sequence
 
+from msgspec import structs
+
 from common.conformance import findings as judging
 from common.conformance.documents import Matrix, MatrixRow
-from common.conformance.records import CRASHES, DIFFERS, REFUSES, RESULTS, TIMEOUT
+from common.conformance.records import CRASHES, DIFFERS, NOT_APPLICABLE, PASS, REFUSES, RESULTS, TIMEOUT
+from common.core.implementations import KINDS, LATTICES
 from common.core.text import count, escaped, gathered, plain
 from common.present.table import Cell, Column, Table, tabulated
 from common.present.text import aligned, spaced
@@ -22,6 +25,12 @@ NOTED = "*"  # after the symbol of a loss that passes although its gradient is N
 COLORS = {"good": "32", "wrong": "1;31", "refused": "33", "dead": "1;35", "quiet": "2"}  # ANSI codes by mark
 LONGEST_TITLE = 80  # characters of the title of a case
 WRONG = (DIFFERS, CRASHES, TIMEOUT)
+#: Headings of the kinds of loss that are no lattice.
+OTHER_KINDS = {
+    "exact": "the transducer of Graves 2012",
+    "pruned": "pruned, with all of U in its ranges",
+    "additive": "additive: logits am + lm",
+}
 MOST_FINDINGS = 8  # wrong answers shown without --details
 HOW_TO_RUN = (
     f"Each block of code is a whole program: save it as `{obtaining.SHOWN}` in the folder of this suite, and run the "
@@ -35,6 +44,25 @@ def versions(row: MatrixRow, document: Matrix) -> str:
     simulator = f", simulated: {row.simulator}" if row.simulator else ""
     when = judging.judged_elsewhere(row, document)
     return f"{version}, torch {torch}{simulator}" + (f"; judged {when}" if when else "")
+
+
+def by_kind(document: Matrix) -> Dict[str, Matrix]:
+    """Return a document for each kind of loss, in the order of the tables: its rows, and the cases that concern one."""
+    kinds = gathered((row.kind, row) for row in document.judged)
+    order = {kind: number for number, kind in enumerate(KINDS)}
+    parts = {}
+    for kind in sorted(kinds, key=lambda kind: order.get(kind, len(order))):
+        rows = kinds[kind]
+        asked = {name for row in rows for name, outcome in row.cells.items() if outcome.result != NOT_APPLICABLE}
+        cases = [case for case in document.cases if case.name in asked]
+        parts[kind] = structs.replace(document, implementations=rows, cases=cases)
+    return parts
+
+
+def titled(kind: str) -> str:
+    """Return the heading of a kind of loss: "tdt: tokens and durations"."""
+    words = LATTICES.get(kind)
+    return f"{kind}: {words}" if words else OTHER_KINDS.get(kind, kind)
 
 
 def matrix(document: Matrix, heads: Optional[Sequence[str]] = None, symbols: bool = False) -> Table:
@@ -71,16 +99,19 @@ def findings_by_kind(document: Matrix) -> Dict[str, List[judging.Finding]]:
 
 
 def table(document: Matrix, color: bool) -> str:
-    """Return the text of --details: a numbered column for each implementation, a row for each case, and the findings.
+    """Return the text of --details: a matrix for each kind of loss, with numbered columns, and the findings.
 
     With `color` it has ANSI codes.
     """
-    columns = list(enumerate(document.judged, start=1))
     lines = [judging.heading(document), ""]
-    lines += [f"{number:3d}  {row.name} ({versions(row, document)})" for number, row in columns]
     lines += [f"  -  {row.name}: {row.status}: {plain(row.reason)}" for row in document.not_judged]
-    numbered = matrix(document, [str(number) for number, _ in columns])
-    lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None), ""]
+    for kind, part in by_kind(document).items():
+        columns = list(enumerate(part.judged, start=1))
+        lines += ["", titled(kind), ""]
+        lines += [f"{number:3d}  {row.name} ({versions(row, document)})" for number, row in columns]
+        numbered = matrix(part, [str(number) for number, _ in columns])
+        lines += ["", aligned(numbered, LONGEST_TITLE, COLORS if color else None)]
+    lines.append("")
     lines += [*(f"{result}: {words}" for result, words in legend(document).items()), judging.NUMBER]
     for kind, of_kind in findings_by_kind(document).items():
         lines += ["", f"\x1b[1m{kind}\x1b[0m" if color else kind]
@@ -143,7 +174,10 @@ def markdown(document: Matrix) -> str:
         "U in its ranges. Inputs are float32 unless the case says otherwise.",
         "",
     ]
-    lines += ["## Matrix", "", *_compact(document), ""]
+    lines += ["## Matrix", "", "One for each lattice, with the cases that concern a loss of it.", ""]
+    for kind, part in by_kind(document).items():
+        lines += [f"### {titled(kind)}", "", *_compact(part), ""]
+    lines += [f"{_legend(document)}.", "", "## Reductions", "", *_reductions(document), ""]
     lines += ["## Findings", "", *_findings(findings_by_kind(document))]
     lines += ["## Versions", "", markdown_table(_versions(document))]
     if any(judging.judged_elsewhere(row, document) for row in columns):
@@ -206,7 +240,7 @@ SHORT = dict(
     for pair in (
         "torchaudio=ta optimized_transducer=ot fast_rnnt=fr fast_rnnt-pruned=fr-p fast_rnnt-simple=fr-s k2-pruned=k2-p "
         "k2-simple=k2-s warprnnt_numba=wn nemo=ne nemo-triton=nt warp-rnnt=wr warp-transducer=wt speechbrain=sb "
-        "reference=ref apex=ap awni=aw fused=fu transformers=tf"
+        "reference=ref apex=ap awni=aw fused=fu transformers=tf nemo-tdt=nd nemo-multi-blank=nm"
     ).split()
 )
 
@@ -221,8 +255,45 @@ def short(name: str) -> str:
 def _compact(document: Matrix) -> List[str]:
     """Return the Markdown lines of the matrix with a symbol in each cell, and the legend of symbols and heads."""
     columns = [(short(row.name), judging.called(row)) for row in document.judged]
-    results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
-    results.append(f"\\{NOTED} the loss is infinite as asked, the gradient nan")
     names = [f"{head} {name}" for head, name in columns if head != name]
     table_lines = markdown_table(matrix(document, [head for head, _ in columns], symbols=True))
-    return [table_lines, "", f"{'; '.join(results)}.", "", f"{escaped(', '.join(names))}."]
+    return [table_lines, "", f"{escaped(', '.join(names))}."]
+
+
+def _legend(document: Matrix) -> str:
+    """Return the meaning of the symbols in one line."""
+    results = [f"{SYMBOLS[result]} {result}: {words}" for result, words in legend(document).items()]
+    return "; ".join([*results, f"\\{NOTED} the loss is infinite as asked, the gradient nan"])
+
+
+#: Formula of each reduction, its name in torch and torchaudio, and in NeMo and transformers; "": it has none.
+REDUCTIONS = (
+    ("the (N,) losses", "none", "none"),
+    ("the sum of the losses", "sum", "sum"),
+    ("the mean of the losses", "mean", "mean_batch"),
+    ("the mean of each loss divided by its U", "", "mean"),
+    ("the sum of the losses divided by the sum of U", "", "mean_volume"),
+)
+#: Its formula as the answers to case reduction-mean name it.
+MEANS = dict(
+    zip(
+        ("mean over utterances", "mean over utterances of the loss per target", "sum over all targets of the batch"),
+        (formula for formula, *_ in REDUCTIONS[2:]),
+    )
+)
+
+
+def _reductions(document: Matrix) -> List[str]:
+    """Return the Markdown lines of the names that reductions have, and of the package whose "mean" is which."""
+    answered = gathered(
+        (MEANS.get(outcome.message), name)
+        for name, outcome in judging.outcomes_of(document, "reduction-mean")
+        if outcome.result == PASS
+    )
+    rows = []
+    for formula, name, other in REDUCTIONS:
+        who = [] if formula is None else answered.get(formula, [])
+        cells = {"formula": formula, "torchaudio": name, "NeMo, transformers": other, "mean of": ", ".join(who)}
+        rows.append({title: Cell(words) for title, words in cells.items()})
+    table_lines = markdown_table(tabulated("reductions", "Reductions", rows))
+    return [table_lines, "", "The last column has the rows whose mean it is, as case `reduction-mean` saw it."]

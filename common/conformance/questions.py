@@ -85,6 +85,7 @@ class Question:
     padding: Optional[torch.Tensor]  # bool, whether each row of the leaf is padding; None for a layout without padding
     made: List[str]  # lines of Python that make the tensor `logits` of a reproduction
     reduce: Callable[[torch.Tensor], torch.Tensor] = torch.sum  # from (N,) losses to the right answer
+    factor: float = 1.0  # of the loss before its backward
 
     @property
     def adapter(self) -> Adapter:

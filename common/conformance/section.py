@@ -13,7 +13,7 @@ from typing import Callable, List, Mapping, Sequence, Tuple
 
 from common.conformance.documents import Matrix, MatrixRow
 from common.conformance.findings import FILE_NAME, Finding, called, cell, heading
-from common.conformance.matrix import MARKS, SYMBOLS, findings_by_kind, legend, matrix, versions
+from common.conformance.matrix import MARKS, SYMBOLS, by_kind, findings_by_kind, legend, matrix, titled, versions
 from common.conformance.records import NOT_APPLICABLE, PASS, RESULTS, Asked, Outcome
 from common.core import paths
 from common.core.errors import UserError
@@ -61,6 +61,16 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Part:
+    """The matrix of a kind of loss."""
+
+    title: str
+    table: Table
+    cases: Sequence[Asked]
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True)
 class Shown:
     """A matrix, as conformance.html.jinja shows it."""
 
@@ -68,9 +78,9 @@ class Shown:
     legend: Mapping[str, str]  # meaning of each result that occurs
     findings: Mapping[str, Sequence[Finding]]  # by kind
     cases: Sequence[Asked]
-    columns: Sequence[Column]
+    columns: Sequence[Column]  # of all kinds
     not_judged: Sequence[Failure]
-    table: Table
+    matrices: Sequence[Part]  # one for each kind of loss
     symbols: Mapping[str, str]  # by result
     marks: Mapping[str, str]  # CSS class by result
     cell: Callable[[Outcome], str]  # the words of an outcome
@@ -83,13 +93,20 @@ def _matrix(file: Path, document: Matrix) -> Shown:
         legend=legend(document),
         findings=findings_by_kind(document),
         cases=document.cases,
-        columns=[_column(document, row) for row in document.judged],
+        columns=[_column(document, row, document.cases) for row in document.judged],
         not_judged=[Failure(row.status, row.name, [f"{row.status}: {row.reason}"]) for row in document.not_judged],
-        table=matrix(document),
+        matrices=[_part(kind, part, document) for kind, part in by_kind(document).items()],
         symbols=SYMBOLS,
         marks=MARKS,
         cell=cell,
     )
+
+
+def _part(kind: str, part: Matrix, document: Matrix) -> Part:
+    """Return the matrix of a kind of loss, `part` of the document."""
+    table = matrix(part)._replace(name=f"conformance-{kind}", title=f"Conformance matrix, {titled(kind)}")
+    columns = [_column(document, row, part.cases) for row in part.judged]
+    return Part(titled(kind), table, part.cases, columns)
 
 
 def _origin(file: Path, document: Matrix) -> Sentence:
@@ -102,9 +119,9 @@ def _origin(file: Path, document: Matrix) -> Sentence:
     return [f"{name}{scope} Run ./conformance.py for a matrix of this machine."]
 
 
-def _column(document: Matrix, row: MatrixRow) -> Column:
-    """Return a row of the document as a column of the page."""
-    outcomes = [(case.title, row.cells[case.name]) for case in document.cases]
+def _column(document: Matrix, row: MatrixRow, cases: Sequence[Asked]) -> Column:
+    """Return a row of the document as a column of the page, with these cases."""
+    outcomes = [(case.title, row.cells[case.name]) for case in cases]
     counts = Counter(outcome.result for _, outcome in outcomes)
     answers = [each for each in outcomes if each[1].result != PASS or each[1].message]
     answers.sort(key=lambda each: each[1].result in (PASS, NOT_APPLICABLE))

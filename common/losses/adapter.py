@@ -66,7 +66,7 @@ class Adapter:
       devices, dtypes; reductions: those of "sum", "mean" and "none" that the package has; fewest_targets: 1 where it
       refuses U = 0; overwrites_logits: it writes over its input, and its documentation says so; largest_score: of its
       logits, where its method is right up to some magnitude only; negligible: share of an utterance's probability below
-      which it leaves a cell out of the gradient, by design.
+      which it leaves a cell out of the gradient, by design; fastemit: lambda of FastEmit, for `options`.
 
     How `function` is called:
       is_module: it is a class, and the constructor takes the options; positional: it takes no keywords; named: it takes
@@ -93,6 +93,7 @@ class Adapter:
     overwrites_logits = False
     largest_score = math.inf
     negligible = 0.0
+    fastemit = 0.0
     is_module = False
     positional = False
     named = False
