@@ -102,7 +102,7 @@ def test_a_cell_has_a_symbol_and_words(tmp_path):
     assert has_words(shown, "<summary>a:", "1 pass", "1 differs", "1 n/a")
     assert "<strong>ragged batch</strong>: differs 5e-01: loss &lt;b&gt;1&lt;/b&gt; instead of 2</li>" in shown
     assert "pip install &lt;gone&gt;" in shown and "U = 0 is refused: a." in shown
-    (link,) = re.findall(r'download="conformance.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', shown)
+    (link,) = re.findall(r'download="conformance-exact.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', shown)
     assert "ragged batch,differs 5e-01" in base64.b64decode(link).decode()
 
 
