@@ -32,9 +32,9 @@ def kill_the_command(once):
         stat = pathlib.Path(f"/proc/{os.getppid()}/stat").read_text()
         os.kill(int(stat.rsplit(")", 1)[1].split()[1]), 9)
 '''
-#: Scripts that only read.
-READERS = ("summarize.py", "report.py", "compare.py", "count_flops.py")
 ROOT = Path(__file__).resolve().parents[1]
+#: Scripts that only read.
+READERS = {ROOT / name for name in ("summarize.py", "report.py", "compare.py", "count_flops.py")}
 SHARED = ROOT.parent / "shared" / "data"
 
 
@@ -81,7 +81,8 @@ def read(line, cwd):
 def run(script, *arguments, **options):
     """Run a script to its end, in this process where it only reads; stdout and stderr as text."""
     line = command(script, *arguments)
-    if options.keys() <= {"cwd"} and (script in READERS or "--list" in line) and "--rev" not in line:
+    reads = Path(line[1]) in READERS or "--list" in line
+    if options.keys() <= {"cwd"} and reads and "--rev" not in line:
         return read(line, options.get("cwd", ROOT))
     options = {"timeout": 600, "cwd": ROOT, **options}
     done = forked.run(line, **options) if options.keys() <= {"timeout", "cwd", "env", "limits"} else None

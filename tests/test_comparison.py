@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ SEEDS = range(200)
 MARGINS = change_verdicts.Margins(0.02, 0.02, 0.95)
 
 
+@cache
 def real(load, name):
     (run,) = pairs.read_runs(DATA / load / f"{name}.jsonl")
     return run

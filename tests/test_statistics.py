@@ -80,6 +80,11 @@ def test_student_t(confidence, freedom, expected):
     assert student_t(confidence, freedom) == pytest.approx(expected, abs=6e-4)
 
 
+def test_student_t_far_out_of_many_degrees():
+    """There it is close to the normal distribution's point, 5.0143."""
+    assert student_t(1 - 5.325332608e-7, 50342) == pytest.approx(5.0149, abs=1e-3)
+
+
 def test_student_t_between_whole_degrees():
     assert student_t(0.95, 2) > student_t(0.95, 2.5) > student_t(0.95, 3)
     for confidence, freedom in [(0, 3), (1, 3), (0.95, 0.5)]:

@@ -75,22 +75,21 @@ def student_t(confidence: float, freedom: float) -> float:
     """Return the t that Student's distribution exceeds, on both sides together, with probability 1 - `confidence`.
     freedom: its degrees of freedom, at least 1.
 
-    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and bisection do, from
-    the point of one degree, tan(confidence * pi / 2), downwards.
+    With t = sqrt(freedom) tan(angle) the density is cos(angle) ** (freedom - 1): Simpson's rule and Newton's method do,
+    from 0 up to the point of one degree, tan(confidence * pi / 2).
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(f"no such point: confidence {confidence}, {freedom} degrees of freedom")
     whole = math.sqrt(math.pi) / 2 * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
-    low, high, panels = 0.0, math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)), 200
+    angle, highest, panels = 0.0, math.atan(math.tan(confidence * math.pi / 2) / math.sqrt(freedom)), 200
     for _ in range(50):
-        angle = (low + high) / 2
         heights = [math.cos(angle * step / panels) ** (freedom - 1) for step in range(panels + 1)]
         area = heights[0] + heights[-1] + 4 * math.fsum(heights[1::2]) + 2 * math.fsum(heights[2:-1:2])
-        if area * angle / (3 * panels) < confidence * whole:
-            low = angle
-        else:
-            high = angle
-    return math.sqrt(freedom) * math.tan(low)
+        change = (confidence * whole - area * angle / (3 * panels)) / heights[-1]
+        angle = min(angle + change, highest)
+        if change < 1e-14 * angle:
+            break
+    return math.sqrt(freedom) * math.tan(angle)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Optional[Tuple[float, float]]:
