@@ -40,7 +40,7 @@ command.register()
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "reading", "comparing", "fused")),
+    *(f"docs/{name}.md" for name in ("results", "reading", "comparing", "fused", "family")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)

@@ -85,6 +85,15 @@ def test_given_logits_each_is_read_once_where_needed_twice_and_its_gradient_writ
     assert half == expected._replace(bytes=expected.bytes / 2, held=expected.held / 2)
 
 
+@pytest.mark.parametrize("scope", ["loss", "step"])
+def test_durations_are_outputs_as_the_symbols_are(scope):
+    as_wide = roofline.work(scope, "exact", PACKED, {**SETTINGS, "vocab_size": SETTINGS["vocab_size"] + 5})
+    assert roofline.work(scope, "tdt", PACKED, SETTINGS) == as_wide
+    assert roofline.work(scope, "tdt", PACKED, {**SETTINGS, "durations": "0,1,2,4,8"}) == as_wide
+    fewer = roofline.work(scope, "multi-blank", PACKED, {**SETTINGS, "durations": "2"})
+    assert fewer == roofline.work(scope, "exact", PACKED, {**SETTINGS, "vocab_size": SETTINGS["vocab_size"] + 1})
+
+
 @pytest.mark.parametrize(
     "kind, recipe, expected",
     [

@@ -7,7 +7,8 @@ are written for all: itemsize V (cells + needed + cells) bytes.  From encoder an
 perfect kernel never stores logits, so only inputs, weights and their gradients must move; but it must multiply, 2 H V
 operations for each cell and product: forward for all cells, gradients of input and weight for the needed ones.  So the
 bound is the same for a loss that is given logits and for one with the joiner inside, which holds none: storing logits
-and making them twice are choices of the loss.  Each logit has one exponential.
+and making them twice are choices of the loss.  Each logit has one exponential.  V
+includes further outputs of the joiner: durations, longer blanks.
 Traffic, products and exponentials may overlap, so the bound is the longest of the three (the roofline model, Williams
 et al., 2009).
 
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from common.core import statistics
-from common.core.implementations import ONE_SYMBOL
+from common.core.implementations import ONE_SYMBOL, durations_of
 from common.core.text import gathered
 from common.records.schema import AtSize, Batch, Limits, Sample
 
@@ -128,8 +129,12 @@ def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = 
 
 
 def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Least:
-    """Return the least work of one batch.  settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run."""
-    itemsize, V, H = ITEMSIZE[settings["dtype"]], settings["vocab_size"], settings["encoder_dim"]
+    """Return the least work of one batch.
+
+    settings: dtype, vocab_size, encoder_dim, pruned_recipe of the run, and durations where it has some.
+    """
+    itemsize, H = ITEMSIZE[settings["dtype"]], settings["encoder_dim"]
+    V = settings["vocab_size"] + len(durations_of(kind, settings.get("durations")))
     met = dict.fromkeys(ONE_SYMBOL, size.met)
     read = {**met, "pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)
     written = {"pruned": size.pruned, "additive": size.rows}.get(kind, size.cells)

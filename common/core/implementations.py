@@ -6,7 +6,7 @@ No import of torch or of any loss here: the parent process and the summarizer re
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import List, Mapping, Tuple
+from typing import List, Mapping, Optional, Tuple
 
 from common.core.errors import UserError
 
@@ -21,6 +21,9 @@ LATTICES = {
     "star": "frames may be skipped",
     "delay-penalty": "late targets cost more",
 }
+#: Frames of the columns that the joiner has behind its V symbols, of the lattices that have some, as papers use them:
+#: durations of a token, and longer blanks.
+DURATIONS = {"tdt": (0, 1, 2, 3, 4), "multi-blank": (2, 4, 8)}
 #: The lattices in which a frame has at most one symbol, so that a path meets fewer cells.
 ONE_SYMBOL = ("modified", "modified-last-blank", "constrained")
 #: What a loss computes, in the order of the tables; losses of different kinds are never ranked against each other.
@@ -30,6 +33,15 @@ KINDS = ("exact", *LATTICES, "pruned", "additive")
 #: What a loss can take (see common.losses.layouts), and the kind of a loss that takes it.  The kind of an exact one on
 #: another lattice is the name of the lattice.
 LAYOUTS = {"padded": "exact", "packed": "exact", "joint": "exact", "pruned": "pruned", "additive": "additive"}
+
+
+def durations_of(kind: str, given: Optional[str] = None) -> Tuple[int, ...]:
+    """Return the frames of the columns behind the V symbols of a kind of loss.
+
+    given: as --durations has them ("0,1,2"); None: those of DURATIONS.
+    """
+    usual = DURATIONS.get(kind, ())
+    return tuple(map(int, given.split(","))) if usual and given is not None else usual
 
 
 @dataclass(frozen=True)

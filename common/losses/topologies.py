@@ -21,6 +21,8 @@ from typing import List, NamedTuple, Optional, Tuple
 import torch
 from torch.nn.functional import logsigmoid, pad
 
+from common.core.implementations import DURATIONS, durations_of
+
 
 class Arc(NamedTuple):
     """An arc from every cell.
@@ -216,8 +218,8 @@ TOPOLOGIES = {
         Modified("modified", "k2 and fast_rnnt, rnnt_type"),
         ModifiedLastBlank("modified-last-blank", "optimized_transducer, one_sym_per_frame"),
         Constrained("constrained", "k2 and fast_rnnt, rnnt_type"),
-        TokenAndDuration("tdt", "arXiv 2304.06795", durations=(0, 1, 2, 3, 4), sigma=0.05),
-        MultiBlank("multi-blank", "arXiv 2211.03541", durations=(2, 4, 8), sigma=0.05),
+        TokenAndDuration("tdt", "arXiv 2304.06795", durations=DURATIONS["tdt"], sigma=0.05),
+        MultiBlank("multi-blank", "arXiv 2211.03541", durations=DURATIONS["multi-blank"], sigma=0.05),
         HybridAutoregressive("hat", "arXiv 2003.07705"),
         Star("star", "arXiv 2303.10384 and artbataev/uol_final", skip=-5.0),
         DelayPenalty("delay-penalty", "arXiv 2211.00490", penalty=0.01),
@@ -233,5 +235,4 @@ def of(name: str, durations: Optional[str] = None, sigma: Optional[float] = None
     topology = TOPOLOGIES[name]
     if not topology.durations:
         return topology
-    frames = topology.durations if durations is None else tuple(map(int, durations.split(",")))
-    return replace(topology, durations=frames, sigma=topology.sigma if sigma is None else sigma)
+    return replace(topology, durations=durations_of(name, durations), sigma=topology.sigma if sigma is None else sigma)

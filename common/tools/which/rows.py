@@ -16,8 +16,9 @@ from common.analysis.verdict import EXACT, Pick
 from common.core.paths import ROOT
 from common.tools.which.answer import FILE, SETTINGS, Entry
 
-#: Folders of results/ that are left out: an earlier run of another folder, and settings that are no user's.
-LEFT_OUT = ("before", "system", "threads", "largest", "fused-table")
+#: Folders of results/ that are left out: an earlier run of another folder, settings that are no user's, and another
+#: lattice.
+LEFT_OUT = ("before", "system", "threads", "largest", "fused-table", "tdt")
 #: Rows of other kinds are of another model, and controls of another torch.
 KINDS = (*EXACT, "pruned")
 
