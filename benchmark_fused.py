@@ -3,7 +3,7 @@
 
 It takes encoder and decoder outputs and the output layer, and holds no logits, so it has no scope "loss".  On the CPU
 it is C++, compiled when it is first used; on CUDA it is Triton.  Variants: all-cells (negligible=0: backward leaves no
-cell out); torch (its plain PyTorch code, which needs no compiler).
+cell out); torch (its plain PyTorch code, which needs no compiler); one of each other lattice.
 """
 
 import os
@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out
 
 from common.command import script_main
 from common.core.errors import NotRunnable
+from common.core.implementations import LATTICES
 from common.core.paths import BUILD
 from common.losses.adapter import Adapter
 
@@ -22,7 +23,11 @@ from common.losses.adapter import Adapter
 class Fused(Adapter):
     name = "fused"
     hint = "pip install ./fused_transducer, or run the script from the repository; it needs torch 2.4 or newer"
-    variants = {"all-cells": {"negligible": 0.0}, "torch": {"backend": "torch"}}
+    variants = {
+        "all-cells": {"negligible": 0.0},
+        "torch": {"backend": "torch"},
+        **{name: {"topology": name} for name in LATTICES},
+    }
     layout = "joint"
     dtypes = ("float32", "float64", "float16", "bfloat16")
     negligible = 1e-8
@@ -34,8 +39,11 @@ class Fused(Adapter):
         import torch
 
         wanted = self.backend or {"cpu": "native", "cuda": "triton"}[device]
+        topology = self.lattice_options().get("topology", "regular")
+        if topology not in self.module.backends.LATTICES.get(wanted, (topology,)):
+            wanted = "torch"
         try:
-            self.backend = self.module.backend_of(device, getattr(torch, self.settings.precision), wanted)
+            self.backend = self.module.backend_of(device, getattr(torch, self.settings.precision), wanted, topology)
         except ValueError as error:
             raise NotRunnable("missing", f"{error}; fused:torch runs without it") from error
 
@@ -51,7 +59,21 @@ class Fused(Adapter):
             "reduction": self.reduction,
             "negligible": self.negligible,
             "backend": self.backend,
+            **self.lattice_options(),
         }
+
+    def lattice_options(self):
+        """Return the options that choose the lattice."""
+        if self.topology == "regular":
+            return {}
+        if self.topology == "delay-penalty":
+            return {"delay_penalty": self.lattice.penalty}
+        if self.topology == "star":
+            return {"topology": self.topology, "skip": self.lattice.skip}
+        if self.lattice.extra:
+            durations = list(self.lattice.durations)
+            return {"topology": self.topology, "durations": durations, "sigma": self.lattice.sigma}
+        return {"topology": self.topology}
 
 
 ADAPTER = Fused

@@ -193,7 +193,8 @@ def _log_probabilities(call: Call, logits: Tensor, tile: _Tile) -> Tensor:
     blank = logits[:, call.blank].to(torch.float64, copy=True)
     logits[:, call.blank] = -torch.inf
     label = _log_softmax(logits, columns[:, 1:], 0.0).squeeze(1) + logsigmoid(-blank)
-    return torch.stack([logsigmoid(blank), label.masked_fill(tile.target == call.blank, -torch.inf)], 1)
+    blank = logsigmoid(blank)
+    return torch.stack([blank, torch.where(tile.target == call.blank, blank, label)], 1)
 
 
 def _log_softmax(logits: Tensor, columns: Tensor, smoothing: float) -> Tensor:
@@ -357,9 +358,10 @@ def _logit_gradients(call: Call, logits: Tensor, tile: _Tile, posteriors: Tensor
         _softmax_gradient(durations, columns[:, 2:] - call.symbols, posteriors[:, 2:], 0.0)
     elif call.topology == "hat":
         blank = logits[:, call.blank].to(torch.float64, copy=True)
-        of_blank, of_label = posteriors.unbind(1)
+        of_label = posteriors[:, 1].masked_fill(tile.target == call.blank, 0)
+        of_blank = torch.where(tile.target == call.blank, posteriors.sum(1), posteriors[:, 0])
         logits[:, call.blank] = -torch.inf
-        _softmax_gradient(logits, columns[:, 1:], posteriors[:, 1:], 0.0)
+        _softmax_gradient(logits, columns[:, 1:], of_label.unsqueeze(1), 0.0)
         logits[:, call.blank] = (of_label * blank.sigmoid() - of_blank * (-blank).sigmoid()).to(logits.dtype)
     else:
         _softmax_gradient(logits, columns, posteriors, call.label_smoothing)

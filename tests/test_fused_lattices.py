@@ -165,11 +165,7 @@ def test_upstream_gradients_of_either_sign(topology):
 def test_a_target_that_is_the_blank(topology):
     case = on(topology)
     case.targets[0, 1] = 0
-    losses, gradients = found(case)
-    if topology == "hat":  # the labels' softmax has no blank, so there is no path
-        assert losses[0] == torch.inf and not gradients["encoder_out"][0].any()
-    else:
-        assert max(errors(case).values()) < 1e-12
+    assert max(errors(case).values()) < 1e-12
 
 
 @pytest.mark.parametrize("topology", ["tdt", "multi-blank", "hat", "constrained"])

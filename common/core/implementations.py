@@ -148,7 +148,11 @@ IMPLEMENTATIONS = (
     Implementation("speechbrain", "benchmark_speechbrain", "main", "speechbrain", variants={"hat": "hat"}),
     Implementation("apex", "benchmark_apex", "main", "apex", variants={"packed": "exact"}),
     Implementation(
-        "fused", "benchmark_fused", "main", "fused_transducer", variants={"all-cells": "exact", "torch": "exact"}
+        "fused",
+        "benchmark_fused",
+        "main",
+        "fused_transducer",
+        variants={"all-cells": "exact", "torch": "exact", **{name: name for name in LATTICES}},
     ),
     Implementation(
         "reference",

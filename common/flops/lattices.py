@@ -129,18 +129,28 @@ def _joined(call: Call) -> Tuple[int, int]:
     return H * V, H
 
 
+def _arcs(call: Call) -> int:
+    """Return the number of arcs that leave a cell; durations of 0 count as others."""
+    durations = len(call["durations"] or ())
+    return {"tdt": 2 * durations, "multi-blank": 2 + durations, "star": 3}.get(call["topology"], 2)
+
+
 @rule(
     "fused_transducer::losses",
-    macs="H V per cell of the utterances",
+    macs="H V per cell of the utterances, V with the outputs that the lattice adds",
     flops="2 for each MAC; per cell 2 H (sum and activation) and 2 V (denominator); per utterance log-probabilities, 6 "
-    "per inner cell for alpha, and 2 per blank and target for the posteriors",
+    "per inner cell for alpha, and 2 per blank and target for the posteriors; of a lattice with other arcs 5 and 2 "
+    "for each arc of a cell",
     reason="joiner and loss in one, of the cells of the utterances alone",
 )
 def _fused_losses(call: Call) -> Count:
     product, H = _joined(call)
     shapes = _shapes(call["T_lengths"], call["U_lengths"])
     cells = sum(T * (U + 1) for T, U in shapes)
-    walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
+    if call["topology"] in ("regular", "hat"):
+        walked = sum(_lattice(T, U) + (2 * _marked(T, U) if call["gradient"] else 0) for T, U in shapes)
+    else:
+        walked = cells * _arcs(call) * (7 if call["gradient"] else 5)
     return products(product * cells, cells * (2 * H + 2 * product // H) + _log_probs(shapes) + walked)
 
 
@@ -155,7 +165,8 @@ def _fused_losses(call: Call) -> Count:
 def _fused_gradients(call: Call) -> Count:
     product, H = _joined(call)
     V = product // H
-    posterior = call["arcs"][0] + call["arcs"][1]
+    further = len(call["durations"]) if call["topology"] == "multi-blank" else 0  # other durations are no symbols
+    posterior = call["arcs"][: 2 + further].sum(0)
     cells = int((~(posterior < call["negligible"]) & (posterior != 0)).sum())
     encoder_out, decoder_out, weight, bias = call["wanted"]
     outputs = encoder_out or decoder_out
