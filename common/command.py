@@ -38,6 +38,7 @@ COMMANDS: Dict[str, Command] = {
     "compare": Command("say what changed between two measurements", "compare.py"),
     "summarize": Command("print the table of log folders", "summarize.py"),
     "report": Command("write one HTML page from log folders", "report.py"),
+    "submit": Command("make a folder of results/ from a log folder, or check one", "common.tools.submit"),
     "shapes": Command("make a shape file of a corpus", "generate_shape_info.py"),
     "flops": Command("count the operations of a model", "count_flops.py"),
     "profile": Command("profile a training step of a model and its loss", "profile_model.py"),

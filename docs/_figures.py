@@ -4,7 +4,8 @@
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
 `session of FOLDER`: the same below its command; `head of FOLDER`: its heading and first table; `allocators of FOLDER
 FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
-`fused` and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py.  A test compares pages and records.
+`machines`: what each machine of results/ found; `torch-versions`: the table of benchmarks/torch_versions.py; `fused`
+and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import subprocess
 import sys
 from pathlib import Path
 from textwrap import wrap
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import fused_table  # noqa: E402
+import torch_versions as under_torch  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs, ranking  # noqa: E402
@@ -40,7 +42,7 @@ command.register()
 MADE_BY = {"fused-table": "benchmarks/fused_table.py"}
 NAMES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("results", "reading", "comparing", "fused", "family")),
+    *(f"docs/{name}.md" for name in ("results", "machines", "reading", "comparing", "fused", "family", "losses")),
     "results/README.md",
 )
 PAGES = tuple(ROOT / name for name in NAMES)
@@ -138,6 +140,48 @@ def runs() -> str:
     return "\n".join(lines)
 
 
+def machines() -> str:
+    """Return a Markdown table with a row for each machine and configuration of results/, those of one workload
+    together."""
+    entries = sorted(json.loads(which.text()), key=lambda entry: (entry["settings"]["vocab_size"], entry["results"]))
+    heads = ["workload", "machine", "fastest exact", "step ms", "next exact", "given logits", "approximation", "torch"]
+    rows = []
+    for entry in entries:
+        settings, picks = entry["settings"], entry["picks"]
+        of = f"{settings['max_frames']} frames" if settings["sort_utterance"] else f"N {settings['batch_size']}"
+        fixed = f", T {settings['frames']}, U {settings['tokens']}" if isinstance(settings["frames"], int) else ""
+        cores = f", {entry['cores']} cores" if entry["cores"] else ""
+        step_ms = {row["name"]: number(row["step_ms"], 3) for row in entry["rows"]}
+        first = picks["outputs"]
+        ratio, low, high = first["times"] or (None, None, None)
+        following = f"{first['next']}, {number(ratio, 2)}x" if ratio else "-"
+        following += f" ({number(low, 2)} to {number(high, 2)})" if low and high else ""
+        rows.append(
+            [
+                f"V {settings['vocab_size']}, {of}{fixed}, {settings['dtype']}",
+                f"[{entry['device_name']}{cores}](../results/{entry['results']}), {entry['date']}",
+                _names(first),
+                step_ms[first["name"]],
+                following,
+                _names(picks.get("logits")),
+                _names(picks.get("approximation")),
+                entry["torch"],
+            ]
+        )
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _names(pick: Optional[which.Entry]) -> str:
+    """Return the pick, and those that may be as fast; "-" for none."""
+    return " or ".join([pick["name"], *pick["rivals"]]) if pick else "-"
+
+
+def torch_versions() -> str:
+    """Return the Markdown table of benchmarks/torch_versions.py."""
+    return under_torch.table(json.loads(under_torch.FILE.read_text(encoding="utf-8")))
+
+
 def command(header: Header) -> str:
     """Return the command of a run without its log folder."""
     words: List[str] = []
@@ -161,7 +205,19 @@ def fused_parts(folder: str) -> str:
 
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
-    for writer in (table, screen, session, head, allocators, comparison, runs, fused, fused_parts)
+    for writer in (
+        table,
+        screen,
+        session,
+        head,
+        allocators,
+        comparison,
+        runs,
+        machines,
+        torch_versions,
+        fused,
+        fused_parts,
+    )
 }
 
 

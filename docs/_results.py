@@ -8,9 +8,7 @@ pages; sentences about the numbers are left to people.
 
 from __future__ import annotations
 
-import gzip
 import re
-import shutil
 import subprocess
 import sys
 from datetime import date
@@ -23,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 import _figures  # noqa: E402
 
 from common.system import machine  # noqa: E402
+from common.tools import submit  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
 RUNS: Dict[str, str] = {
@@ -42,7 +41,6 @@ RUNS: Dict[str, str] = {
     "tdt": "--topology tdt",  # 5 minutes
     "fused-table": "--parts",  # 27 minutes
 }
-TRACE = re.compile(r"\.trace\.json(\.gz)?$")
 
 
 def folder_name(name: str, day: str) -> str:
@@ -50,26 +48,6 @@ def folder_name(name: str, day: str) -> str:
     computer = machine.describe()
     cpu = re.sub(r"[^a-z0-9]+", "-", computer["cpu"].lower()).strip("-")
     return "-".join([day, cpu, str(computer["cores"]), "cores", *([name] if name != "bench" else [])])
-
-
-def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
-    """Replace `folder` by the records and traces of a log folder; `root` is cut from the paths in them."""
-    new = folder.with_name(f"{folder.name}.new")
-    for path in sorted(log.rglob("*")):
-        packed = TRACE.search(path.name)
-        if path.suffix != ".jsonl" and not packed:
-            continue
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-        data = data.replace(f"{root}/".encode(), b"").replace(str(root).encode(), b".")
-        to = new / path.relative_to(log)
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if packed:
-            to.with_name(TRACE.sub(".trace.json.gz", path.name)).write_bytes(gzip.compress(data, 9, mtime=0))
-        else:
-            to.write_bytes(data)
-    shutil.rmtree(folder, ignore_errors=True)
-    new.rename(folder)
 
 
 def shown(page: str, folder: str) -> str:
@@ -91,7 +69,10 @@ def main(names: List[str]) -> int:
         if code not in (0, 1):  # 1: a row failed, and says why
             return code
         folder = folder_name(name, date.today().isoformat())
-        keep(log, ROOT / "results" / folder)
+        submit.keep(log, ROOT / "results" / folder)
+        code = submit.check([ROOT / "results" / folder])
+        if code:
+            return code
         for page in _figures.PAGES:
             page.write_text(shown(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
         _figures.write()

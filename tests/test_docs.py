@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
@@ -199,21 +198,8 @@ def test_pages_of_models_show_what_their_commands_print():
         assert re.fullmatch(expected, rewritten)
 
 
-def test_a_measured_log_is_kept_without_paths_and_shown_in_place_of_the_older_one(tmp_path):
+def test_a_newer_folder_is_shown_in_place_of_the_older_one():
     results = runpy.run_path(str(ROOT / "docs" / "_results.py"))
-    log, kept = tmp_path / "log", tmp_path / "kept"
-    (log / "k2-2").mkdir(parents=True)
-    (log / "k2-2" / "results.jsonl").write_text(f'{{"a": "{tmp_path}/.venv/x", "b": "{tmp_path}"}}')
-    (log / "k2-2" / "a.pt.trace.json").write_text(f"{tmp_path}/x")
-    (log / "k2-2" / "b.pt.trace.json.gz").write_bytes(gzip.compress(f"{tmp_path}/y".encode()))
-    (log / "report.html").write_text("x")
-    kept.mkdir()
-    (kept / "older").write_text("x")
-    results["keep"](log, kept, tmp_path)
-    files = {str(path.relative_to(kept)): path.read_bytes() for path in kept.rglob("*") if path.is_file()}
-    assert json.loads(files.pop("k2-2/results.jsonl")) == {"a": ".venv/x", "b": "."}
-    traces = {name: gzip.decompress(data) for name, data in files.items()}
-    assert traces == {"k2-2/a.pt.trace.json.gz": b"x", "k2-2/b.pt.trace.json.gz": b"y"}
     page = "results/2026-11-21-a-2-cores, results/2026-11-21-a-2-cores-system"
     assert results["shown"](page, "2027-01-02-a-2-cores") == page.replace("2026-11-21", "2027-01-02", 1)
     assert all(name in results["folder_name"](name, "2027-01-02") for name in results["RUNS"] if name != "bench")

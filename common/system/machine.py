@@ -123,11 +123,15 @@ def cache_bytes() -> Optional[int]:
 
 
 def git_state(root: Path) -> Tuple[Optional[str], Optional[bool]]:
-    """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one."""
+    """Return (revision, whether there are uncommitted changes) of the checkout, or (None, None) outside one.
+
+    Changes in docs/ and results/ do not count: no measurement reads them, and keeping one writes both.
+    """
     if not (root / ".git").exists():  # a repository around an installed suite is the user's
         return None, None
     try:
-        status = git.run(root, "status", "--porcelain=v2", "--branch", timeout=30)
+        but = (":(exclude)docs", ":(exclude)results")
+        status = git.run(root, "status", "--porcelain=v2", "--branch", "--", ".", *but, timeout=30)
     except git.GitError:
         return None, None
     revision = re.search(r"^# branch\.oid ([0-9a-f]+)$", status, flags=re.MULTILINE)
