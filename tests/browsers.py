@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import os
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +35,12 @@ def _axe() -> Optional[Path]:
 AXE = _axe()
 
 
+def unpacked(html: str, name: str) -> str:
+    """Return what a page has packed under this id."""
+    packed = re.search(rf'<script type="application/gzip" id="{name}">([^<]*)</script>', html)[1]
+    return gzip.decompress(base64.b64decode(packed)).decode()
+
+
 class Browser:
     """One window.  A fresh profile, and nothing that looks for updates."""
 
@@ -57,6 +65,12 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
         self.driver.get(path.as_uri())
         self.wait.until(lambda _: self.js("document.documentElement.dataset.plots === 'drawn'"))
+
+    def unfold(self) -> None:
+        """Open all that is folded, until its plots are drawn too."""
+        self.driver.execute_script("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+        drawn = "[...document.querySelectorAll('.plot')].every((each) => each.querySelector('.main-svg'))"
+        self.wait.until(lambda _: self.js(drawn))
 
     def resize(self, width: int, height: int = 900) -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}

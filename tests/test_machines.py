@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from browsers import unpacked
 from fixtures_machines import LARGE, measured, side_by_side
 from fixtures_runs import environment, garbled, header, status, write_records, write_run
 
@@ -78,7 +79,7 @@ def test_the_page_names_the_machines(tmp_path):
     assert sorted(title.partition(": ")[2] for title in titles) == ["Some CPU, 2 cores", "Some CPU, 64 cores"]
     assert {title[:9] for title in titles} == {"Machine A", "Machine B"}
     assert 'href="#machines-0">Machines side by side' in html and 'download="machines.csv"' in html
-    drawn = json.loads(re.search(r'id="figures">(.*?)</script>', html)[1])
+    drawn = json.loads(unpacked(html, "figures"))
     assert {trace["type"] for trace in drawn["machines-machines-0"]["data"]} == {"bar"}
 
 

@@ -29,7 +29,7 @@ from common.present import style
 
 pytest.importorskip("matplotlib")
 
-OF_BATCHES = {"ratio-useful", "ratio-cells", "time-cells"}
+OF_BATCHES = {"time-cells", "ratios"}
 
 
 def rows_of(folder):
@@ -85,16 +85,9 @@ def test_a_caption_promises_the_whiskers_that_are_drawn(samples, words, tmp_path
     assert words in caption and ("Whiskers" in caption) == bool(words)
 
 
-def test_ratios_are_drawn_batch_by_batch_against_padding_and_size(tmp_path):
-    """One that pays for padding, and one that does not."""
+def test_times_are_drawn_batch_by_batch_against_the_size(tmp_path):
     on_batches(tmp_path, packed=lambda cells, useful: cells * useful / 100, padded=lambda cells, useful: cells)
     figures = {figure.key: figure for figure in runs.figures(rows_of(tmp_path))}
-    traces = {trace["name"]: trace for trace in figures["ratio-useful"].data}
-    assert traces["padded"]["x"] == [50, 60, 70, 80, 90, 100]
-    assert traces["padded"]["y"] == pytest.approx([100 / useful for useful in traces["padded"]["x"]])
-    assert traces["packed"]["y"] == [1] * 6
-    (padded,) = [trace for trace in figures["ratio-cells"].data if trace["name"] == "padded"]
-    assert padded["x"] == [100, 200, 300, 400, 500, 600] and padded["y"] == sorted(padded["y"])
     (padded,) = [trace for trace in figures["time-cells"].data if trace["name"] == "padded"]
     assert padded["y"] == padded["x"] and "lines" in padded["mode"]
     assert len(figures["time-cells"].table.rows) == 12
@@ -113,12 +106,12 @@ def test_the_time_over_the_size_has_a_line_with_its_interval_where_there_are_rou
     assert sum(patch.get_facecolor()[3] < 1 for patch in axes.patches) == 2
 
 
-def test_a_row_of_another_torch_has_times_and_no_ratios(tmp_path):
+def test_a_row_of_another_torch_has_times_and_a_hollow_ratio(tmp_path):
     on_batches(tmp_path, a=lambda cells, useful: cells, b=lambda cells, useful: 2 * cells)
     lines = records_of(tmp_path / "b")
     write_records(tmp_path / "b", [{**line, "torch": "1.13.1"} if "torch" in line else line for line in lines])
     figures = {figure.key: figure for figure in runs.figures(rows_of(tmp_path))}
-    assert "ratio-cells" not in figures
+    assert "-open" in figures["ratios"].data[1]["marker"]["symbol"]
     assert [trace["name"] for trace in figures["time-cells"].data] == ["a", "b"]
 
 
@@ -230,7 +223,11 @@ def test_small_plots_are_drawn_beside_each_other():
         "",
         [
             style.points(
-                "a", [(0, 1), (1, 2)], {}, mode="lines", line={"color": style.color(0), "width": 2, "dash": "solid"}
+                "a",
+                [(0, 1), (1, 2)],
+                {},
+                mode="lines",
+                line={"color": style.color(style.Look()), "width": 2, "dash": "solid"},
             )
         ],
         style.layout(170, xaxis=style.axis("ms"), yaxis=style.axis("MB")),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import gzip
 import hashlib
 import io
 import json
@@ -19,6 +18,7 @@ from urllib.parse import unquote
 
 import msgspec
 import pytest
+from browsers import unpacked
 from commands import ROOT, assert_user_error, has_words, run
 from fixtures_conformance import made
 from fixtures_runs import correctness, garbled, header, records_of, status, timed, traced_run, write_records, write_run
@@ -145,7 +145,7 @@ def test_the_headline_says_what_an_approximation_saves_and_how_far_it_is_off(tmp
         tmp_path / "pruned",
         [{**line, **({"approximation_gap": -0.007} if "grad_error" in line else {})} for line in lines],
     )
-    answer, sure, reason = cards(tmp_path)["If approximate will do"]
+    answer, sure, reason = cards(tmp_path)["If an approximation will do"]
     assert (answer, sure) == ("pruned (approx.)", True)
     assert reason["Speed"].startswith("0.10x the time of exact") and reason["Memory"].startswith(
         "0.50x the peak of exact"
@@ -167,6 +167,53 @@ def test_the_page_says_of_how_many_utterances_it_is(tmp_path):
     (group,) = groups_of(tmp_path)
     assert headline.measured(group.rows) == ["4 utterances", "of the 100 in the shape file, in 2 batches and 3 rounds"]
     assert "of the 100 in the shape file" in page_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "ms, peaks, words",
+    [
+        (([10, 11, 12], [20, 22, 24]), (10, 30), "Use a: 2.0x faster (2.0 to 2.0) and 3.0x smaller than the next"),
+        (([10, 11, 12], [20, 22, 24]), (30, 10), "Use a: 2.0x faster (2.0 to 2.0) than the next exact loss, with 3.0x"),
+        (([10, 12, 11], [11, 10, 13]), (10, 30), "too close to tell"),
+    ],
+)
+def test_the_title_is_the_answer_with_its_interval(tmp_path, ms, peaks, words):
+    for name, times, peak in zip("ab", ms, peaks):
+        timed(tmp_path, name, times, peak=peak)
+    html = page_of(tmp_path)
+    title = re.search(r"<h1>(.*?)</h1>", html)[1]
+    assert words in title and re.search(r"<title>(.*?)</title>", html)[1] == title
+
+
+def test_the_title_of_several_configurations_is_the_question(tmp_path):
+    timed(tmp_path, "a", [10, 11, 12])
+    records = records_of(tmp_path / "a")
+    records[0]["settings"] = {**records[0]["settings"], "vocab_size": 77}
+    write_records(tmp_path / "b", records)
+    assert "Which transducer loss?" in re.search(r"<h1>(.*?)</h1>", page_of(tmp_path))[1]
+
+
+def test_who_needs_logits_has_a_card_with_code(tmp_path):
+    for name, factor in (("fused", 1), ("optimized_transducer", 2), ("torchaudio", 6)):
+        timed(tmp_path, name, [10 * factor, 11 * factor, 12 * factor])
+    records = [line for line in records_of(tmp_path / "fused") if line.get("scope") != "loss"]
+    write_records(tmp_path / "fused", records)
+    (group,) = groups_of(tmp_path)
+    cards = {card.question: card for card in headline.headline(group.rows, [tmp_path])}
+    given = cards["If you need logits"]
+    assert given.answer == "optimized_transducer" and "3.00 to 3.00" in str(given.lines)
+    for card, name in ((cards["Use"], "fused_transducer"), (given, "optimized_transducer")):
+        assert f"from {name} import" in card.code and card.code.count("\n") < 8
+    html = page_of(tmp_path)
+    assert "from optimized_transducer import transducer_loss" in html and "&#10;" in html
+
+
+def test_the_contents_of_one_configuration_have_six_entries(tmp_path):
+    for name in ("a", "b"):
+        traced_run(tmp_path / name, kineto(steps([100, 200])), name=name)
+    html = page_of(tmp_path)
+    links = re.findall(r'<li><a href="#[^"]*">([^<]*)', html[html.index("<nav") : html.index("</nav>")])
+    assert [link.strip() for link in links] == ["Answer", "Table", "Speed", "Memory", "How measured", "Correctness"]
 
 
 def test_the_page_counts_losses_that_were_measured(tmp_path):
@@ -297,7 +344,7 @@ def test_the_figures_are_on_the_page_in_their_places(tmp_path):
         traced_run(tmp_path / name, kineto(steps([100, 200])), name=name)
     write(tmp_path / "c" / "w.1.pt.trace.json", kineto(steps([100, 200])))
     html = page_of(tmp_path)
-    drawn = json.loads(re.search(r'id="figures">(.*?)</script>', html)[1])
+    drawn = json.loads(unpacked(html, "figures"))
     assert re.findall(r'data-figure="([^"]*)"', html) == list(drawn)
     kinds = {key.rsplit("-", 1)[0] for key in drawn}
     assert {"step-time", "peak-memory", "time-memory", "samples", "shape-t", "shape-padding"} <= kinds
@@ -316,8 +363,7 @@ def test_plotly_is_as_it_was_released():
 def test_the_page_carries_plotly_and_allows_just_it(tmp_path):
     write_run(tmp_path / "a")
     html = page(groups_of(tmp_path), tmp_path)
-    packed = re.search(r'<script type="application/gzip" id="plotly">([^<]*)</script>', html)[1]
-    source = gzip.decompress(base64.b64decode(packed)).decode()
+    source = unpacked(html, "plotly")
     assert source == LIBRARY_FILE.read_text(encoding="utf-8") and script_hash(source) in unescape(html)
     assert len(html) < 1.5e6
 
@@ -384,7 +430,7 @@ def test_what_did_not_run_is_below_the_results_and_only_errors_are_red(tmp_path)
     write_records(tmp_path / "k2", [header("k2"), status("correctness", "missing", "no k2: pip install k2")])
     write_records(tmp_path / "died", [header("died"), status("correctness", "error", "it broke")])
     shown = page_of(tmp_path)
-    results, failures = shown.index(">Results</h3>"), shown.index('<details class="failures errors"')
+    results, failures = shown.index(">Table</h3>"), shown.index('<details class="failures errors"')
     assert results < failures < shown.index('<figure id="step-time')
     assert re.findall(r'<li class="error"><strong>([^<]*)<', shown[failures:]) == ["died"]
     assert "1 failed (died)" in shown and "1 not available here (k2)" in shown
@@ -399,7 +445,7 @@ def test_every_link_of_the_contents_leads_somewhere(tmp_path):
     timed(tmp_path, "b", [20, 21])
     shown = page_of(tmp_path)
     links = [link[1:] for link in Seen(shown[shown.index("<nav") : shown.index("</nav>")]).links]
-    assert {"group-0-table", "time-memory-0", "samples-0", "conformance"} <= set(links)
+    assert {"group-0-table", "group-0-speed", "group-0-memory", "conformance"} <= set(links)
     assert set(links) <= set(Seen(shown).ids)
 
 
@@ -447,7 +493,7 @@ def test_the_command_writes_page_and_pngs_and_says_where(tmp_path):
     output = tmp_path / "out" / "page.html"
     done = run("report.py", tmp_path / "log", "--output", output, "--png", tmp_path / "png")
     assert done.returncode == 0 and done.stderr == ""
-    names = ["time-memory", "step-time", "peak-memory"]
+    names = ["ratios", "step-time", "time-memory", "peak-memory"]
     assert done.stdout.split() == [str(output), *(str(tmp_path / "png" / f"{name}.png") for name in names)]
     assert output.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     for name in names:

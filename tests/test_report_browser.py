@@ -35,6 +35,7 @@ pytestmark = pytest.mark.skipif(
 
 EVIL = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
 PLOTS = (
+    "ratios-0",
     "step-time-0",
     "peak-memory-0",
     "time-memory-0",
@@ -126,6 +127,7 @@ def test_opens_offline_without_a_word_on_the_console(browser, report):
 
 def test_plots_are_drawn(browser, report):
     browser.open(report)
+    browser.unfold()
     for key in PLOTS:
         size = browser.js("document.querySelector(arguments[0]).getBoundingClientRect()", f"#{key} .main-svg")
         assert size["width"] > 200 and size["height"] > 100, key
@@ -150,7 +152,7 @@ def test_hostile_names_run_nothing_and_are_seen(browser, report):
     assert browser.js("window.broken") is None
     assert browser.js("document.images.length") == 0
     assert "<script>window.broken" in browser.js("document.querySelector('table').textContent")
-    assert "<script>" in browser.js("document.querySelector('#step-time-0 .plot').textContent")
+    assert "<script>" in browser.js("document.querySelector('#ratios-0 .plot').textContent")
     assert "pip install k2" in browser.js("document.querySelector('.failures').textContent")
 
 
@@ -274,6 +276,7 @@ def test_text_has_contrast_in_light_and_dark(browser, report, dark):
         "footer",
     ):
         assert contrast(browser, selector) >= 4.5, selector
+    browser.unfold()
     for selector in ("#step-time-0 .xtick text", "#step-time-0 .annotation-text", "#step-time-0 .legendtext"):
         assert contrast(browser, selector, "fill") >= 4.5, selector
 
@@ -296,6 +299,7 @@ def test_nothing_is_wider_than_a_sheet(browser, report):
 def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
     size = "(({width, height}) => [width, height])(document.querySelector(arguments[0]).getBoundingClientRect())"
     browser.open(report)
+    browser.unfold()
     plots = [f"#{key} .main-svg" for key in PLOTS if not key.startswith(("shape", "memory-within"))]
     before = {plot: browser.js(size, plot) for plot in plots}
     browser.js("dispatchEvent(new Event('beforeprint'))")
@@ -308,10 +312,10 @@ def test_plots_fill_a_sheet_and_then_the_screen_again(browser, report):
 
 def test_a_plot_follows_the_width(browser, report):
     browser.open(report)
-    wide = browser.js("document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width")
+    wide = browser.js("document.querySelector('#ratios-0 .main-svg').getBoundingClientRect().width")
     size = {"width": 600, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    narrow = "document.querySelector('#step-time-0 .main-svg').getBoundingClientRect().width"
+    narrow = "document.querySelector('#ratios-0 .main-svg').getBoundingClientRect().width"
     browser.wait.until(lambda _: browser.js(narrow) < min(wide, 600))
 
 
@@ -378,7 +382,7 @@ def test_plots_have_the_width_of_the_page(browser, report):
     left, right = (
         browser.js(f"document.querySelector('{selector}').getBoundingClientRect()") for selector in ("nav", "main")
     )
-    plot = browser.js("document.querySelector('#step-time-0 .main-svg').getBoundingClientRect()")
+    plot = browser.js("document.querySelector('#ratios-0 .main-svg').getBoundingClientRect()")
     assert plot["width"] == pytest.approx(right["width"], abs=2) and plot["width"] > 1000 and left["width"] < 300
 
 

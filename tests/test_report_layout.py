@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
-from fixtures_runs import correctness, environment, sample, status, traced_run, write_run
+from fixtures_runs import (
+    correctness,
+    environment,
+    records_of,
+    sample,
+    status,
+    timed,
+    traced_run,
+    write_records,
+    write_run,
+)
 from fixtures_traces import kineto, memory, steps
 
 from common.analysis import logs
-from common.plots import bars, over_time
+from common.plots import bars, distribution, over_time, ratios
 from common.present import labels, scales, style
 
 
@@ -130,3 +140,48 @@ def test_memory_within_a_step_is_small_plots_to_one_scale(tmp_path):
     assert [part.title for part in figure.parts] == ["a", "b"] and all(part.small for part in figure.parts)
     ranges = [part.layout["yaxis"]["range"] for part in figure.parts]
     assert ranges[0] == ranges[1] and ranges[0][0] == 0 and ranges[0][1] > max(figure.parts[1].data[0]["y"])
+
+
+def test_ratios_have_a_dot_and_a_whisker_on_a_logarithmic_axis_with_a_line_at_one(tmp_path):
+    timed(tmp_path, "a", [10, 11, 12])
+    timed(tmp_path, "b", [20, 24, 25])
+    timed(tmp_path, "approx", [1, 1.1, 1.2], kind="pruned", exact=False)
+    timed(tmp_path, "other", [1, 1.1, 1.2], kind="additive", exact=False)
+    (group,) = logs.read([tmp_path]).groups
+    figure = ratios.over_fastest(group.rows)
+    dots = {trace["name"]: trace for trace in figure.data}
+    assert list(dots) == ["a", "b", "approx (approx.)"] and "other" in figure.caption
+    row = next(row for row in group.rows if row.name == "b")
+    ratio = row.against_fastest.ratio
+    assert dots["b"]["x"] == [ratio.ratio] and dots["approx (approx.)"]["x"] == [pytest.approx(0.1)]
+    whisker = dots["b"]["error_x"]
+    assert ratio.ratio + whisker["array"][0] == pytest.approx(ratio.high)
+    assert ratio.ratio - whisker["arrayminus"][0] == pytest.approx(ratio.low)
+    assert figure.layout["xaxis"]["type"] == "log" and [line["x0"] for line in figure.layout["shapes"]] == [1]
+    assert "error_x" not in dots["a"]
+
+
+def test_a_ratio_of_two_torches_is_hollow(tmp_path):
+    for name, ms in (("a", 10), ("b", 12)):
+        timed(tmp_path, name, [ms, ms, ms])
+    timed(tmp_path, "c", [20, 21, 22])
+    records = records_of(tmp_path / "c")
+    lines = [{**line, "torch": "1.13.1"} if line["record"] == "environment" else line for line in records]
+    write_records(tmp_path / "c", lines)
+    (group,) = logs.read([tmp_path]).groups
+    symbols = {trace["name"]: trace["marker"]["symbol"] for trace in ratios.over_fastest(group.rows).data}
+    assert symbols["c"].endswith("-open") and not symbols["b"].endswith("-open")
+
+
+def test_a_distribution_is_drawn_of_enough_samples_alone(tmp_path):
+    times = [10 + 0.01 * number for number in range(distribution.FEWEST)]
+    for name, each in (("many", times), ("few", times[:-1])):
+        samples = [sample("timing-1", "step", 4, ms) for ms in each]
+        write_run(tmp_path / name, name, [correctness(), [environment("timing-1"), *samples, status("timing-1")]])
+    (group,) = logs.read([tmp_path]).groups
+    figure = distribution.of_samples(group.rows)
+    assert {trace["name"] for trace in figure.data} == {"many"} and "few" in figure.caption
+    curve = distribution.density(times, False)
+    mode = max(curve, key=lambda point: point[1])[0]
+    assert min(times) < mode < max(times) and curve[0][0] < min(times) < max(times) < curve[-1][0]
+    assert distribution.of_samples([row for row in group.rows if row.name == "few"]) is None

@@ -105,10 +105,8 @@ def test_runs_are_lines_of_the_hparams_table(board):
 @needs_viewer
 def test_pictures_and_the_table_are_there_too(board):
     images = board.wait_for(lambda board: board.json("/data/plugin/images/tags"))
-    assert {run: sorted(tags) for run, tags in images.items()} == {
-        ".": ["bars", "report/peak-memory", "report/step-time", "report/time-memory"],
-        "k2-2": ["stages"],
-    }
+    assert set(images) == {".", "k2-2"} and list(images["k2-2"]) == ["stages"]
+    assert {"bars", "report/peak-memory", "report/step-time", "report/time-memory"} <= set(images["."])
     (image,) = board.json("/data/plugin/images/images", run="k2-2", tag="stages", sample="0")
     assert board.get(f"/data/plugin/images/individualImage?{image['query']}") == PNG
     (text,) = board.json("/data/plugin/text/text", run=".", tag="table")

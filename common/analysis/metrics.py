@@ -318,7 +318,14 @@ ALL = (
         on_page="gradient error",
         tag="3_correctness/grad_error",
     ),
-    Metric("measured_error", "grad error", _measured_error, _measured_error_said, better="lower"),
+    Metric(
+        "measured_error",
+        "grad error",
+        _measured_error,
+        _measured_error_said,
+        better="lower",
+        on_page="gradient error at size",
+    ),
     Metric("useful", "useful %", _useful, lambda row: number(_useful(row), 3), "%"),
     Metric("gap", "gap to exact", _gap, lambda row: error(_gap(row)), better="lower"),
     # of the first screen
@@ -349,17 +356,8 @@ _ERRORS = ("loss_error", "grad_error")
 _RATES = ("utterances_per_second", "frames_per_second")
 _SHORT = ("step_spread", "loss_spread", "over_fastest", "same_torch", *_RATES, "limits", "peak_mb")
 _PAGE = (
-    *(
-        "step_median",
-        "loss_median",
-        "over_fastest",
-        "same_torch",
-        "step_limit",
-        "loss_limit",
-        "peak_mb",
-        *_RATES,
-        *_ERRORS,
-    ),
+    *("step_median", "over_fastest", "interval", "same_torch", "loss_median", "peak_mb", "measured_error"),
+    *("step_limit", "loss_limit", *_RATES, *_ERRORS),
     *("step_p20", "step_p80", "step_n", "forward_ms", "loss_n", "process_mb"),
 )
 
@@ -403,10 +401,14 @@ def others() -> List[Metric]:
 
 def columns(table: str, rows: Sequence[Row]) -> List[Metric]:
     """Return the columns of a table of COLUMNS; those of WHERE_KNOWN, and the others of an OPEN table, where a row has
-    them."""
+    them; the status on the page, where it is not "ok" of every row."""
     listed = [METRICS[key] for key in COLUMNS[table]]
 
+    all_ok = table.startswith("page") and all(_status(row) == "ok" for row in rows)
+
     def is_shown(metric: Metric) -> bool:
+        if metric.key == "status" and all_ok:
+            return False
         always = metric in listed and metric.key not in WHERE_KNOWN
         return always or any(metric.value(row) is not None for row in rows)
 

@@ -11,7 +11,7 @@ from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 from common.analysis import metrics
 from common.analysis.ratios import Drift, Ratio
 from common.analysis.row import Row, Standing, search_of
-from common.analysis.verdict import LogitsPick, Pick
+from common.analysis.verdict import MEMORY_MARGIN, LogitsPick, Pick
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import number, plain
 from common.present.table import Link
@@ -64,6 +64,37 @@ def interval(ratio: Optional[Ratio]) -> str:
 
 
 # Picks.
+
+
+def headline(pick: Pick) -> str:
+    """Return the answer as one line: "Use a: 1.8x faster (1.5 to 2.1) and 74x smaller than the next exact loss"."""
+    if pick.withheld:
+        return "No answer yet: samples ran beside other load"
+    if not pick.sure:
+        names = [name_of(row) for row in [pick.row, *pick.rivals]]
+        return f"{either(names)}: too close to tell"
+    name = name_of(pick.row)
+    if pick.next is None or pick.times is None:
+        return f"Use {name}, the only exact loss that was compared"
+    ratio = pick.next_ratio
+    span = "" if ratio is None or ratio.low is None else f" ({number(ratio.low, 2)} to {number(ratio.high, 2)})"
+    faster = f"{number(pick.times, 2)}x faster{span}"
+    mine, other = pick.row.peak_mb, pick.next.peak_mb
+    times = other / mine if mine and other else 1.0
+    if times > 1 + MEMORY_MARGIN:
+        return f"Use {name}: {faster} and {number(times, 2)}x smaller than the next exact loss"
+    larger = f", with {number(1 / times, 2)}x its memory" if 1 / times > 1 + MEMORY_MARGIN else ""
+    return f"Use {name}: {faster} than the next exact loss{larger}"
+
+
+#: Names in a headline and in the answer of a card.
+NAMED = 3
+
+
+def either(names: Sequence[str]) -> str:
+    """Return "a, b or c", of more than four "a, b, c or 2 more"."""
+    shown = list(names) if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
+    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def against_next(pick: Pick, measure: Measure) -> Words:

@@ -45,7 +45,13 @@ def sections(base: Path, paths: Sequence[Path] = ()) -> List[Section]:
         return []
     newest = max(matrices, key=lambda each: each[:2])[2] if matrices else None
     return [
-        Section("conformance/conformance.html.jinja", ID, TITLE, content={"matrix": newest, "unreadable": unreadable})
+        Section(
+            "conformance/conformance.html.jinja",
+            ID,
+            TITLE,
+            content={"matrix": newest, "unreadable": unreadable},
+            short="Correctness",
+        )
     ]
 
 

@@ -1,5 +1,4 @@
-"""Times batch by batch: the step against the size of the batch, a line for each loss with its interval, and the ratio
-to the fastest loss against padding and against size."""
+"""Times batch by batch: the step against the size of the batch, a line for each loss with its interval."""
 
 from __future__ import annotations
 
@@ -11,13 +10,12 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.core.text import gathered, number
 from common.present import scales
-from common.present.style import Figure, Plotly, Trace, axis, axis_of, band, color, dash, layout, marker, points
+from common.present.style import Figure, Plotly, Trace, axis_of, band, color, dash, layout, marker, points
 from common.present.table import Cell, Table, measured, tabulated
 from common.records.schema import Batch
 
 HEIGHT = 420
 FEWEST = 3  # batches
-PADDED = "What rises to the left is slow on padding."
 LINES = "Lines: a power of the size through the medians of the batches; bands: its 95% interval over rounds."
 
 
@@ -79,27 +77,7 @@ def _figures(compared: Sequence[Point], key: str, whose: str) -> List[Figure]:
     size = "cells" if len({point.batch.N for point in compared}) == 1 else "padded"
     title = "T x (U+1) of the batch" if size == "cells" else "N x T x (U+1) of the batch"
     sizes = axis_of(title, scales.span([getattr(point, size) for point in compared]))
-    padding = axis("useful % of the padded cells", range=[0, 103])
-    ratios = axis_of("times the fastest", scales.logarithmic([point.ratio for point in compared if point.ratio]))
-    against, each = (
-        "Step time over the fastest, against",
-        "Each mark is a batch: the loss over the fastest of its kind, where both ran under one torch.",
-    )
-    kinds: List[Tuple[str, str, str, str, Plotly]] = [
-        ("ratio-useful", f"{against} padding", f"{each} {PADDED}", "useful", padding),
-        ("ratio-cells", f"{against} size", each, size, sizes),
-    ]
-    figures = [_time_over_size(of_row, size, sizes, key, whose)]
-    for name, title, caption, x, across in kinds:
-        known = [(some[0].row, [(getattr(point, x), point.ratio) for point in some if point.ratio]) for some in of_row]
-        known = [(row, at) for row, at in known if at]
-        if all(row.against_fastest and row.against_fastest.is_fastest for row, _ in known):  # each over itself
-            continue
-        data = [points(row.marked, sorted(at), marker(row.look, 9), "%{x:.4g}: %{y:.4g}") for row, at in known]
-        summary = _in_words(title + whose, known)
-        frame = layout(HEIGHT, 200, xaxis=across, yaxis=ratios)
-        figures.append(Figure(f"{name}{key}", title + whose, caption, summary, data, frame, None))
-    return figures
+    return [_time_over_size(of_row, size, sizes, key, whose)]
 
 
 def _time_over_size(of_row: Sequence[Sequence[Point]], size: str, across: Plotly, key: str, whose: str) -> Figure:

@@ -1,6 +1,7 @@
 """Data -> HTML by templates, which are named by their path below common/.
 
-Every text is escaped and shown on one line, whatever file it is from; every address is relative to the page's folder.
+Every text is escaped and shown on one line, but for code, whatever file it is from; every address is relative to the
+page's folder.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def environment() -> Any:
     templates.filters.update(
         href=jinja2.pass_context(lambda context, target: href(target, context["base"])),
         csv=lambda table: Markup(csv_address(table)),
-        json=lambda value: Markup(script_json(value)),
+        packed=lambda value: Markup(packed(compact_json(value))),
+        code=lambda text: Markup(str(escape(text)).replace("\n", "&#10;")),
         wrap=lambda text: escape(plain(text)).replace("_", Markup("_<wbr>")),
     )
     return templates
@@ -59,10 +61,9 @@ def href(target: Path, base: Path) -> str:
     return quote(os.fsencode(relative), safe="/")
 
 
-def script_json(value: Any) -> str:
-    """Return JSON that is safe within a script element: no markup can end it; what is not finite becomes null."""
-    dumped = json.dumps(_drawn(value), allow_nan=False, separators=(",", ":"))
-    return dumped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def compact_json(value: Any) -> str:
+    """Return JSON of what is drawn, in DIGITS digits; what is not finite becomes null."""
+    return json.dumps(_drawn(value), allow_nan=False, separators=(",", ":"))
 
 
 def _drawn(value: Any) -> Any:

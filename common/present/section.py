@@ -18,7 +18,7 @@ class Verdict:
     """An answer to a question.
 
     question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
-    there is to know of the answer, each with its title.
+    there is to know of the answer, each with its title; code: what a user copies.
     """
 
     question: str
@@ -26,6 +26,7 @@ class Verdict:
     clear: bool
     reason: Sentence = ()
     lines: Sequence[Line] = ()
+    code: str = ""
 
 
 class Failure(NamedTuple):
@@ -60,7 +61,8 @@ class Section:
 
     template: shows it, as a path below common/; id: its address on the page; suffix: of the ids of its figures;
     headline: what to use; measured: of how much of the data; beside_load: a line where samples ran beside other load;
-    content: what only its template knows; the others: None or empty where there is nothing.
+    content: what only its template knows; short: its title in the contents, where that is another; title_is_above: the
+    title of the page says it; the others: None or empty where there is nothing.
     """
 
     template: str
@@ -81,16 +83,30 @@ class Section:
     shapes: Optional[Shapes] = None
     notes: Sequence[Line] = ()
     content: Any = None
+    short: str = ""
+    title_is_above: bool = False
+
+    @property
+    def chapters(self) -> List[Tuple[str, str, List[Figure]]]:
+        """Return (id, title, figures) of each chapter of figures."""
+        titles = dict.fromkeys(figure.chapter for figure in self.figures if figure.chapter)
+        return [
+            (f"{self.id}-{title.lower()}", title, [figure for figure in self.figures if figure.chapter == title])
+            for title in titles
+        ]
 
     @property
     def contents(self) -> List[Tuple[str, str]]:
         """Return (id, title) of each part."""
         parts = [
-            (f"{self.id}-table", "Results", self.table),
-            (f"{self.id}-failures", "What did not run", self.failures),
-            *((f"{figure.key}-{self.suffix}", figure.title, not figure.small) for figure in self.figures),
-            (f"{self.id}-conditions", "What was measured where", self.versions),
-            (f"{self.id}-shapes", "Shapes", self.shapes),
-            (f"{self.id}-notes", "Notes", self.notes),
+            (f"{self.id}-table", "Table", self.table),
+            *self.chapters,
+            *((f"{figure.key}-{self.suffix}", figure.title, self._is_part(figure)) for figure in self.figures),
+            (f"{self.id}-conditions", "How measured", self.versions),
         ]
         return [(name, title) for name, title, is_there in parts if is_there]
+
+    @staticmethod
+    def _is_part(figure: Figure) -> bool:
+        """Return whether a figure is in the contents by itself."""
+        return not figure.small and not figure.chapter

@@ -69,7 +69,8 @@ TEMPLATE: Plotly = {
 class Figure:
     """One plot.  title, caption: shown with it; summary: its numbers in words, for screen readers; data, layout: as
     plotly takes them; table: the same numbers, None where the page has them already; small: three fit side by side;
-    names: of its points; parts: small plots, which it consists of, and then it has no data of its own."""
+    names: of its points; parts: small plots, which it consists of, and then it has no data of its own; chapter: of its
+    section, "" where that has none; folded: opened by who wants it; on_paper: printed, where it is not folded."""
 
     key: str
     title: str
@@ -81,6 +82,9 @@ class Figure:
     small: bool = False
     names: Optional[Names] = None
     parts: Sequence[Figure] = ()
+    chapter: str = ""
+    folded: bool = False
+    on_paper: bool = True
 
     @property
     def height(self) -> int:

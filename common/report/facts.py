@@ -32,9 +32,10 @@ def load(entries: Sequence[Row]) -> Optional[Table]:
 
 
 def versions(entries: Sequence[Row]) -> Table:
+    """Return a table of what each row ran under; of the rows that ran, where any did."""
     columns = ("implementation", "version", "torch", "Python", "CUDA", "options", "run started (UTC)", "folder")
     rows = []
-    for entry in entries:
+    for entry in [entry for entry in entries if entry.is_measured] or entries:
         values = (entry.implementation_version, entry.torch_version, entry.environment.python, entry.environment.cuda)
         cells = [Cell(plain(value or "-")) for value in values]
         started = plain(entry.started or "-").replace("T", " ").replace("+00:00", "")

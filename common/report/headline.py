@@ -1,18 +1,27 @@
-"""What people came for, as two cards: the loss to use, and the one to use if an approximation will do."""
+"""What people came for: the answer as a title, and a card for each case with its code: the loss to use, the one that
+takes logits, the one to use if an approximation will do."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import List, Optional, Sequence
 
 from common.analysis import verdict, wording
 from common.analysis.row import Row
-from common.analysis.verdict import Pick
+from common.analysis.verdict import LogitsPick, Pick
+from common.core import snippets
+from common.core.implementations import BY_NAME
 from common.core.text import count, number
+from common.present import slices
 from common.present.section import Line, Verdict
 from common.present.table import Link, Sentence
 
-NAMED = 3  # of those whose difference is not certain
+
+def title(rows: Sequence[Row]) -> str:
+    """Return the answer as the title of the page; "" where nothing exact was timed."""
+    pick = verdict.fastest(rows)
+    return wording.headline(pick) if pick else ""
 
 
 def headline(rows: Sequence[Row], folders: Sequence[Path]) -> List[Verdict]:
@@ -22,10 +31,28 @@ def headline(rows: Sequence[Row], folders: Sequence[Path]) -> List[Verdict]:
     if picks.fastest:
         lines: List[Line] = [("Speed", _speed(picks.fastest)), ("Memory", _memory(picks.fastest.row, picks.smallest))]
         cards.append(_card("Use", picks.fastest, [*lines, _corners(picks.fastest)]))
+    if picks.logits and picks.logits.row is not (picks.fastest and picks.fastest.row):
+        cards.append(_given_logits(picks.logits, picks.smallest, folders))
     if picks.approximate and _gains(picks.approximate):
         lines = [*_against(picks.approximate, picks.fastest), *_accuracy(picks.approximate.row)]
-        cards.append(_card("If approximate will do", picks.approximate, [*lines, _corners(picks.approximate)]))
+        cards.append(_card("If an approximation will do", picks.approximate, [*lines, _corners(picks.approximate)]))
     return cards
+
+
+def _given_logits(pick: LogitsPick, smallest: Optional[Pick], folders: Sequence[Path]) -> Verdict:
+    question = "If you need logits"
+    scopes = [each for each in (pick.step, pick.loss) if each is not None]
+    if pick.withheld:
+        return _card(question, replace(scopes[0], withheld=True), [])
+    lines: List[Line] = []
+    for each in scopes:
+        measure = wording.time_of(each.scope)
+        lines.append(("Step" if each.scope == "step" else "Loss alone", [*wording.named(each, measure), "."]))
+    if pick.row is None:
+        names = dict.fromkeys(row.marked for each in scopes for row in [each.row, *each.rivals])
+        return Verdict(question, wording.either(list(names)), False, lines=lines)
+    best = Pick(pick.row, caveats=slices.caveats(pick.row.loss, folders))
+    return _card(question, best, [*lines, ("Memory", _memory(pick.row, smallest)), _corners(best)])
 
 
 def measured(rows: Sequence[Row]) -> List[str]:
@@ -46,10 +73,12 @@ def measured(rows: Sequence[Row]) -> List[str]:
 def _card(question: str, pick: Pick, lines: Sequence[Line]) -> Verdict:
     if pick.withheld:
         return Verdict(question, "withheld", False, lines=[("Speed", [f"{wording.WITHHELD}."])])
-    names = [row.marked for row in [pick.row, *pick.rivals]]
-    shown = names[:NAMED] if len(names) <= NAMED + 1 else [*names[:NAMED], f"{len(names) - NAMED} more"]
-    answer = " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
-    return Verdict(question, answer, pick.sure, lines=lines)
+    answer = wording.either([row.marked for row in [pick.row, *pick.rivals]])
+    code = snippets.snippet(pick.row.name)
+    if not code and pick.row.loss in BY_NAME:
+        script = f"{BY_NAME[pick.row.loss].script}.py"
+        lines = [*lines, ("Code", [f"{script} shows how it is called."])]
+    return Verdict(question, answer, pick.sure, lines=lines, code=code)
 
 
 def _gains(pick: Pick) -> bool:

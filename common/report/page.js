@@ -2,7 +2,7 @@
 // script.
 "use strict";
 
-const figures = JSON.parse(document.getElementById("figures").textContent);
+let figures = {};
 const plots = [...document.querySelectorAll(".plot")];
 const settings = { displayModeBar: false };
 
@@ -15,13 +15,15 @@ function room(plot, width) {
   return figure.height + 19 * Math.ceil(shown / Math.max(Math.floor((width - 20) / entry), 1));
 }
 
-// plotly.js is packed into the page; the policy allows the script that comes out by its hash.
+// plotly.js and the figures are packed into the page; the policy allows the script that comes out by its hash.
+function unpacked(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
 async function unpackPlotly() {
-  const packed = atob(document.getElementById("plotly").textContent);
-  const bytes = Uint8Array.from(packed, (letter) => letter.charCodeAt(0));
-  const unpacked = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = document.createElement("script");
-  script.textContent = await new Response(unpacked).text();
+  script.textContent = await unpacked("plotly");
   document.head.append(script);
 }
 
@@ -46,8 +48,13 @@ function placeNames(plot) {
   Plotly.relayout(plot, { annotations });
 }
 
+// What is folded has no width: it is drawn when it is opened.
+const drawn = new Set();
+const isOpen = (plot) => !plot.closest("details:not([open])");
+
 async function draw() {
-  for (const plot of plots) {
+  for (const plot of plots.filter((each) => isOpen(each) && !drawn.has(each))) {
+    drawn.add(plot);
     const figure = figures[plot.dataset.figure];
     figure.height = figure.layout.height;
     figure.layout.height = room(plot, plot.clientWidth);
@@ -62,19 +69,24 @@ function resize(plot, size) {
 }
 
 function fit() {
-  for (const plot of plots) {
+  for (const plot of [...drawn].filter(isOpen)) {
     plot.style.zoom = "";
     resize(plot, { width: null, height: room(plot, plot.clientWidth), autosize: true });
   }
+}
+
+async function opened() {
+  await draw();
+  fit();
 }
 
 // A sheet is narrower than a screen and ends, and is laid out without telling the plots.
 const paperWidth = 670;
 const paperHeight = 800;
 function fitPaper() {
-  for (const plot of plots) {
+  for (const plot of [...drawn].filter(isOpen)) {
     const width = plot.closest(".smalls") ? Math.floor(paperWidth / 3) - 16 : paperWidth;
-    const scale = Math.min(0.8, paperHeight / room(plot, width)); // two a sheet; one of many lanes, whole
+    const scale = Math.min(0.72, paperHeight / room(plot, width)); // two a sheet; one of many lanes, whole
     plot.style.zoom = scale;
     resize(plot, { width: width / scale, height: room(plot, width / scale), autosize: false });
   }
@@ -82,11 +94,13 @@ function fitPaper() {
 
 async function start() {
   if (plots.length) {
+    figures = JSON.parse(await unpacked("figures"));
     await unpackPlotly();
     await draw();
     addEventListener("resize", fit);
     addEventListener("beforeprint", fitPaper);
     addEventListener("afterprint", fit);
+    for (const folded of document.querySelectorAll("details.folded")) folded.addEventListener("toggle", opened);
   }
   document.documentElement.dataset.plots = "drawn";
 }
@@ -95,7 +109,7 @@ async function start() {
 function compare(one, other, numeric, sign) {
   if (one === "" || other === "") return (one === "") - (other === "");
   if (!numeric) return sign * one.localeCompare(other, "en", { numeric: true });
-  return sign * (Number(one) - Number(other) || 0);
+  return sign * (parseFloat(one) - parseFloat(other) || 0); // an interval by its lower end
 }
 
 function sort(table, heading) {
@@ -130,14 +144,23 @@ for (const button of document.querySelectorAll("button.more")) {
   show(false);
 }
 
-// The contents mark the section that is read: the last one that began above the middle of the screen.
+for (const button of document.querySelectorAll("button.copy")) {
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(button.parentNode.querySelector("code").textContent);
+    button.textContent = "Copied";
+  });
+  button.hidden = !navigator.clipboard;
+}
+
+// The contents mark what is read: the last one that began above the middle of the screen.
 const contents = document.querySelector("nav");
 if (contents) {
-  const sections = [...document.querySelectorAll("main > section[id]")];
+  const links = [...contents.querySelectorAll("nav > ul > li > a")];
+  const targets = links.map((link) => document.getElementById(decodeURIComponent(link.hash.slice(1))));
   const follow = () => {
-    const begun = sections.filter((section) => section.getBoundingClientRect().top < innerHeight / 2);
-    const here = (begun.pop() || sections[0]).id;
-    for (const link of contents.querySelectorAll("nav > ul > li > a")) {
+    const begun = targets.filter((target) => target.getBoundingClientRect().top < innerHeight / 2);
+    const here = (begun.pop() || targets[0]).id;
+    for (const link of links) {
       if (link.hash === `#${here}`) link.setAttribute("aria-current", "true");
       else link.removeAttribute("aria-current");
     }

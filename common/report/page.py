@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Set
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from common.analysis.groups import Group
 from common.analysis.machines import families as families_of
@@ -40,13 +40,21 @@ def page(
     jinja2."""
     families = families_of(groups)
     titles = {**_titles(groups), **{machine.number: machine.title for family in families for machine in family}}
+    answer = headline.title(groups[0].rows) if _is_one(groups, swept) else ""
     sections = [
         *(machines.section(family, number) for number, family in enumerate(families)),
         *(_section(group, index, titles[index], [base, *paths]) for index, group in enumerate(groups)),
         *(sweep.section(each, number) for number, each in enumerate(swept)),
         *(section for tool in slices.registered() for section in tool.sections(base, paths)),
     ]
-    return assembled(sections, base, TITLE, _lead(groups, swept), library, reading=True)
+    if answer:
+        sections[0] = replace(sections[0], title="Answer", title_is_above=True)
+    return assembled(sections, base, answer or TITLE, _lead(groups, swept), library, reading=True)
+
+
+def _is_one(groups: Sequence[Group], swept: Sequence[Sweep]) -> bool:
+    """Return whether the page is of one configuration, whose answer is its title."""
+    return len(groups) == 1 and not groups[0].search and not swept
 
 
 def assembled(
@@ -81,6 +89,7 @@ def assembled(
         title=title,
         lead=lead,
         sections=sections,
+        entries=contents(sections),
         reading=reading,
         style=_source(HERE / "page.css"),
         policy=policy,
@@ -89,6 +98,26 @@ def assembled(
         script=script,
         written=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
     )
+
+
+class Entry(NamedTuple):
+    """Hold one entry of the contents.  parts: (id, title) of what is below it."""
+
+    id: str
+    title: str
+    heading: str = ""
+    parts: Sequence[Tuple[str, str]] = ()
+
+
+def contents(sections: Sequence[Section]) -> List[Entry]:
+    """Return the entries of the contents: of a section whose title is above the page its parts, beside the others."""
+    entries: List[Entry] = []
+    for section in sections:
+        if section.title_is_above:
+            entries += [Entry(section.id, section.title), *(Entry(*part) for part in section.contents)]
+        else:
+            entries.append(Entry(section.id, section.short or section.title, section.heading, section.contents))
+    return entries
 
 
 def _source(path: Path) -> str:
@@ -172,7 +201,10 @@ def _section(group: Group, index: int, title: str, folders: Paths) -> Section:
 
 def _notes(rows: Sequence[Row]) -> List[Line]:
     labels_of = gathered((str(note), row.label) for row in rows for note in row.notes)
-    notes: List[Line] = [(", ".join(labels), [note]) for note, labels in labels_of.items()]
+    measured = sum(row.is_measured for row in rows)
+    notes: List[Line] = [
+        ("all" if len(labels) == measured > 1 else ", ".join(labels), [note]) for note, labels in labels_of.items()
+    ]
     earlier = sum(row.earlier_runs for row in rows)
     line = f"{count(earlier, 'earlier run')} of the same configuration not shown."
     return notes + ([("", [line])] if earlier else [])

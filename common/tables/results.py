@@ -11,7 +11,7 @@ from common.analysis.row import Row
 from common.core.errors import NOT_RUNNABLE
 from common.core.text import plain
 from common.present.export import csv_text, json_text
-from common.present.table import Cell, Column, Table
+from common.present.table import Cell, Column, Table, Value
 from common.present.text import block
 from common.records.schema import Record
 from common.tables import remarks
@@ -69,7 +69,10 @@ def cells(row: Row, shown: Sequence[Metric]) -> List[Cell]:
 def _cell(row: Row, metric: Metric) -> Cell:
     words = plain(metric.shown(row))
     if metric.numeric:
-        return Cell(words, metric.value(row), row.trace if metric.profiled else row.results)
+        value: Value = metric.value(row)
+        if value is None and words != "-":  # an interval, say: its words in the CSV too
+            value = words
+        return Cell(words, value, row.trace if metric.profiled else row.results)
     status = "bad" if words == "busy" else STATUS_MARKS.get(row.status, "bad")
     marks = {"label": "name", "status": status, "reason": "long"}
     return Cell(words, mark=marks.get(metric.key, ""))
