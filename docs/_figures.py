@@ -5,7 +5,8 @@
 `session of FOLDER`: the same below its command; `head of FOLDER`: its heading and first table; `allocators of FOLDER
 FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
 `machines`: what each machine of results/ found; `torch-versions`: the table of benchmarks/torch_versions.py; `fused`
-and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py.  A test compares pages and records.
+and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py; `training of FILE`:
+that of benchmarks/train_table.py.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import fused_table  # noqa: E402
 import torch_versions as under_torch  # noqa: E402
+import train_table  # noqa: E402
 
 from common import command  # noqa: E402
 from common.analysis import logs, ranking  # noqa: E402
@@ -203,6 +205,11 @@ def fused_parts(folder: str) -> str:
     return fused_table.render_parts(ROOT / folder)
 
 
+def training(path: str) -> str:
+    """Return a Markdown table of trainings with several losses."""
+    return train_table.render(ROOT / path)
+
+
 WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
@@ -217,6 +224,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
         torch_versions,
         fused,
         fused_parts,
+        training,
     )
 }
 

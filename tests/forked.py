@@ -68,7 +68,8 @@ SCRIPTS = {
     "pipeline_metrics.py",
     "profile_inference.py",
     "profile_model.py",
-    "train_tiny.py",
+    "train.py",
+    "train_table.py",
 }
 #: Environment variables that glibc reads as a process starts -> what mallopt(3) calls them.
 MALLOPT = {
