@@ -7,8 +7,12 @@ this file, or around it in a checkout; importing this package imports nothing of
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+#: The folder of this package, and that of the suite: within an installed package, or the checkout around it.
+HERE = Path(__file__).resolve().parent
+SUITE = HERE / "_suite" if (HERE / "_suite").is_dir() else HERE.parent
 __version__ = "0.1.0"
 __all__ = ["Check", "Results", "assert_is_transducer_loss", "check", "load", "measure"]
 

@@ -13,10 +13,10 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
-HERE = Path(__file__).resolve().parent
-SUITE = HERE / "_suite" if (HERE / "_suite").is_dir() else HERE.parent
+from rnnt_bench import HERE, SUITE
+
 Loss = Union[str, Callable[..., Any]]
 Row = Dict[str, Any]
 
@@ -80,8 +80,7 @@ def measure(
 
     Raises ValueError for a loss that a process cannot import, and for flags that do not fit.
     """
-    given = {"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)}
-    words = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words = _words({"passes": "timing,memory", **flags, "vocab_size": vocab_size, "loss": _target(loss)})
     only = ["--only", ",".join(beside)] if beside else ["--skip", "all"]
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
         folder = str(log_dir or scratch)
@@ -98,10 +97,9 @@ def check(loss: Loss, **flags: Any) -> Check:
 
     Raises ValueError for a loss that a process cannot import.
     """
-    words = [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    words = _words({**flags, "loss": _target(loss), "format": "json"})
     with tempfile.TemporaryDirectory(prefix="rnnt-bench-") as scratch:
-        words += ["--loss", _target(loss), "--format", "json", "--quiet", "--output", scratch]
-        text = _run("check", *words, allowed=(0, 1))
+        text = _run("check", *words, "--quiet", "--output", scratch, allowed=(0, 1))
     row = json.loads(text)["implementations"][0]
     cells = row.get("cells") or {}
     findings = [f"{row['status']}: {row['reason']}"] if row["status"] != "judged" else []
@@ -166,6 +164,11 @@ def _target(loss: Loss) -> str:
     if module is None or "<" in name or (module == "__main__" and file is None):
         raise ValueError(f"{loss}: give a function at the top level of a module or script, which a process can import")
     return f"{file}:{name}" if module == "__main__" else f"{module}:{name}"
+
+
+def _words(flags: Mapping[str, Any]) -> List[str]:
+    """Return flags as a command line has them: {"vocab_size": 500} is --vocab-size 500."""
+    return [word for key, value in flags.items() for word in (f"--{key.replace('_', '-')}", str(value))]
 
 
 def _flat(row: Row, prefix: str = "") -> Iterator[Any]:
