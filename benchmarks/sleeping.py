@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Iterator, Mapping, Optional
+
+from common.core.emitted import Emitted
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+@dataclass(frozen=True)
+class Environment(Emitted):
+    record = "environment"
+
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Sample(Emitted):
+    record = "sample"
+
+    round: Optional[int]
+    total_wall_ns: int
+    scope: str = "step"
+    batch: int = 0
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
     """The settings `seconds`: how long; `pids`: a folder for the number of its process, "" for none.  A timing job
     tells how long it slept."""
     if job["settings"]["pids"]:
         (Path(job["settings"]["pids"]) / str(os.getpid())).touch()
-    yield {"record": "environment", "device": "cpu"}
+    yield Environment()
     began = time.perf_counter_ns()
     time.sleep(job["settings"]["seconds"])
     slept = time.perf_counter_ns() - began
     if job["pass"] == "timing":
-        yield {"record": "sample", "scope": "step", "round": job["round"], "batch": 0, "total_wall_ns": slept}
+        yield Sample(job["round"], slept)

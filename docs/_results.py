@@ -46,8 +46,8 @@ RUNS: Dict[str, str] = {
 def folder_name(name: str, day: str) -> str:
     """Return the name of the folder in results/."""
     computer = machine.describe()
-    cpu = re.sub(r"[^a-z0-9]+", "-", computer["cpu"].lower()).strip("-")
-    return "-".join([day, cpu, str(computer["cores"]), "cores", *([name] if name != "bench" else [])])
+    cpu = re.sub(r"[^a-z0-9]+", "-", computer.cpu.lower()).strip("-")
+    return "-".join([day, cpu, str(computer.cores), "cores", *([name] if name != "bench" else [])])
 
 
 def shown(page: str, folder: str) -> str:

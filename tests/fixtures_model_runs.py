@@ -24,7 +24,7 @@ class InProcess(Executor):
         self.names.append(job.name)
         lines = []
         status, reason = worker.run(job.to_json(settings, folder), lines.append)
-        records = [{**record, "job": job.name} for record in json.loads(json.dumps(lines))]
+        records = [{**json.loads(json.dumps(line.to_json())), "job": job.name} for line in lines]
         return [*records, job.status(status, reason, 1)]
 
 
@@ -55,8 +55,8 @@ def write_inference(log, name="made", milliseconds=100.0, peaks=None, profiled=(
     }
     head = {"schema": schema.SCHEMA, "started": "2026-11-22T10:00:00+00:00", "machine": MACHINE, "command": []}
     lines = [{"record": "inference", "name": name, "config": config, "grid": axes, **head}]
-    for number, cell in enumerate(grid.cells(axes)):
-        job = grid.job(cell)
+    for number, position in enumerate(grid.positions(axes)):
+        job = position.job
         lines.append(environment(job))
         if number == 3:
             lines.append(status(job, "oom", "too large"))

@@ -252,10 +252,10 @@ def broken(kernel, monkeypatch, **flags):
 def test_a_kernel_without_a_fault_is_right_before_and_after_timing(monkeypatch):
     context = broken(Broken(), monkeypatch)
     (record,) = correctness.run(context)
-    assert record["ok"], context.wrong
-    assert record["slope_error"] < 1e-5 and record["differing"] == []
-    ends = [line for line in timing.run(context, 1) if line["record"] == "stop"]
-    assert {end["scope"] for end in ends} == {"loss", "step"} and all(end["loss_error"] < 1e-5 for end in ends)
+    assert record.ok, context.wrong
+    assert record.slope_error < 1e-5 and record.differing == []
+    ends = [line for line in timing.run(context, 1) if isinstance(line, timing.Stop)]
+    assert {end.scope for end in ends} == {"loss", "step"} and all(end.loss_error < 1e-5 for end in ends)
 
 
 @pytest.mark.parametrize("name, reached", [("torchaudio", []), ("fast_rnnt", ["given"]), ("fused", [])])
@@ -269,7 +269,7 @@ def test_nan_in_the_padding_that_reaches_a_gradient_is_said(name, reached):
 def test_a_broken_kernel_is_not_timed(kernel, monkeypatch):
     context = broken(kernel(), monkeypatch)
     (record,) = correctness.run(context)
-    assert not record["ok"] and context.wrong
+    assert not record.ok and context.wrong
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_factor_at_size_is_found_by_its_slope(monkeypatch):
             return gradient * 1.002 if gradient.size(1) > 48 else gradient
 
     (record,) = correctness.run(broken(Late(), monkeypatch))
-    assert not record["ok"] and record["at_size"]["slope_errors"]["given"] == pytest.approx(2e-3, rel=0.05)
+    assert not record.ok and record.at_size.slope_errors["given"] == pytest.approx(2e-3, rel=0.05)
 
 
 # Only the timed steps show these: they are right as often as the correctness pass asks, or on the batches that it has.
@@ -352,7 +352,7 @@ def test_a_kernel_that_breaks_while_it_is_timed_has_no_times(number, monkeypatch
     with pytest.raises(WrongResult, match="after timing"):
         for record in timing.run(context, 1):
             records.append(record)
-    assert {"sample", "stop"} <= {record["record"] for record in records}
+    assert {"sample", "stop"} <= {record.record for record in records}
 
 
 def test_what_is_kept_of_held_inputs_is_found(monkeypatch):
@@ -373,12 +373,12 @@ def test_the_last_timed_steps_of_every_implementation_are_right(implementation, 
     if adapter.simulated:
         pytest.skip("in a simulator nothing is timed")
     try:
-        ends = [line for line in timing.run(context_of(adapter), 1) if line["record"] == "stop"]
+        ends = [line for line in timing.run(context_of(adapter), 1) if isinstance(line, timing.Stop)]
     except RuntimeError as error:
         if "total scores" not in str(error):
             raise
         pytest.skip(f"its own check is too strict for such logits: {error}")
-    assert ends and all(end["loss_error"] is not None for end in ends)  # a wrong one raises WrongResult
+    assert ends and all(end.loss_error is not None for end in ends)  # a wrong one raises WrongResult
 
 
 @pytest.mark.environment_contract

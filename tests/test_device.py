@@ -89,13 +89,13 @@ def test_where_a_process_runs_and_what_spoils_its_times(tmp_path):
         (tmp_path / f"node/node{node}").mkdir(parents=True)
         (tmp_path / f"node/node{node}/cpulist").write_text(f"{cpus}\n")
     calm = machine.placement(tmp_path, {0, 1, 3})
-    assert calm == {"affinity": "0-1,3", "governor": "performance", "numa_nodes": 1}
+    assert calm == machine.Placement("0-1,3", "performance", 1)
     assert machine.spoiled_by(calm, threads=3) == []
     assert "--threads 3" in " ".join(machine.spoiled_by(calm, threads=4))
     across = machine.placement(tmp_path, {3, 4, 5})
-    assert across == {"affinity": "3-5", "governor": "performance, powersave", "numa_nodes": 2}
+    assert across == machine.Placement("3-5", "performance, powersave", 2)
     assert len(machine.spoiled_by(across, threads=2)) == 2
-    assert machine.placement(tmp_path / "no such", ()) == {"affinity": None, "governor": None, "numa_nodes": None}
+    assert machine.placement(tmp_path / "no such", ()) == machine.Placement(None, None, None)
     assert machine.spoiled_by(machine.placement(tmp_path / "no such", ()), threads=2) == []
 
 
@@ -161,7 +161,7 @@ def test_the_cache_is_emptied_before_the_timed_region(monkeypatch):
     sample = clock.time_step(fake, timer)
     timed = ["event", "forward", "event", "backward", "event", "synchronize"]
     assert fake.calls == ["cool", "synchronize", *timed]
-    assert sample["total_event_ns"] == 2_500_000 and sample["forward_wall_ns"] is None and sample["total_wall_ns"] > 0
+    assert sample.total_event_ns == 2_500_000 and sample.forward_wall_ns is None and sample.total_wall_ns > 0
     timer.over = None
     fake.calls.clear()
     clock.time_step(fake, timer)
@@ -200,11 +200,11 @@ def test_a_round_on_cuda_holds_its_inputs_warms_up_each_batch_and_then_sweeps(mo
     )  # two that agree, then each other batch
     places = [(scope, *position) for scope in ("loss", "step") for position in [*warm_up, *sweeps]]
     assert fake.calls == [("hold inputs", 3, 1), *(call for position in places for call in (position, *timed))]
-    samples = [record for record in records if record["record"] == "sample"]
-    assert [(sample["scope"], sample["batch"], sample["repeat"]) for sample in samples] == places
-    assert [sample["warmup"] for sample in samples] == [*[True] * 3, *[False] * 4] * 2
-    assert all(sample["total_event_ns"] == 2_500_000 for sample in samples)
-    assert [record["why"] for record in records if record["record"] == "stop"] == ["sample cap"] * 2
+    samples = [record for record in records if isinstance(record, timing.Sample)]
+    assert [(sample.scope, sample.batch, sample.repeat) for sample in samples] == places
+    assert [sample.warmup for sample in samples] == [*[True] * 3, *[False] * 4] * 2
+    assert all(sample.total_event_ns == 2_500_000 for sample in samples)
+    assert [record.why for record in records if isinstance(record, timing.Stop)] == ["sample cap"] * 2
 
 
 def test_inputs_held_ahead_are_the_same_bits_in_leaves_of_their_own():
@@ -282,9 +282,9 @@ def test_what_the_driver_says_is_recorded_and_what_it_does_not_is_null(monkeypat
         "memory_mhz": 2619,
         "power_cap_watts": 700.0,
     }
-    assert told == {**expected, "celsius": 41, "throttled_by": ["idle", "power cap"], "ecc": None}
+    assert told == nvml.Gpu(**expected, celsius=41, throttled_by=["idle", "power cap"])
     assert nvml.describe(None) == told and nvml.describe("another") is None and fake.open == 0
-    record = schema.typed({"record": "limits", "gpu": told})
+    record = schema.typed({"record": "limits", "gpu": vars(told)})
     assert record.gpu.power_cap_watts == 700
     fake.count = 2
     assert nvml.describe(None) is None  # whichever it is

@@ -139,7 +139,7 @@ def test_a_triangle_skips_exactly_the_heavy_corner():
         grid.BATCH: [1, 4, 8],
         **{key: [value] for key, value in grid.VARIANTS.items()},
     }
-    skipped = [(cell[grid.SECONDS], cell[grid.BATCH]) for cell in grid.cells(axes) if grid.is_skipped(cell, axes)]
+    skipped = [(each.seconds, each.size) for each in grid.positions(axes) if grid.is_skipped(each, axes)]
     assert sorted(skipped) == [(5, 8), (8, 4), (8, 8), (32, 4), (32, 8)]
     for is_triangle, cells in ((True, 10), (False, 15)):
         dimensions = cli.Dimensions(triangle_only=is_triangle)
@@ -149,8 +149,8 @@ def test_a_triangle_skips_exactly_the_heavy_corner():
 
 def test_jobs_are_named_by_their_values():
     axes = {**PLAIN, grid.SECONDS: [0.5], grid.BATCH: [4], "threads": [2], "dtype": ["bfloat16"]}
-    (cell,) = grid.cells(axes)
-    assert grid.job(cell) == "0.5s-x4-threads-2-bfloat16" and not grid.is_plain(cell)
+    (position,) = grid.positions(axes)
+    assert position.job == "0.5s-x4-threads-2-bfloat16" and not position.variant.is_plain
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -168,9 +168,10 @@ def test_streams_are_batches_that_end_in_time():
 
 
 def test_memory_reads_as_before():
-    cell = analysis.GridCell({}, cpu_peak_bytes=0, cuda_peak_bytes=round(1.47 * 2**30))
+    position = grid.Position(grid.Variant(), 1, 1)
+    cell = analysis.GridCell(position, cpu_peak_bytes=0, cuda_peak_bytes=round(1.47 * 2**30))
     assert tables.memory(cell) == "0.00 + 1.47 Gb"
-    assert tables.memory(analysis.GridCell({}, cpu_peak_bytes=round(1.47 * 2**30))) == "1.47 Gb"
+    assert tables.memory(analysis.GridCell(position, cpu_peak_bytes=round(1.47 * 2**30))) == "1.47 Gb"
 
 
 def test_a_gpu_has_peaks_and_self_time_of_its_own(tmp_path):
@@ -587,14 +588,14 @@ def test_variants_are_checked_first(tmp_path, capsys):
         path, tmp_path / "log", "--dtype", "float32,bfloat16", "--quantize", "none,dynamic", "--threads", "1,2"
     )
     assert len(measured_run.variants()) == 8
-    errors = {grid.job(cell.values): cell.output_error for cell in measured_run.cells}
+    errors = {cell.position.job: cell.output_error for cell in measured_run.cells}
     assert errors["0.1s-x1-threads-1"] is None
     assert 0 < errors["0.1s-x1-threads-2-bfloat16"] < 0.05
     assert 0 < errors["0.1s-x1-threads-1-quantize-dynamic"] < 0.25
     both = [
         cell
         for cell in measured_run.cells
-        if cell.values["quantize"] == "dynamic" and cell.values["dtype"] == "bfloat16"
+        if (cell.position.variant.quantize, cell.position.variant.dtype) == ("dynamic", "bfloat16")
     ]
     assert [cell.status for cell in both] == ["unsupported", "unsupported"]
     assert "threads 2, bfloat16" in capsys.readouterr().out
@@ -629,7 +630,7 @@ def test_a_model_that_is_compiled_is_checked_first(backend, status, words, tmp_p
     code = 0 if status == "ok" else 1
     plain, cell = measured(path, tmp_path / "log", "--compile", "false,true", code=code).cells
     assert (plain.status, cell.status) == ("ok", status) and words in cell.reason
-    assert cell.values["compile"] and plain.output_error is None
+    assert cell.position.variant.compile and plain.output_error is None
     if status == "ok":
         assert 0 <= cell.output_error <= inference.TOLERANCES["compile"] and cell.rtf > 0
     else:

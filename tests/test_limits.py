@@ -59,38 +59,38 @@ def test_products_grow_until_the_next_would_take_too_long(small_products):
     many = peaks.MOST_SHORT
     fast_then_slow = FakeClock(*[MS] * 3 * many, 60 * MS)
     products = list(peaks.products(CPU, torch.float32, fast_then_slow, 0.4))
-    assert [line["n"] for line in products] == [2, 4, 8, 16]  # the next: 8 x 60 ms
-    assert products[0]["ns"] == [MS] * many and products[3]["ns"] == [60 * MS] * 7
+    assert [line.n for line in products] == [2, 4, 8, 16]  # the next: 8 x 60 ms
+    assert products[0].ns == [MS] * many and products[3].ns == [60 * MS] * 7
 
 
 def test_products_beside_load_are_of_several_sizes_and_enough_samples(small_products):
     """Another process takes so long that not even the smallest size ends in time."""
     products = list(peaks.products(CPU, torch.float32, FakeClock(150 * MS), 0.4))
-    assert [line["n"] for line in products] == [2, 4, 8] and min(len(line["ns"]) for line in products) >= 10
+    assert [line.n for line in products] == [2, 4, 8] and min(len(line.ns) for line in products) >= 10
 
 
 def test_buffers_are_from_an_utterance_s_size_to_far_above_caches_and_leave_memory_to_others():
     lines = list(peaks.streams(CPU, FakeClock(MS), 0.001))
-    sizes = sorted({line["buffer_bytes"] for line in lines})
+    sizes = sorted({line.buffer_bytes for line in lines})
     assert len(lines) == 3 * peaks.QUARTERS and sizes[-1] >= 60 * sizes[0]
     assert 2 * sizes[-1] <= memory.available_memory()
     assert sizes[-1] >= 8 * (machine.cache_bytes() or 0) or 8 * sizes[-1] >= 0.8 * memory.available_memory()
-    moved = {line["kernel"]: line["moved_bytes"] / line["buffer_bytes"] for line in lines}
+    moved = {line.kernel: line.moved_bytes / line.buffer_bytes for line in lines}
     assert moved == {"update": 1.5, "read": 1, "write": 1}
 
 
 def test_exponentials_are_of_every_thread():
     lines = list(peaks.exps(CPU, torch.bfloat16, FakeClock(MS), 0.001))
-    assert {line["kernel"] for line in lines} == {"exp", "exp2"}
-    assert all(line["count"] == torch.get_num_threads() * peaks.CPU_EXPS for line in lines)
+    assert {line.kernel for line in lines} == {"exp", "exp2"}
+    assert all(line.count == torch.get_num_threads() * peaks.CPU_EXPS for line in lines)
 
 
 def test_what_torch_cannot_do_here_is_said_and_costs_nothing_else(monkeypatch):
     monkeypatch.setattr(peaks, "SIZES", (-1,))
     chosen = settings.resolve({"preset": "quick", "max_seconds": 0.001}, "cpu")
     record = peaks.measure(chosen, CPU)
-    assert record["products"] == [] and record["reason"].startswith("products: ")
-    assert len(record["streams"]) == 12 and record["exps"] and record["threads"] == torch.get_num_threads()
+    assert record.products == [] and record.reason.startswith("products: ")
+    assert len(record.streams) == 12 and record.exps and record.threads == torch.get_num_threads()
 
 
 def test_the_newest_torch_is_found_without_importing_it(tmp_path):

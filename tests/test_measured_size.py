@@ -36,10 +36,10 @@ def test_every_implementation_is_right_at_size(implementation, monkeypatch):
     if adapter.simulated:
         pytest.skip("in a simulator it takes hours")
     shapes = [(T, max(U, adapter.fewest_targets)) for T, U in [*SHAPES, (6, 0)]]
-    result = at_size.check(context_of(adapter, shapes), 1e-4)
-    assert result["ok"], result
-    assert (result["batch"], result["N"], result["T_max"], result["U_max"]) == (0, 10, 70, 34)
-    assert 0 < result["grad_error"] <= result["grad_tolerance"] < 1e-3
+    result, _ = at_size.check(context_of(adapter, shapes), 1e-4)
+    assert result.ok, result
+    assert (result.batch, result.N, result.T_max, result.U_max) == (0, 10, 70, 34)
+    assert 0 < result.grad_error <= result.grad_tolerance < 1e-3
 
 
 def of_late_frames(loss, logits, given):
@@ -77,8 +77,8 @@ def test_what_is_wrong_at_size_only_is_found(wrong, monkeypatch):
     right = adapter.loss
     monkeypatch.setattr(adapter, "loss", lambda logits, given: wrong(right, logits, given))
     (record,) = correctness.run(context_of(adapter))
-    assert max(record["loss_error"], record["grad_error"]) <= record["tolerance"]  # the small batches are right
-    assert not record["ok"] and not record["at_size"]["ok"], record
+    assert max(record.loss_error, record.grad_error) <= record.tolerance  # the small batches are right
+    assert not record.ok and not record.at_size.ok, record
     assert "on a measured batch (N 9, T 70, U 34)" in correctness.in_words(record)
 
 
@@ -161,13 +161,13 @@ def test_what_is_wrong_where_it_is_small_is_refused(V, breaks, word, monkeypatch
     adapter = adapter_of(find("reference"), "cpu", vocab_size=V)
     right = adapter.loss
     context = context_of(adapter, [(62, 6), (60, 4)])
-    assert at_size.check(context, 1e-4)["ok"]
+    assert at_size.check(context, 1e-4)[0].ok
     monkeypatch.setattr(adapter, "loss", lambda logits, given: Broken.apply(logits, right, breaks, given))
     (record,) = correctness.run(context)
-    assert max(record["loss_error"], record["grad_error"]) <= record["tolerance"]  # the small batches are right
-    result = record["at_size"]
-    assert not record["ok"] and result["loss_error"] < 1e-6
-    assert result["sum_errors"][word] > 0.1 > 5 * result["sum_tolerance"]
+    assert max(record.loss_error, record.grad_error) <= record.tolerance  # the small batches are right
+    result = record.at_size
+    assert not record.ok and result.loss_error < 1e-6
+    assert result.sum_errors[word] > 0.1 > 5 * result.sum_tolerance
     assert any(f"{word} in sum off by" in line for line in at_size.wrong(result))
     assert "on a measured batch" in correctness.in_words(record)
 
@@ -184,8 +184,8 @@ def test_a_joiner_weight_without_gradient_at_size_is_refused(monkeypatch):
     broken.load_state_dict(context.model.output.state_dict())
     context.model.output = broken
     (record,) = correctness.run(context)
-    assert not record["ok"] and record["at_size"]["grad_errors"]["given"] < 1e-3
-    assert record["at_size"]["grad_errors"]["output.weight"] == pytest.approx(1)
+    assert not record.ok and record.at_size.grad_errors["given"] < 1e-3
+    assert record.at_size.grad_errors["output.weight"] == pytest.approx(1)
     assert "gradient of output.weight off by" in correctness.in_words(record)
 
 
@@ -213,17 +213,17 @@ def test_a_small_loss_of_large_scores_may_be_imprecise(by, outcome, monkeypatch)
         adapter, "loss", lambda logits, given: Rounded.apply(right(logits, given), by if logits.size(1) > 60 else 0.0)
     )
     (record,) = correctness.run(context_of(adapter, [(70, 30)]))
-    imprecise = record["at_size"]["imprecise"]
-    assert record["ok"] is (outcome != "wrong") and (imprecise is not None) is (outcome == "imprecise")
+    imprecise = record.at_size.imprecise
+    assert record.ok is (outcome != "wrong") and (imprecise is not None) is (outcome == "imprecise")
     if imprecise:
-        assert imprecise == record["at_size"]["loss_error"] > record["tolerance"]
+        assert imprecise == record.at_size.loss_error > record.tolerance
 
 
 @pytest.mark.parametrize("margin", [12.0, 20.0])
 def test_posteriors_that_cancel_are_imprecise(margin):
     adapter = adapter_of(find("reference"), "cpu", vocab_size=20, logits="peaky", margin=margin, encoder_dim=64)
-    result = at_size.check(context_of(adapter, [(70, 30)]), 1e-4)
-    assert result["ok"] and result["imprecise"] > 1e-4 and result["sum_errors"]["frame"] < 1e-5
+    result, _ = at_size.check(context_of(adapter, [(70, 30)]), 1e-4)
+    assert result.ok and result.imprecise > 1e-4 and result.sum_errors["frame"] < 1e-5
 
 
 def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
@@ -231,14 +231,14 @@ def test_a_loss_that_is_not_a_number_is_called_so(monkeypatch):
     right = adapter.loss
     monkeypatch.setattr(adapter, "loss", lambda logits, given: right(logits, given) * float("nan"))
     (record,) = correctness.run(context_of(adapter))
-    assert not record["ok"] and record["at_size"] is None
+    assert not record.ok and record.at_size is None
     assert "loss not finite" in correctness.in_words(record)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_dtypes(dtype):
-    result = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
-    assert result["ok"] and result["grad_tolerance"] < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
+    result, _ = at_size.check(context_of(reference(dtype=dtype)), oracle.TOLERANCE[dtype])
+    assert result.ok and result.grad_tolerance < 1.01 * oracle.TOLERANCE[dtype] + 1e-4
 
 
 def test_a_search_judges_two_utterances():
@@ -246,4 +246,4 @@ def test_a_search_judges_two_utterances():
     adapter = reference()
     adapter.settings = searched
     (record,) = correctness.run(context_of(adapter))
-    assert record["ok"] and (record["at_size"]["N"], record["at_size"]["T_max"]) == (2, 70)
+    assert record.ok and (record.at_size.N, record.at_size.T_max) == (2, 70)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from common.losses.adapter import described
+from common.losses.adapter import Option, described
 
 pytestmark = pytest.mark.environment_contract
 
@@ -17,16 +17,16 @@ def function(logits, targets, blank=-1, reduction="mean", boundary=None, scale=m
 
 def test_defaults_are_told_beside_ours_and_stand_where_we_say_nothing():
     assert described(function, {"blank": 0, "extra": (1, 2)}) == {
-        "blank": {"ours": 0, "default": -1},
-        "extra": {"ours": "(1, 2)", "default": "-"},
-        "reduction": {"ours": "mean", "default": "mean"},
-        "scale": {"ours": "inf", "default": "inf"},
+        "blank": Option(0, -1),
+        "extra": Option("(1, 2)", "-"),
+        "reduction": Option("mean", "mean"),
+        "scale": Option("inf", "inf"),
     }
 
 
 def test_a_function_that_hides_its_signature():
     hidden = type("Loss", (), {"__signature__": 1, "__call__": lambda self: None})()
-    assert described(hidden, {"blank": 0}) == {"blank": {"ours": 0, "default": "-"}}
+    assert described(hidden, {"blank": 0}) == {"blank": Option(0, "-")}
 
 
 def test_a_constructor_and_a_prefix():
@@ -35,6 +35,6 @@ def test_a_constructor_and_a_prefix():
             pass
 
     assert described(Loss, {"clamp": -1}, "Loss.") == {
-        "Loss.clamp": {"ours": -1, "default": -1},
-        "Loss.blank": {"ours": 0, "default": 0},
+        "Loss.clamp": Option(-1, -1),
+        "Loss.blank": Option(0, 0),
     }

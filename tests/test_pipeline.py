@@ -22,7 +22,8 @@ from common.core.errors import NotRunnable, UserError
 from common.core.guard import guarded
 from common.jobs.local import Local
 from common.setup import environments
-from common.tools import configuration, examples
+from common.tools import examples
+from common.tools.dataset import Dataset
 from common.tools.inference import counters as perf
 from common.tools.inference import fairseq_stage, small
 from common.tools.inference import pipeline_command as cli
@@ -418,7 +419,7 @@ def write_wave(path, samples, rate=16000, channels=1):
 
 
 def dataset(**given):
-    return {**configuration.as_data(cli.Whole()), "seed": 0, "trust_pickle": False, **given}
+    return Dataset(**{"made_seconds": cli.Whole().made_seconds, **given})
 
 
 @pytest.fixture

@@ -46,9 +46,9 @@ def test_autocast_rounds_the_products_and_gives_each_loss_a_dtype_that_it_takes(
     for autocast in (None, amp):
         adapter = adapter_of(find(name), "cpu", vocab_size=40, amp=autocast)
         context = context_of(adapter)
-        result = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
-        assert result["ok"], result
-        errors[autocast] = result["grad_error"]
+        result, _ = at_size.check(context, oracle.TOLERANCE[adapter.settings.precision])
+        assert result.ok, result
+        errors[autocast] = result.grad_error
         if given and autocast:
             inputs = step.prepare(adapter, context.model, context.make_batch(0), "loss")
             assert inputs.given.dtype == given

@@ -7,6 +7,7 @@ import io
 import json
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from types import SimpleNamespace
+from typing import List
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ from torch import nn
 
 from common.core.guard import guarded
 from common.measure.clock import Clock
+from common.records import documents
 from common.tools.profile import command as cli
 from common.tools.profile import icefall, transducer
 from common.tools.profile import labels as labelling
 from common.tools.profile import table as tables
+from common.tools.profile.documents import Profile
 from common.tools.profile.labels import Labels, Spans
 from common.tools.profile.plot import figures
 from common.tools.profile.rows import profile
@@ -312,7 +315,7 @@ def test_twelve_layers_and_twenty_steps_are_240_calls(rows):
 
 
 def test_time_adds_up_to_the_step(twelve, rows):
-    kept = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+    kept = profile(documents.read(twelve[1] / "profile.json", List[Profile])[0])
 
     def check(node):
         assert sum(child.ms for child in node.children) <= node.ms and node.own_ms >= 0
@@ -386,7 +389,7 @@ def made_up(log, limits=None, **steps):
     document = json.loads((log / "profile-2" / "profile.json").read_text())[0]
     document["limits"] = limits
     document["steps"].update(steps)
-    return profile(document)
+    return profile(documents.typed(document, Profile))
 
 
 def limited(ns, flags=()):
@@ -431,7 +434,7 @@ def test_load_beside_the_steps_is_measured(twelve):
 
 
 def test_boxes_lie_in_the_box_above(twelve):
-    kept = profile(json.loads((twelve[1] / "profile.json").read_text())[0])
+    kept = profile(documents.read(twelve[1] / "profile.json", List[Profile])[0])
     for figure in figures(kept):
         boxes = [
             (-y, base, base + width)

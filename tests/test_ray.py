@@ -643,7 +643,7 @@ def test_what_nvidia_smi_tells(monkeypatch, tmp_path):
     program.write_text("#!/bin/sh\necho 'NVIDIA H200, GPU-1, 550.1, 1980, 1980, [N/A]'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    answer = nvml.from_smi()
-    assert answer["uuid"] == "GPU-1" and answer["sm_mhz"] == 1980 and answer["memory_mhz"] is None
+    name, gpu = nvml.from_smi()
+    assert (name, gpu.uuid, gpu.sm_mhz, gpu.memory_mhz) == ("NVIDIA H200", "GPU-1", 1980, None)
     program.write_text("#!/bin/sh\necho 'No devices were found'\n")
     assert nvml.from_smi() is None

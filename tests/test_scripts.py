@@ -139,8 +139,8 @@ def test_what_a_copy_inherits_and_computes_is_known_before_it_runs(copy):
     text = path.read_text().replace('name = "mine"', 'variants = {"far": {"layout": "joint", "topology": "regular"}}')
     path.write_text(text)
     attributes = scripts.described(path)
-    assert attributes["name"] == "beside" and scripts.kind_of("beside", attributes) == "additive"
-    assert scripts.kind_of("beside", {**attributes, **attributes["variants"]["far"]}) == "exact"
+    assert attributes.name == "beside" and attributes.kind("beside") == "additive"
+    assert attributes.of_variant("far").kind("beside") == "exact"
 
 
 @pytest.mark.parametrize("line", ["import nowhere_at_all", "raise SystemExit(3)", "import os; os._exit(0)"])
@@ -161,10 +161,9 @@ def test_variants_that_are_none_are_told(copy, value):
 def test_kinds_are_what_adapters_say(implementation):
     adapter = importlib.import_module(implementation.script).ADAPTER
     attributes = scripts.described(scripts.file_of(implementation))
-    own = {key: getattr(adapter, key) for key in scripts.ATTRIBUTES}
-    assert attributes == json.loads(json.dumps(own))
-    changed = adapter.variants.get(implementation.variant, {})
-    assert scripts.kind_of(implementation.name, {**attributes, **changed}) == implementation.kind
+    own = {key: getattr(adapter, key) for key in vars(attributes)}
+    assert vars(attributes) == json.loads(json.dumps(own))
+    assert attributes.of_variant(implementation.variant).kind(implementation.name) == implementation.kind
 
 
 @pytest.mark.parametrize(

@@ -22,27 +22,25 @@ from common.report.page import page
 def test_all_and_measured_are_counted_over_the_same_bins():
     shapes = np.array([(10, 3), (20, 3), (30, 4), (40, 4), (99, 0)], dtype=np.int32)
     counts = distribution.of_run(batching.fixed_size(shapes, 2), [1])
-    frames = counts["T"]
-    assert (frames["begin"], frames["width"], frames["lowest"], frames["median"], frames["highest"]) == (
-        (10, 5, 10, 30, 99)
-    )
-    assert len(frames["all"]) == len(frames["measured"]) == 18
-    assert [at for at, count in enumerate(frames["all"]) if count] == [0, 2, 4, 6, 17]
-    assert [at for at, count in enumerate(frames["measured"]) if count] == [4, 6]  # T of 30 and of 40
-    assert counts["U"]["all"] == [1, 0, 0, 2, 2] and counts["U"]["measured"] == [0, 0, 0, 0, 2]
-    padding = counts["padding_percent"]
-    assert sum(padding["all"]) == 3 and sum(padding["measured"]) == 1
-    assert (padding["lowest"], padding["median"], padding["highest"]) == (0, 12.5, 25)  # alone; 70 of 80; 30 of 40
+    frames = counts.T
+    assert (frames.begin, frames.width, frames.lowest, frames.median, frames.highest) == ((10, 5, 10, 30, 99))
+    assert len(frames.all) == len(frames.measured) == 18
+    assert [at for at, count in enumerate(frames.all) if count] == [0, 2, 4, 6, 17]
+    assert [at for at, count in enumerate(frames.measured) if count] == [4, 6]  # T of 30 and of 40
+    assert counts.U.all == [1, 0, 0, 2, 2] and counts.U.measured == [0, 0, 0, 0, 2]
+    padding = counts.padding_percent
+    assert sum(padding.all) == 3 and sum(padding.measured) == 1
+    assert (padding.lowest, padding.median, padding.highest) == (0, 12.5, 25)  # alone; 70 of 80; 30 of 40
 
 
 @pytest.mark.parametrize("spread", [0, 1, 39, 40, 41, 79, 80, 10**6])
 def test_bins_are_round_and_not_too_many(spread):
     values = np.array([7, 7 + spread])
     counts = distribution.histogram(values, values[1:], 1)
-    assert len(counts["all"]) <= distribution.MOST_BINS and sum(counts["all"]) == 2 and sum(counts["measured"]) == 1
-    assert counts["begin"] <= 7 < counts["begin"] + counts["width"]
-    assert counts["all"][-1] >= 1 and counts["measured"][-1] == 1
-    assert str(int(counts["width"])).rstrip("0") in ("1", "2", "5")
+    assert len(counts.all) <= distribution.MOST_BINS and sum(counts.all) == 2 and sum(counts.measured) == 1
+    assert counts.begin <= 7 < counts.begin + counts.width
+    assert counts.all[-1] >= 1 and counts.measured[-1] == 1
+    assert str(int(counts.width)).rstrip("0") in ("1", "2", "5")
 
 
 def test_it_is_recorded_in_the_correctness_job_alone_and_is_small(tmp_path, tiny_shapes):

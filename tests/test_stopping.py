@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import List, Optional
 
 import pytest
 from commands import ROOT
@@ -70,6 +72,16 @@ def test_spread_needs_five_whole_sweeps():
     assert enough({0: [MS, 2 * MS, 3 * MS, MS, MS], 1: [MS] * 5}) == ""
 
 
+@dataclass
+class Taken:
+    """A sample; number: how many were asked for before it."""
+
+    total_wall_ns: int
+    number: int = 0
+    foreign_cpu: Optional[float] = None
+    flags: Optional[List[str]] = None
+
+
 def taken(durations, warm_up=(7,), **limits):
     """(batch, repeat, warmup) of the samples of a warm-up and of a sweep over two batches, whose sample k takes
     durations[k]."""
@@ -78,11 +90,11 @@ def taken(durations, warm_up=(7,), **limits):
 
     def sample(batch, repeat, warmup):
         asked.append((batch, repeat, warmup))
-        return {"total_wall_ns": left.pop(0)}
+        return Taken(left.pop(0))
 
     how = {"spread": 0.02, "max_samples": 4, "max_seconds": 10, **limits}
     records = [*sampling.warm_up(sample, warm_up, how["max_seconds"]), *sampling.sweep(sample, [7, 3], **how)]
-    assert len(records) == len(asked) and all({"foreign_cpu", "flags"} <= set(record) for record in records)
+    assert len(records) == len(asked) and all(record.flags is not None for record in records)
     return asked
 
 
@@ -109,7 +121,7 @@ def test_a_sample_that_was_interrupted_is_taken_again(stops_at, calls):
         if len(asked) in stops_at:
             os.kill(os.getpid(), signal.SIGCONT)
         asked.append((batch, repeat))
-        return {"total_wall_ns": MS, "number": len(asked)}
+        return Taken(MS, len(asked))
 
     before = signal.getsignal(signal.SIGCONT)
     stops.watch()
@@ -119,7 +131,7 @@ def test_a_sample_that_was_interrupted_is_taken_again(stops_at, calls):
     finally:
         signal.signal(signal.SIGCONT, before)
     assert len(asked) == calls and len(records) == 4
-    assert not any(record["number"] - 1 in stops_at for record in records) or calls == 16
+    assert not any(record.number - 1 in stops_at for record in records) or calls == 16
 
 
 @pytest.mark.parametrize(
@@ -131,7 +143,7 @@ def test_a_sweep_says_why_it_ended(limits, why):
     ended = []
 
     def whole():
-        ended.append((yield from sampling.sweep(lambda *_: {"total_wall_ns": MS}, [7, 3], **how)))
+        ended.append((yield from sampling.sweep(lambda *_: Taken(MS), [7, 3], **how)))
 
     assert len(list(whole())) == (10 if why == "spread" else 2) and ended == [why]
 

@@ -16,8 +16,8 @@ def measured(number, **given):
     flags = {"preset": "quick", "rounds": ROUNDS, "batches": "random", "threads": 1, "max_seconds": 0.05}
     job = {"script": "benchmark_reference", "variant": "", "pass": "timing", "round": number}
     ready = context.prepare(job, settings.resolve({**flags, "max_samples": 4, **given}, "cpu"))
-    samples = [line for line in timing.run(ready, number) if line["record"] == "sample"]
-    return ready.batches, [(line["scope"], line["batch"]) for line in samples if not line["warmup"]]
+    samples = [line for line in timing.run(ready, number) if isinstance(line, timing.Sample)]
+    return ready.batches, [(line.scope, line.batch) for line in samples if not line.warmup]
 
 
 def of_scope(samples, scope):

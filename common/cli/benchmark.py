@@ -72,7 +72,7 @@ def _default_rows(names: Sequence[str], device: str, is_short: bool) -> List[str
     kept = []
     for name in names:
         implementation = find(name)
-        is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation))["python_loops"]
+        is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation)).python_loops
         is_extra = implementation.environment != "main" or implementation.kind == "additive"
         if not (is_loop or (is_short and is_extra)):
             kept.append(name)
@@ -108,7 +108,7 @@ def measured(
     if arguments.dry_run:
         jobs_of = partial(_jobs, resolved=resolved, arguments=arguments)
         return dry_run(python_of, resolved, parser.with_limits(arguments, resolved), jobs_of)
-    header = {"memory_limit": memory_limit(resolved, *executor.memory())} if resolved.find_largest else {}
+    header = {"memory_limit": memory_limit(resolved, *executor.memory())._asdict()} if resolved.find_largest else {}
     header.update({"machine": executor.machine} if executor.machine else {})
     with open_runs(names, resolved, arguments.log_dir, arguments.resume, header) as run_of:
         if not arguments.quiet:

@@ -12,7 +12,6 @@ from common.core import flag_types as types
 from common.core import grid, paths, settings
 from common.core.settings import SETTINGS
 
-BOOL: Dict[str, Any] = {"type": types.str2bool, "metavar": "BOOL"}
 SWITCH = {"action": "store_true"}
 
 EXAMPLES = """examples
@@ -26,7 +25,7 @@ EXAMPLES = """examples
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that every benchmark script takes.  A setting that is not given stays None; the preset decides."""
-    groups: Dict[str, Any] = {}
+    groups: Dict[str, argparse._ArgumentGroup] = {}
     for setting in SETTINGS.values():
         if setting.group not in groups:
             groups[setting.group] = parser.add_argument_group(setting.group)
@@ -34,7 +33,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         groups[settings.TIMING],
         "--limits",
-        **BOOL,
+        type=types.str2bool,
+        metavar="BOOL",
         help="measure how fast the device reads, writes, multiplies and takes exponentials at the beginning of each "
         "round, about two seconds each; '%% of limit' needs it. Default: true; false with --preset quick",
     )

@@ -60,9 +60,9 @@ def state(
     attributes = scripts.described(scripts.file_of(row))
     managed = choice.python == environments.interpreter(row.environment)
     where = f"environment {row.environment}" if managed else str(choice.python)
-    if device not in attributes["devices"]:
-        return f"unsupported: it has no {device} version and runs on {' and '.join(attributes['devices'])} ({where})"
+    if device not in attributes.devices:
+        return f"unsupported: it has no {device} version and runs on {' and '.join(attributes.devices)} ({where})"
     if row.built:
         compiled = any(BUILD.glob(f"{row.package}-*-{device}-*/"))
         return where + ("" if compiled else TO_COMPILE)
-    return where if row.package in installed else f"missing: {row.package} is not in {where}: {attributes['hint']}"
+    return where if row.package in installed else f"missing: {row.package} is not in {where}: {attributes.hint}"

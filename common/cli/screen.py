@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Any, Dict, Mapping
+from typing import Mapping, TypedDict
 
 from common.tables import answer
 
@@ -24,7 +24,13 @@ def in_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def how() -> Dict[str, Any]:
+class How(TypedDict):
+    """Arguments of functions that render for the terminal."""
+
+    width: int  # characters
+    colors: Mapping[str, str]
+
+
+def how() -> How:
     """Return the arguments of functions that render for the terminal."""
-    colors: Mapping[str, str] = answer.COLORS if in_color() else answer.NO_COLORS
-    return {"width": width(), "colors": colors}
+    return {"width": width(), "colors": answer.COLORS if in_color() else answer.NO_COLORS}

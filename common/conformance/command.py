@@ -150,7 +150,7 @@ def judge(
     """
     choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
-    computer = convert(executor.machine or machine.describe(), Machine)
+    computer = convert(executor.machine or vars(machine.describe()), Machine)
     earlier = conformance.read(folder / JSON_NAME, device, computer.cpu) if arguments.update else None
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[MatrixRow] = []

@@ -89,8 +89,8 @@ def simulator(implementation: Implementation, device: str) -> Mapping[str, str]:
         attributes = scripts.described(scripts.file_of(implementation))
     except UserError:
         return {}
-    attributes = {**attributes, **attributes["variants"].get(implementation.variant, {})}
-    return attributes["simulator"] if device == "cpu" and "cpu" not in attributes["devices"] else {}
+    attributes = attributes.of_variant(implementation.variant)
+    return attributes.simulator if device == "cpu" and "cpu" not in attributes.devices else {}
 
 
 def _processes(cases: Sequence[Case], device: str) -> List[List[str]]:

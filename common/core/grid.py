@@ -81,7 +81,7 @@ def check_passes(passes: Sequence[str]) -> None:
         )
 
 
-def shared(all_settings: Sequence[settings.Settings], axes: Sequence[Axis]) -> Dict[str, Any]:
+def shared(all_settings: Sequence[settings.Settings], axes: Sequence[Axis]) -> Values:
     """Return the settings that all cells have in common, without those that are swept."""
     first, *others = [resolved.to_json() for resolved in all_settings]
     swept = {axis.key for axis in axes}

@@ -17,10 +17,11 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 from common.core.errors import NotRunnable, UserError
 from common.core.files import read_bytes
@@ -28,11 +29,37 @@ from common.core.implementations import BY_NAME, IMPLEMENTATIONS, LAYOUTS, Imple
 from common.core.paths import ROOT, not_a_file
 
 ENDING = ".py"
-#: What a command needs of the class ADAPTER of a script, with what a script has that does not say it.
-ATTRIBUTES: Mapping[str, Any] = {
-    **{"name": "", "hint": "", "layout": "padded", "topology": "regular", "variants": {}, "simulator": {}},
-    **{"devices": ("cpu", "cuda"), "python_loops": ()},
-}
+
+
+@dataclass(frozen=True)
+class Attributes:
+    """Attributes of the class ADAPTER of a script, with the defaults of a script that does not say them."""
+
+    name: Any = ""  # a text, if the script is right
+    hint: str = ""
+    layout: str = "padded"
+    topology: str = "regular"
+    variants: Any = field(default_factory=dict)  # {name: {attribute: value}}, if the script is right
+    simulator: Mapping[str, str] = field(default_factory=dict)
+    devices: Sequence[str] = ("cpu", "cuda")
+    python_loops: Sequence[str] = ()
+
+    def of_variant(self, variant: str) -> Attributes:
+        """Return the attributes of a variant; "" for the script itself."""
+        changed = self.variants.get(variant, {})
+        return replace(self, **{key: value for key, value in changed.items() if key in vars(self)})
+
+    def kind(self, name: str) -> str:
+        """Return one of common.core.implementations.KINDS, by the layout and the topology.
+
+        Raises UserError, which calls the implementation `name`, for a layout that does not exist.
+        """
+        if self.layout not in LAYOUTS:
+            raise UserError(f"{name}: layout = {self.layout!r} is none; choose one of {', '.join(LAYOUTS)}")
+        kind = LAYOUTS[self.layout]
+        return str(self.topology) if kind == "exact" and self.topology != "regular" else kind
+
+
 LONGEST_IMPORT = 20  # seconds
 
 
@@ -68,30 +95,20 @@ def of_file(file: str) -> Implementation:
     return _row(path, described(path))
 
 
-def _row(path: Path, attributes: Mapping[str, Any]) -> Implementation:
-    """Return the row of a file whose adapter has these ATTRIBUTES, and add it to the table of this process."""
-    variants = attributes["variants"]
+def _row(path: Path, attributes: Attributes) -> Implementation:
+    """Return the row of a file whose adapter has these attributes, and add it to the table of this process."""
+    variants = attributes.variants
     if not isinstance(variants, Mapping) or not all(isinstance(changed, Mapping) for changed in variants.values()):
         raise UserError(f"{path}: variants = {variants!r}: give {{name: {{attribute: value}}}}")
-    name = _name(attributes["name"], path)
-    kinds = {variant: kind_of(name, {**attributes, **changed}) for variant, changed in variants.items()}
-    kind = kind_of(name, attributes)
+    name = _name(attributes.name, path)
+    kinds = {variant: attributes.of_variant(variant).kind(name) for variant in variants}
+    kind = attributes.kind(name)
     BY_NAME[name] = Implementation(name, str(path), "main", "torch", kind=kind, variants=kinds, template=True)
     return BY_NAME[name]
 
 
-def kind_of(name: str, attributes: Mapping[str, Any]) -> str:
-    """Return one of common.core.implementations.KINDS, by the layout and the topology of an adapter or of its variant.
-    Raises UserError for a layout that does not exist."""
-    layout = attributes["layout"]
-    if layout not in LAYOUTS:
-        raise UserError(f"{name}: layout = {layout!r} is none; choose one of {', '.join(LAYOUTS)}")
-    kind = LAYOUTS[layout]
-    return str(attributes["topology"]) if kind == "exact" and attributes["topology"] != "regular" else kind
-
-
-def described(path: Path) -> Mapping[str, Any]:
-    """Return ATTRIBUTES of the class ADAPTER of the script `path`, as a process that imports it says.
+def described(path: Path) -> Attributes:
+    """Return the attributes of the class ADAPTER of the script `path`, as a process that imports it says.
 
     Those of the whole table are asked at once.  A script that cannot be imported, ends its process or takes too long
     has the defaults: its worker says in its row what is wrong.  Raises UserError for a file that is no Python or holds
@@ -99,16 +116,18 @@ def described(path: Path) -> Mapping[str, Any]:
     """
     _parsed(path)
     table = tuple(dict.fromkeys(map(file_of, IMPLEMENTATIONS)))
-    attributes = _answers(table if path in table else (path,)).get(str(path), ATTRIBUTES)
+    attributes = _answers(table if path in table else (path,)).get(str(path), Attributes())
     if attributes is None:
         raise UserError(f"{path}: holds no ADAPTER; start from a copy of benchmark_mine.py")
     return attributes
 
 
 @cache
-def _answers(paths: Tuple[Path, ...]) -> Mapping[str, Optional[Mapping[str, Any]]]:
-    """Import scripts in a process of their own; return file -> ATTRIBUTES, or None without an ADAPTER, for those that
-    can be imported."""
+def _answers(paths: Tuple[Path, ...]) -> Mapping[str, Optional[Attributes]]:
+    """Import scripts in a process of their own; return their attributes by file, None without an ADAPTER.
+
+    Files that cannot be imported are left out.
+    """
     ask = [sys.executable, "-m", "common.core.scripts", *map(str, paths)]
     search = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     environment = {**os.environ, **search}
@@ -118,7 +137,8 @@ def _answers(paths: Tuple[Path, ...]) -> Mapping[str, Optional[Mapping[str, Any]
         )
     except subprocess.TimeoutExpired:
         return {}
-    return dict(json.loads(line) for line in done.stdout.splitlines())
+    answers = map(json.loads, done.stdout.splitlines())
+    return {file: None if attributes is None else Attributes(**attributes) for file, attributes in answers}
 
 
 def _describe(files: Sequence[str]) -> None:
@@ -128,11 +148,13 @@ def _describe(files: Sequence[str]) -> None:
     for file in files:
         with suppress(BaseException):  # its worker says why, in the row
             adapter = getattr(_import(Path(file)), "ADAPTER", None)
-            print(json.dumps([file, adapter and _attributes(adapter)], default=str), file=answers, flush=True)
+            attributes = adapter and vars(_attributes(adapter))
+            print(json.dumps([file, attributes], default=str), file=answers, flush=True)
 
 
-def _attributes(adapter: Any) -> Dict[str, Any]:
-    return {key: getattr(adapter, key, default) for key, default in ATTRIBUTES.items()}
+def _attributes(adapter: Any) -> Attributes:
+    """Return the attributes of an adapter, with defaults for those that it lacks."""
+    return Attributes(**{key: getattr(adapter, key, default) for key, default in vars(Attributes()).items()})
 
 
 def beside(file: Path) -> Optional[Path]:

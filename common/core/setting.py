@@ -68,14 +68,13 @@ class Setting:
 
     def arguments(self) -> Dict[str, Any]:
         """Return what argparse's add_argument takes for the flag, but its help."""
-        result: Dict[str, Any] = {"dest": self.key}
-        if self.choices:
-            result["choices"] = self.choices
-        if self.type is not str:
-            result["type"] = self.type
-        if self.metavar:
-            result["metavar"] = self.metavar
-        return {**result, **self.extra}
+        return {
+            "dest": self.key,
+            **({"choices": self.choices} if self.choices else {}),
+            **({"type": self.type} if self.type is not str else {}),
+            **({"metavar": self.metavar} if self.metavar else {}),
+            **self.extra,
+        }
 
     def help_text(self) -> str:
         """Return the help of the flag with its default, as argparse takes it."""
@@ -128,6 +127,11 @@ def declared(fields: Sequence[Any]) -> Dict[str, Setting]:
     return {
         key: replace(value, key=key, flag=value.flag or "--" + key.replace("_", "-")) for key, value in settings.items()
     }
+
+
+def tupled(value: Any) -> Any:
+    """Return a value of JSON as a setting has it: a list as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def worded(value: Any) -> str:

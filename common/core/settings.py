@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from common.core import flag_types, presets
 from common.core.errors import UserError
 from common.core.presets import ESTIMATE
-from common.core.setting import Setting, declared, setting, worded
+from common.core.setting import Setting, declared, setting, tupled, worded
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
@@ -597,10 +597,7 @@ class Settings:
     def from_json(cls, data: Mapping[str, Any]) -> Settings:
         """Return the settings that `data` has, with defaults for the others; ignore other keys."""
         known = {key: value for key, value in data.items() if key in SETTINGS}
-        values: Dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in known.items()
-        }
-        return cls(**values)
+        return cls(**{key: tupled(value) for key, value in known.items()})
 
 
 #: The declaration of every setting, by name.
@@ -613,16 +610,18 @@ def in_rows(values: Mapping[str, Any], device: Optional[str], kind: Optional[str
 
     None: the record does not have it, or it has no effect on this device ("cpu", "cuda") or kind of loss."""
     known = {**values, "device": device, "kind": kind, "sort_utterance": bool(values.get("sort_utterance"))}
-    result: Dict[str, Any] = {}
-    for key, declaration in SETTINGS.items():
-        if declaration.label or declaration.in_rows:
-            value = values.get(key)
-            if key not in values and values and not declaration.heading_of_default:
-                value = declaration.default  # of records that are older than the setting
-            if value is None and values:
-                value = declaration.unset
-            result[key] = value if declaration.applies(known) else None
-    return result
+
+    def value_of(key: str, declaration: Setting) -> Any:
+        """Return the value of a setting, None where it has no effect."""
+        value = values.get(key)
+        if key not in values and values and not declaration.heading_of_default:
+            value = declaration.default  # of records that are older than the setting
+        if value is None and values:
+            value = declaration.unset
+        return value if declaration.applies(known) else None
+
+    kept = {key: declaration for key, declaration in SETTINGS.items() if declaration.label or declaration.in_rows}
+    return {key: value_of(key, declaration) for key, declaration in kept.items()}
 
 
 def described(values: Mapping[str, Any], groups: Sequence[str] = (MEASURED, LENGTHS)) -> List[str]:

@@ -9,12 +9,25 @@ padded ones.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
 from common.data.streams import uniform64
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Totals of all utterances, as they are batched."""
+
+    utterances: int
+    frames: int
+    T_max: int
+    batches: int
+    mean_log_useful_share: float  # mean over batches of log(useful cells / padded cells)
+
 
 MODES = ("first", "longest", "random", "spread")
 
@@ -74,18 +87,17 @@ class Batches:
             return np.zeros(0, dtype=np.int64)
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
 
-    def totals(self) -> Dict[str, Any]:
-        """Return totals of all batches: utterances, frames, the longest T, how many batches there are, and the mean
-        over batches of log(useful cells / padded cells)."""
+    def totals(self) -> Totals:
+        """Return totals of all batches."""
         frames = self.utterances[:, 0].astype(np.int64)
         useful, padded = self.all_cells()
-        return {
-            "utterances": len(frames),
-            "frames": int(frames.sum()),
-            "T_max": int(frames.max()),
-            "batches": len(self),
-            "mean_log_useful_share": float(np.log(useful / padded).mean()),
-        }
+        return Totals(
+            utterances=len(frames),
+            frames=int(frames.sum()),
+            T_max=int(frames.max()),
+            batches=len(self),
+            mean_log_useful_share=float(np.log(useful / padded).mean()),
+        )
 
     def warning(self) -> Optional[str]:
         """One line about utterances that are too long, each a batch of its own; None when there are none."""

@@ -4,7 +4,8 @@ shape file.  numpy only.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from dataclasses import dataclass
+from typing import List, Sequence
 
 import numpy as np
 
@@ -14,20 +15,43 @@ MOST_BINS = 40
 STEPS = (1, 2, 5)  # times a power of ten: the widths of bins
 
 
-def of_run(batches: Batches, measured: Sequence[int]) -> Dict[str, Any]:
-    """The ``shape_distribution`` of common.records.schema.  measured: indices of the measured batches."""
+@dataclass(frozen=True)
+class Histogram:
+    """Bin i counts values from begin + i * width to below begin + (i + 1) * width; of frames, tokens or percent."""
+
+    begin: float
+    width: float
+    all: List[int]  # number in each bin
+    measured: List[int]  # the same of those in measured batches
+    lowest: float  # of all
+    median: float  # of all
+    highest: float  # of all
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Lengths of the utterances, and padding of all batches."""
+
+    T: Histogram
+    U: Histogram
+    padding_percent: Histogram
+
+
+def of_run(batches: Batches, measured: Sequence[int]) -> Distribution:
+    """Return the distribution of all batches.  measured: indices of the measured batches."""
     frames, tokens = batches.utterances.T
     in_measured = np.concatenate([batches[index] for index in measured]).T
     useful, padded = batches.all_cells()
     percent = 100 * (1 - useful / padded)
     padding = histogram(percent, percent[list(measured)], 0.1)
-    lengths = {"T": histogram(frames, in_measured[0], 1), "U": histogram(tokens, in_measured[1], 1)}
-    return {**lengths, "padding_percent": padding}
+    return Distribution(histogram(frames, in_measured[0], 1), histogram(tokens, in_measured[1], 1), padding)
 
 
-def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[str, Any]:
-    """Return how many of all `values` and of the `measured` ones are in each bin: at most MOST_BINS bins, of a round
-    width of at least `finest`.  Bin i counts values from begin + i * width to below begin + (i + 1) * width."""
+def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Histogram:
+    """Return how many of all `values` and of the `measured` ones are in each bin.
+
+    There are at most MOST_BINS bins, of a round width of at least `finest`.
+    """
     lowest, highest = float(values.min()), float(values.max())
     width = finest
     for width in (finest * step * 10**power for power in range(12) for step in STEPS):
@@ -37,6 +61,12 @@ def histogram(values: np.ndarray, measured: np.ndarray, finest: float) -> Dict[s
     count = int(highest // width) - first + 1
     bins = [(np.floor_divide(some, width).astype(np.int64) - first).clip(0, count - 1) for some in (values, measured)]
     of_all, of_measured = (np.bincount(some, minlength=count).tolist() for some in bins)
-    ends = {"lowest": lowest, "median": float(np.median(values)), "highest": highest}
-    counts = {"begin": round(first * width, 6), "width": round(width, 6), "all": of_all, "measured": of_measured}
-    return {**counts, **{key: round(value, 3) for key, value in ends.items()}}
+    return Histogram(
+        begin=round(first * width, 6),
+        width=round(width, 6),
+        all=of_all,
+        measured=of_measured,
+        lowest=round(lowest, 3),
+        median=round(float(np.median(values)), 3),
+        highest=round(highest, 3),
+    )

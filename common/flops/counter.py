@@ -14,7 +14,7 @@ import time
 import warnings
 from collections import defaultdict
 from contextlib import ExitStack
-from typing import Any, ContextManager, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,6 +92,10 @@ class FlopCounter:
         """Return the MACs and FLOPs of everything so far."""
         return Count(sum(entry[1] for entry in self._counts.values()), sum(entry[2] for entry in self._counts.values()))
 
+    def not_counted(self) -> List[str]:
+        """Return the names of the operators without a rule."""
+        return sorted({operator for operator, _, _ in self._not_counted})
+
     def document(self) -> Dict[str, Any]:
         """Return all as JSON takes it: `modules` with their own parameters, `counts` by module, operator and phase."""
         return {
@@ -109,10 +113,10 @@ class FlopCounter:
             ],
         }
 
-    def _module_rows(self) -> List[Dict[str, Any]]:
+    def _module_rows(self) -> List[Dict[str, Union[str, int]]]:
         """Return a row for each module; a parameter that several modules share is the first one's."""
         seen: set = set()
-        rows = []
+        rows: List[Dict[str, Union[str, int]]] = []
         for path, name in self.modules.classes.items():
             counted = {True: 0, False: 0}
             module = self.modules.modules.get(path)
@@ -128,7 +132,7 @@ class FlopCounter:
 
     # -- one operator --------------------------------------------------------------------------------------------------
 
-    def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], out: Any, spent: int) -> None:
+    def _count(self, operator: Any, args: Tuple[Any, ...], kwargs: Mapping[str, Any], out: Any, spent: int) -> None:
         path, phase = self.modules.current()
         self._count_functions(path, phase)
         name = rules.name_of(operator)

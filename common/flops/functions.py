@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -58,7 +58,7 @@ def _applied(frame: Optional[Any]) -> Iterator[Applied]:
         frame = frame.f_back
 
 
-def _call(function: Any, arguments: Dict[str, Any]) -> Any:
+def _call(function: Any, arguments: Mapping[str, Any]) -> Any:
     name = f"{function.__module__}.{function.__qualname__}"
     return name, FunctionCall(name, {**_defaults(function), **arguments})
 

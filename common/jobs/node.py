@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import scripts
 from common.core.errors import UserError
@@ -48,7 +48,7 @@ class Description:
     torch: version numbers, by implementation.
     """
 
-    machine: Dict[str, Any]
+    machine: Record
     device: str
     reasons: Dict[str, str]
     controls: List[str]
@@ -109,9 +109,12 @@ class Node:
         chosen = self.executor.resolve_device(device, pythons)
         of_controls = self.executor.controls(choices, chosen) if controls else {}
         choices.update(of_controls)
-        gpu = nvml.from_smi() if chosen != "cpu" else None
+        computer: Record = vars(machine.describe())
+        if chosen != "cpu":
+            gpu = nvml.from_smi()
+            computer = {**computer, "gpu": gpu and gpu[0]}
         return Description(
-            machine={**machine.describe(), **({"gpu": gpu and gpu["name"]} if chosen != "cpu" else {})},
+            machine=computer,
             device=chosen,
             reasons={name: "" if choice.python else choice.reason for name, choice in choices.items()},
             controls=list(of_controls),
@@ -163,8 +166,8 @@ class Node:
             if record["record"] in PLACED:
                 record["node"] = label
                 if record.get("device") == "cuda" and not record.get("gpu"):
-                    known = nvml.from_smi() or {}
-                    record["gpu"] = {key: value for key, value in known.items() if key != "name"} or None
+                    gpu = nvml.from_smi()
+                    record["gpu"] = gpu and {key: getattr(gpu[1], key) for key in nvml.TOLD_BY_SMI}
         left = sorted(path for path in folder.rglob("*") if path.is_file())
         sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in left]
         return Answer(records, interrupted, sizes, str(folder))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from itertools import groupby
-from typing import Any, Deque, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Deque, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from common.core import units
 from common.core.errors import UserError
@@ -46,25 +46,31 @@ def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Op
     return low if fits is None and fails > low else None
 
 
-def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> Dict[str, Any]:
-    """Return the ``memory_limit`` of the run's header: on a CPU no more than is safe to use, with a warning where that
-    is less than was asked for.  bytes: None on CUDA, where the worker knows the device and the ``probe`` records tell.
-    total, available: bytes of memory, see Executor.memory.  Raises UserError without /proc.
+class MemoryLimit(NamedTuple):
+    """The memory that a search may use, as the run's header has it."""
+
+    bytes: Optional[int]  # None on CUDA, where the worker knows the device and the ``probe`` records tell
+    source: str  # where the limit is from, in words
+
+
+def memory_limit(settings: Settings, total: Optional[int], available: Optional[int]) -> MemoryLimit:
+    """Return the limit of a search: on a CPU no more than is safe to use, with a warning if that is less than was
+    asked for.  total, available: bytes of memory, see Executor.memory.  Raises UserError without /proc.
     """
     source = f"--memory-limit {settings.memory_limit}" if settings.memory_limit else "what is available"
     if settings.device != "cpu":
-        return {"bytes": None, "source": source}
+        return MemoryLimit(None, source)
     if total is None or available is None:
         raise UserError("--find-largest: on a CPU it needs Linux's /proc, which tells how much memory there is")
     most = int(SHARE_OF_AVAILABLE * available)
     if settings.memory_limit is None:
-        return {"bytes": most, "source": source}
+        return MemoryLimit(most, source)
     size = units.bytes_of(settings.memory_limit, total)
     if size > available:
         used = f"the limit is {most / units.GIB:.3g} GiB, {SHARE_OF_AVAILABLE:.0%} of what is available here"
         store.warn(f"{source}: {used}; larger batches may fit where all of it is free")
-        return {"bytes": most, "source": f"{source}; {used}"}
-    return {"bytes": size, "source": source}
+        return MemoryLimit(most, f"{source}; {used}")
+    return MemoryLimit(size, source)
 
 
 class Search:

@@ -14,6 +14,7 @@ import inspect
 import math
 import os
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Tuple
@@ -184,8 +185,8 @@ class Adapter:
         """Return all other arguments of `function`, with defaults of the package that matter spelled out."""
         raise NotImplementedError
 
-    def described_options(self) -> Dict[str, Dict[str, Any]]:
-        """Return {name: {"ours", "default"}} of all options of `function`, passed or left at their default."""
+    def described_options(self) -> Dict[str, Option]:
+        """Return all options of `function` by name, passed or left at their default."""
         return described(self.function(), self.options())
 
     def loss(self, logits: torch.Tensor, prepared: SimpleNamespace) -> torch.Tensor:
@@ -229,11 +230,16 @@ class Adapter:
         return result
 
 
-Options = Dict[str, Dict[str, Any]]
+@dataclass(frozen=True)
+class Option:
+    """An option of a package's function, as JSON can hold it."""
+
+    ours: Any  # the value that this suite gives
+    default: Any  # the function's own; "-" where it has or tells none
 
 
-def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Options:
-    """Return {prefix + name: {"ours", "default"}} of the options we pass, and of other parameters with a default.
+def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str = "") -> Dict[str, Option]:
+    """Return by prefix + name the options we pass, and other parameters with a default.
 
     A default of "-" means none, or one that the signature does not tell (functions in C).  Parameters that default to
     None and are not passed are left out: they are tensors, or mean nothing.
@@ -244,10 +250,10 @@ def described(function: Callable[..., Any], ours: Mapping[str, Any], prefix: str
     defaults = {name: each.default for name, each in parameters.items() if each.default is not inspect.Parameter.empty}
     options = {}
     for name, value in ours.items():
-        options[name] = {"ours": _plain(value), "default": _plain(defaults.get(name, "-"))}
+        options[name] = Option(_plain(value), _plain(defaults.get(name, "-")))
     for name, value in defaults.items():
         if name not in ours and value is not None:
-            options[name] = {"ours": _plain(value), "default": _plain(value)}
+            options[name] = Option(_plain(value), _plain(value))
     return {prefix + name: values for name, values in options.items()}
 
 

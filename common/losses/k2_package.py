@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from common.core.errors import NotRunnable, UserError
 from common.core.implementations import ONE_SYMBOL
-from common.losses.adapter import HAT, Adapter, described
+from common.losses.adapter import HAT, Adapter, Option, described
 
 
 class K2Package(Adapter):
@@ -110,7 +110,7 @@ class PrunedLoss(K2Loss):
 
     def described_options(self):
         simple = described(self.module.rnnt_loss_smoothed, self.simple_options(), prefix="rnnt_loss_smoothed.")
-        return {**super().described_options(), "s_range": {"ours": self.prune_range, "default": "-"}, **simple}
+        return {**super().described_options(), "s_range": Option(self.prune_range, "-"), **simple}
 
     def simple_loss(self, am, lm, prepared):
         """Return (the summed loss of the smoothed scores am (N, T, V) and lm (N, U+1, V), gradients of its arcs)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional
 
 import torch
@@ -55,8 +56,20 @@ class Clock:
         return round(begin.elapsed_time(end) * 1e6) if self.cuda else end - begin
 
 
-def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
-    """Run a step and return the measured fields of a ``sample`` record: nanoseconds, and the number of page faults.
+@dataclass
+class Timed:
+    """Nanoseconds of a step, and the page faults meanwhile."""
+
+    forward_wall_ns: Optional[int]  # None on CUDA, where the host runs ahead
+    total_wall_ns: int
+    forward_event_ns: Optional[int]  # of CUDA events; None on a CPU
+    total_event_ns: Optional[int]  # of CUDA events; None on a CPU
+    stages: Dict[str, int]  # of each stage; of CUDA events on CUDA
+    minor_faults: int
+
+
+def time_step(step: Step, clock: Clock) -> Timed:
+    """Run a step and return its times.
 
     Python collects its garbage before the step and not within it.  On CUDA the host runs ahead of the device, so the
     wall time of forward means nothing and is None; use its event time.
@@ -78,21 +91,21 @@ def time_step(step: Step, clock: Clock) -> Dict[str, Any]:
         clock.synchronize()
         faults = minor_faults()
         wall_begin, begin = time.perf_counter_ns(), clock.mark()
-        marks: Dict[str, Any] = {}
-        step.run(after_forward=lambda: marks.update(forward=clock.mark()))
+        marks: List[Any] = []
+        step.run(after_forward=lambda: marks.append(clock.mark()))
         end = clock.mark()
         clock.synchronize()
         wall = time.perf_counter_ns() - wall_begin
         faults = minor_faults() - faults
-    forward, total = clock.between(begin, marks["forward"]), clock.between(begin, end)
+    forward, total = clock.between(begin, marks[-1]), clock.between(begin, end)
     stages: Dict[str, int] = {}
     for name, stage_begin, stage_end in spans:
         stages[name] = stages.get(name, 0) + clock.between(stage_begin, stage_end)
-    return {
-        "forward_wall_ns": None if clock.cuda else forward,
-        "total_wall_ns": wall if clock.cuda else total,
-        "forward_event_ns": forward if clock.cuda else None,
-        "total_event_ns": total if clock.cuda else None,
-        "stages": stages,
-        "minor_faults": faults,
-    }
+    return Timed(
+        forward_wall_ns=None if clock.cuda else forward,
+        total_wall_ns=wall if clock.cuda else total,
+        forward_event_ns=forward if clock.cuda else None,
+        total_event_ns=total if clock.cuda else None,
+        stages=stages,
+        minor_faults=faults,
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import resource
 import sys
-from typing import Any, Dict, Optional
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
 
+from common.core.emitted import Emitted
 from common.core.errors import NotRunnable
 from common.core.settings import Settings
 from common.system import machine, memory, nvml
@@ -77,20 +80,64 @@ def cache_bytes(device: Any) -> Optional[int]:
     return getattr(torch.cuda.get_device_properties(device), "L2_cache_size", None)
 
 
-def facts(device: Any) -> Dict[str, Any]:
-    """Return the fields that ``environment`` and ``limits`` records share.
+@dataclass(frozen=True)
+class Facts:
+    """Torch and the device, as ``environment`` and ``limits`` records have them."""
 
-    They are torch, device, device_name, threads, tf32 and gpu.
-    """
+    torch: str  # version
+    device: str  # "cpu" or "cuda"
+    device_name: str  # of the GPU, or the CPU's model name
+    threads: int  # of torch on the CPU
+    tf32: Optional[bool]  # whether CUDA may round products to it; None on a CPU
+    gpu: Optional[nvml.Gpu]
+
+
+def facts(device: Any) -> Facts:
+    """Return torch and the device as they are now."""
     import torch
 
     cuda = device.type == "cuda"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
-    return {
-        "torch": torch.__version__,
-        "device": device.type,
-        "device_name": torch.cuda.get_device_name(device) if cuda else machine.describe()["cpu"],
-        "threads": torch.get_num_threads(),
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        "gpu": nvml.describe(None if uuid is None else str(uuid)) if cuda else None,
-    }
+    return Facts(
+        torch=torch.__version__,
+        device=device.type,
+        device_name=torch.cuda.get_device_name(device) if cuda else machine.describe().cpu,
+        threads=torch.get_num_threads(),
+        tf32=torch.backends.cuda.matmul.allow_tf32 if cuda else None,
+        gpu=nvml.describe(None if uuid is None else str(uuid)) if cuda else None,
+    )
+
+
+@dataclass(frozen=True)
+class Environment(Facts, Emitted):
+    """The first record of a job: where it runs and on what."""
+
+    record = "environment"
+
+    python: str  # version
+    cuda: Optional[str]  # version; None on a CPU
+    denormals: str
+    allocator: str
+    variables: Dict[str, str]
+    transparent_huge_pages: Optional[str]
+    affinity: Optional[str]
+    governor: Optional[str]
+    numa_nodes: Optional[int]
+    warnings: List[str]  # lines for the user
+
+
+def environment(settings: Settings, device: Any) -> Environment:
+    """Return the ``environment`` record of a job that runs in this process."""
+    import torch
+
+    placed, known = machine.placement(), facts(device)
+    return Environment(
+        **vars(known),
+        **vars(machine.tuning()),
+        **vars(placed),
+        python=platform.python_version(),
+        cuda=torch.version.cuda if device.type == "cuda" else None,
+        denormals=settings.denormals,
+        allocator=settings.allocator,
+        warnings=machine.spoiled_by(placed, known.threads) if device.type == "cpu" else [],
+    )

@@ -9,14 +9,16 @@ counts; the records keep every repeat.  Leaves out formats that the losses do no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import torch
 
+from common.core.emitted import Emitted
 from common.core.settings import Settings
 from common.measure.clock import Clock
-from common.measure.device import cache_bytes, facts, host_threads, set_up_torch
+from common.measure.device import Facts, cache_bytes, facts, host_threads, set_up_torch
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 
@@ -37,8 +39,51 @@ FEWEST, MOST = 3, 20  # repeats
 #: repeated FEWEST_SHORT to MOST_SHORT times, and each may take PATIENCE times `seconds`.
 SHORT, FEWEST_SHORT, MOST_SHORT, PATIENCE = 3, 10, 200, 4
 
-#: Fields of the record for one kernel and size, the nanoseconds of each repeat ("ns") among them.
-Measured = Dict[str, Any]
+
+@dataclass(frozen=True)
+class Stream:
+    """Times of a kernel that reads and writes."""
+
+    kernel: str  # "update", "read" or "write"
+    buffer_bytes: int
+    moved_bytes: int
+    ns: List[int]  # of each repeat
+
+
+@dataclass(frozen=True)
+class Exps:
+    """Times of exponentials."""
+
+    kernel: str  # "exp" or "exp2"
+    count: int
+    ns: List[int]  # of each repeat
+
+
+@dataclass(frozen=True)
+class Products:
+    """Times of products of square matrices."""
+
+    n: int  # rows
+    ns: List[int]  # of each repeat
+
+
+@dataclass(frozen=True)
+class Limits(Facts, Emitted):
+    """The best that the device does."""
+
+    record = "limits"
+
+    dtype: str
+    cache_bytes: Optional[int]
+    streams: List[Stream]
+    products: List[Products]
+    exps: List[Exps]
+    foreign_cpu: Optional[float]
+    flags: List[str]
+    reason: str  # why a list is empty, else ""
+
+
+Measured = TypeVar("Measured", Stream, Exps, Products)
 
 
 def repeated(
@@ -60,7 +105,7 @@ def repeated(
     return taken
 
 
-def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Measured]:
+def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Stream]:
     """Yield the times of reading and writing buffers of QUARTERS sizes, the smallest first.
 
     The largest takes at most a quarter of the free memory.
@@ -80,10 +125,10 @@ def streams(device: torch.device, clock: Clock, seconds: float) -> Iterator[Meas
         }
         for kernel, (action, moved) in kernels.items():
             taken = repeated(action, clock, seconds / len(kernels))
-            yield {"kernel": kernel, "buffer_bytes": 4 * len(part), "moved_bytes": moved, "ns": taken}
+            yield Stream(kernel, 4 * len(part), moved, taken)
 
 
-def exps(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
+def exps(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Exps]:
     """Yield the times of exponentials, in float64 or else in float32, in which losses of half precision sum."""
     dtype = torch.float64 if dtype == torch.float64 else torch.float32
     if device.type == "cuda":
@@ -92,16 +137,16 @@ def exps(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float)
         code = f"template <typename T> T many(T x) {{ for (int i = 0; i < {times}; ++i) x = exp2(-x); return x; }}"
         many = torch.cuda.jiterator._create_jit_fn(code)
         ones = torch.ones(count, dtype=dtype, device=device)
-        yield {"kernel": "exp2", "count": count * times, "ns": repeated(partial(many, ones), clock, seconds)}
+        yield Exps("exp2", count * times, repeated(partial(many, ones), clock, seconds))
         return
     numbers = torch.linspace(-10, 0, CPU_EXPS * torch.get_num_threads(), dtype=dtype)
     out = torch.empty_like(numbers)
     for kernel in (torch.exp, torch.exp2):
         taken = repeated(partial(kernel, numbers, out=out), clock, seconds / 2)
-        yield {"kernel": kernel.__name__, "count": len(numbers), "ns": taken}
+        yield Exps(kernel.__name__, len(numbers), taken)
 
 
-def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Measured]:
+def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: float) -> Iterator[Products]:
     """Yield the times of products of square matrices, the smallest first.
 
     After the SHORT smallest sizes it ends before a product that would take more than `seconds`.
@@ -118,16 +163,16 @@ def products(device: torch.device, dtype: torch.dtype, clock: Clock, seconds: fl
         repeats = (FEWEST_SHORT, MOST_SHORT) if short else (FEWEST, MOST)
         taken = repeated(partial(torch.mm, left, right, out=out), clock, seconds, *repeats)
         last = min(taken)
-        yield {"n": size, "ns": taken}
+        yield Products(size, taken)
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+def run(job: Mapping[str, Any]) -> Iterator[Limits]:
     """Yield the ``limits`` record of a job of common.jobs.spec; raise NotRunnable if torch cannot run it."""
     settings = Settings.from_json(job["settings"])
     yield measure(settings, set_up_torch(settings), max(SECONDS / settings.rounds, SHORTEST))
 
 
-def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) -> Dict[str, Any]:
+def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) -> Limits:
     """Return a ``limits`` record, measured for `seconds` for each size of a kind.
 
     A kind that this torch cannot do here (half precision on a CPU) is empty, and the field "reason" tells why.
@@ -135,27 +180,29 @@ def measure(settings: Settings, device: torch.device, seconds: float = SECONDS) 
     clock, load = Clock(device), ForeignLoad()
     seconds = min(seconds, settings.max_seconds)
     dtype = getattr(torch, settings.dtype)
-    kinds = {
-        "streams": streams(device, clock, seconds),
-        "products": products(device, dtype, clock, seconds),
-        "exps": exps(device, dtype, clock, seconds),
-    }
-    measurements: Dict[str, List[Measured]] = {kind: [] for kind in kinds}
     reasons: List[str] = []
-    for kind, measured in kinds.items():
+
+    def all_of(kind: str, measured: Iterator[Measured]) -> List[Measured]:
+        """Return all measurements of a kind, [] with a reason if it cannot be measured."""
         try:
             with torch.no_grad():
-                measurements[kind] = list(measured)
+                return list(measured)
         except (RuntimeError, AssertionError, AttributeError) as error:  # a torch without jiterator raises the last two
             reasons.append(f"{kind}: {str(error).strip().splitlines()[0]}")
+            return []
+
+    measured_streams = all_of("streams", streams(device, clock, seconds))
+    measured_products = all_of("products", products(device, dtype, clock, seconds))
+    measured_exps = all_of("exps", exps(device, dtype, clock, seconds))
     foreign = load.share()
-    return {
-        "record": "limits",
-        **facts(device),
-        "dtype": settings.dtype,
-        "cache_bytes": cache_bytes(device),
-        **measurements,
-        "foreign_cpu": foreign,
-        "flags": busy_flags(foreign, host_threads(device)),
-        "reason": "; ".join(reasons),
-    }
+    return Limits(
+        **vars(facts(device)),
+        dtype=settings.dtype,
+        cache_bytes=cache_bytes(device),
+        streams=measured_streams,
+        products=measured_products,
+        exps=measured_exps,
+        foreign_cpu=foreign,
+        flags=busy_flags(foreign, host_threads(device)),
+        reason="; ".join(reasons),
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from statistics import stdev
-from typing import Any, Callable, Dict, Generator, Iterator, List, Optional, Sequence
+from typing import Callable, Dict, Generator, Generic, Iterator, List, Optional, Protocol, Sequence, TypeVar
 
 from common.core import statistics
 from common.system import stops
@@ -76,11 +76,21 @@ def enough(samples: Dict[int, List[int]], batches: int, spread: float, max_sampl
 #: the CPU by stopping the process all the time must not keep a round from ending.
 MOST_RETRIES = 3
 
-#: Takes a sample and returns its record; arguments: number of the batch, of the repeat, and whether it is a warm-up.
-Sampler = Callable[[int, int, bool], Dict[str, Any]]
+
+class Sample(Protocol):
+    """A timed sample, and the load beside it, which is filled in here."""
+
+    total_wall_ns: int
+    foreign_cpu: Optional[float]  # other processes' share of the CPUs; None where it is not known
+    flags: List[str]  # see busy_flags
 
 
-def uninterrupted(sample: Sampler, batch: int, repeat: int, warmup: bool) -> Dict[str, Any]:
+Taken = TypeVar("Taken", bound=Sample)
+#: Takes a sample; arguments: number of the batch, of the repeat, and whether it is a warm-up.
+Sampler = Callable[[int, int, bool], Taken]
+
+
+def uninterrupted(sample: Sampler[Taken], batch: int, repeat: int, warmup: bool) -> Taken:
     """Return a sample during which the process was not stopped, taking it again up to MOST_RETRIES times."""
     for _ in range(MOST_RETRIES):
         before = stops.count()
@@ -90,7 +100,7 @@ def uninterrupted(sample: Sampler, batch: int, repeat: int, warmup: bool) -> Dic
     return sample(batch, repeat, warmup)
 
 
-class WithLoad:
+class WithLoad(Generic[Taken]):
     """Holds samples back until the load beside them is known, which the system counts too coarsely for a short sample.
 
     `threads` is the number of CPU threads that a sample keeps busy; None: as many as there are cores.
@@ -98,28 +108,29 @@ class WithLoad:
 
     def __init__(self, threads: Optional[int] = None) -> None:
         self.threads, self.load = threads, ForeignLoad()
-        self.waiting: List[Dict[str, Any]] = []
+        self.waiting: List[Taken] = []
 
-    def add(self, sample: Dict[str, Any]) -> Iterator[Dict[str, Any]]:
-        """Hold the record of a sample back; yield all that are held back once the load is known."""
+    def add(self, sample: Taken) -> Iterator[Taken]:
+        """Hold a sample back; yield all that are held back once the load is known."""
         self.waiting.append(sample)
         if self.load.ready():
             yield from self.flush()
 
-    def flush(self) -> Iterator[Dict[str, Any]]:
-        """Yield all records that are held back, with the load beside them."""
+    def flush(self) -> Iterator[Taken]:
+        """Yield all samples that are held back, with the load beside them."""
         share = self.load.share()
         for sample in self.waiting:
-            yield {**sample, "foreign_cpu": share, "flags": busy_flags(share, self.threads)}
+            sample.foreign_cpu, sample.flags = share, busy_flags(share, self.threads)
+            yield sample
         self.waiting = []
 
 
 def warm_up(
-    sample: Sampler,
+    sample: Sampler[Taken],
     batches: Sequence[int],
     max_seconds: float,
     threads: Optional[int] = None,
-) -> Iterator[Dict[str, Any]]:
+) -> Iterator[Taken]:
     """Yield warm-up samples: of the first batch until it is warmed up, and one of each other batch.
 
     Args:
@@ -128,11 +139,11 @@ def warm_up(
         max_seconds: time cap of the scope, of which warm-up takes WARM_UP_SHARE at most.
         threads: see WithLoad.
     """
-    samples = WithLoad(threads)
+    samples: WithLoad[Taken] = WithLoad(threads)
     durations: List[int] = []
     while batches and not warmed_up(durations, max_seconds):
         warm = uninterrupted(sample, batches[0], len(durations), True)
-        durations.append(warm["total_wall_ns"])
+        durations.append(warm.total_wall_ns)
         yield from samples.add(warm)
     for batch in batches[1:]:
         yield from samples.add(uninterrupted(sample, batch, 0, True))
@@ -140,23 +151,23 @@ def warm_up(
 
 
 def sweep(
-    sample: Sampler,
+    sample: Sampler[Taken],
     batches: Sequence[int],
     *,
     spread: float,
     max_samples: int,
     max_seconds: float,
     threads: Optional[int] = None,
-) -> Generator[Dict[str, Any], None, str]:
+) -> Generator[Taken, None, str]:
     """Yield samples of all batches in turn, with the load beside them, and return why they ended (see `enough`).
 
     Args:
-        sample: takes a sample; only "total_wall_ns" of its record is read here.
+        sample: takes a sample.
         batches: numbers of the batches.
         spread, max_samples, max_seconds: when to stop, see `enough`.
         threads: see WithLoad.
     """
-    samples = WithLoad(threads)
+    samples: WithLoad[Taken] = WithLoad(threads)
     measured: Dict[int, List[int]] = {batch: [] for batch in batches}
     repeat = 0
     while True:
@@ -166,6 +177,6 @@ def sweep(
                 yield from samples.flush()
                 return reason
             taken = uninterrupted(sample, batch, repeat, False)
-            measured[batch].append(taken["total_wall_ns"])
+            measured[batch].append(taken.total_wall_ns)
             yield from samples.add(taken)
         repeat += 1

@@ -185,7 +185,7 @@ def origin(of: Optional[Record] = None) -> Record:
     """Return the keys of a file's first record that tell where and by which revision it is measured.  of: the machine,
     where that is not this one."""
     revision, dirty = machine.git_state(ROOT)
-    return {"git_revision": revision, "git_dirty": dirty, "machine": of or machine.describe()}
+    return {"git_revision": revision, "git_dirty": dirty, "machine": of or vars(machine.describe())}
 
 
 def is_of(head: FirstLine, of: Optional[Record]) -> bool:

@@ -6,8 +6,9 @@ import os
 import platform
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from common.system import git
 from common.system.memory import proc_field, total_memory
@@ -20,33 +21,49 @@ def cpu_count() -> int:
     return os.cpu_count() or 1
 
 
-def describe() -> Dict[str, Any]:
-    """Return the machine as the ``run`` record keeps it."""
-    return {
-        "cpu": proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": cpu_count(),
-        "memory_bytes": total_memory(),
-        "os": platform.platform(),
-        "python": platform.python_version(),
-    }
+@dataclass(frozen=True)
+class Computer:
+    """A machine, as the ``run`` record keeps it."""
+
+    cpu: str  # model name
+    cores: int  # that this process may use
+    memory_bytes: Optional[int]  # of the whole machine; None if the system does not tell
+    os: str
+    python: str  # version
+
+
+def describe() -> Computer:
+    """Return this machine."""
+    return Computer(
+        cpu=proc_field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        cores=cpu_count(),
+        memory_bytes=total_memory(),
+        os=platform.platform(),
+        python=platform.python_version(),
+    )
 
 
 #: Prefixes of environment variables that change how fast a process computes: threads, their CPUs, the allocator, TF32.
 TUNING = ("OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "NVIDIA_TF32", "TORCH_ALLOW_TF32", "CUBLAS_")
 
 
-def tuning() -> Dict[str, Any]:
-    """Return what changes the speed of this process: `variables` of its environment and `transparent_huge_pages`.
+@dataclass(frozen=True)
+class Tuning:
+    """Settings around this process that change its speed."""
 
-    The second is the mode of the kernel ("madvise"), None if the system does not tell.
-    """
+    variables: Dict[str, str]  # of the environment, those of TUNING
+    transparent_huge_pages: Optional[str]  # mode of the kernel ("madvise"); None if the system does not tell
+
+
+def tuning() -> Tuning:
+    """Return the settings around this process that change its speed."""
     try:
         modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
         pages: Optional[str] = modes[modes.index("[") + 1 : modes.index("]")]
     except (OSError, ValueError):
         pages = None
     variables = {key: value for key, value in sorted(os.environ.items()) if key.startswith(TUNING)}
-    return {"variables": variables, "transparent_huge_pages": pages}
+    return Tuning(variables, pages)
 
 
 def _cpus(text: str) -> Set[int]:
@@ -69,12 +86,17 @@ def _as_list(cpus: Iterable[int]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in spans)
 
 
-def placement(root: Path = Path("/sys/devices/system"), cpus: Optional[Iterable[int]] = None) -> Dict[str, Any]:
-    """Return where this process runs; values are None if the system does not tell.
+@dataclass(frozen=True)
+class Placement:
+    """CPUs and memory nodes of a process; None where the system does not tell."""
 
-    Keys: `affinity`, the CPUs that it may use ("0-3,8"); `governor`, the governors of their clocks ("performance");
-    `numa_nodes`, the number of memory nodes that they belong to.  root, cpus: of another machine, for tests.
-    """
+    affinity: Optional[str]  # CPUs that it may use: "0-3,8"
+    governor: Optional[str]  # of the clocks of these CPUs: "performance"
+    numa_nodes: Optional[int]  # number of memory nodes that they belong to
+
+
+def placement(root: Path = Path("/sys/devices/system"), cpus: Optional[Iterable[int]] = None) -> Placement:
+    """Return where this process runs.  root, cpus: of another machine, for tests."""
     mine = set(cpus if cpus is not None else os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
     governors, nodes = set(), 0
     for cpu in mine:
@@ -83,25 +105,21 @@ def placement(root: Path = Path("/sys/devices/system"), cpus: Optional[Iterable[
     for node in root.glob("node/node[0-9]*/cpulist"):
         with suppress(OSError, ValueError):
             nodes += not mine.isdisjoint(_cpus(node.read_text()))
-    return {
-        "affinity": _as_list(mine) or None,
-        "governor": ", ".join(sorted(governors)) or None,
-        "numa_nodes": nodes or None,
-    }
+    return Placement(_as_list(mine) or None, ", ".join(sorted(governors)) or None, nodes or None)
 
 
-def spoiled_by(placed: Mapping[str, Any], threads: int) -> List[str]:
-    """Return warnings about what makes times of this many threads on a CPU vary.  placed: see `placement`."""
-    warnings, cpus = [], len(_cpus(placed["affinity"] or ""))
+def spoiled_by(placed: Placement, threads: int) -> List[str]:
+    """Return warnings about what makes times of this many threads on a CPU vary."""
+    warnings, cpus = [], len(_cpus(placed.affinity or ""))
     if 0 < cpus < threads:
         warnings.append(
-            f"{threads} threads share the CPUs {placed['affinity']} (affinity): times vary; give --threads {cpus}"
+            f"{threads} threads share the CPUs {placed.affinity} (affinity): times vary; give --threads {cpus}"
         )
-    if "powersave" in (placed["governor"] or ""):
+    if "powersave" in (placed.governor or ""):
         warnings.append("the CPU's governor is powersave: clocks vary; set performance (cpupower frequency-set -g)")
-    if (placed["numa_nodes"] or 1) > 1:
+    if (placed.numa_nodes or 1) > 1:
         warnings.append(
-            f"threads and memory are spread over {placed['numa_nodes']} NUMA nodes: times vary; bind the run to one "
+            f"threads and memory are spread over {placed.numa_nodes} NUMA nodes: times vary; bind the run to one "
             "(numactl --cpunodebind=0 --membind=0)"
         )
     return warnings

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, List, Optional, Tuple
 
 from common.system.processes import output
 
@@ -28,11 +29,25 @@ REASONS = {
 }
 
 
-def describe(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
-    """Return the ``gpu`` of a record, or None without the package, the driver or the device.
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU at this moment, as records have it; None where the driver does not tell."""
 
-    Values that the driver does not tell are None.  uuid: of the device, as torch has it; None is enough for a machine
-    with one GPU.
+    uuid: Optional[str] = None
+    driver: Optional[str] = None  # version
+    sm_mhz: Optional[int] = None  # clock now
+    sm_most_mhz: Optional[int] = None  # highest clock
+    memory_mhz: Optional[int] = None  # clock now
+    power_cap_watts: Optional[float] = None
+    celsius: Optional[int] = None
+    throttled_by: Optional[List[str]] = None  # what holds the clocks back, in words of REASONS
+    ecc: Optional[bool] = None  # whether its memory is corrected
+
+
+def describe(uuid: Optional[str]) -> Optional[Gpu]:
+    """Return a GPU, or None without the package, the driver or the device.
+
+    uuid: of the device, as torch has it; None is enough for a machine with one GPU.
     """
     try:
         import pynvml
@@ -48,7 +63,7 @@ def describe(uuid: Optional[str]) -> Optional[Dict[str, Any]]:
     return None
 
 
-def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]]:
+def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Gpu]:
     if uuid is not None:
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     elif nvml.nvmlDeviceGetCount() == 1:
@@ -66,21 +81,21 @@ def _described(nvml: ModuleType, uuid: Optional[str]) -> Optional[Dict[str, Any]
     power = answered(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
     reasons = answered(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     ecc = answered(lambda: nvml.nvmlDeviceGetEccMode(handle)[0])
-    return {
-        "uuid": answered(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
-        "driver": answered(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        "sm_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "sm_most_mhz": answered(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        "memory_mhz": answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        "power_cap_watts": None if power is None else power / 1000,
-        "celsius": answered(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        "throttled_by": None if reasons is None else [word for bit, word in REASONS.items() if reasons & bit],
-        "ecc": None if ecc is None else bool(ecc),
-    }
+    return Gpu(
+        uuid=answered(lambda: _text(nvml.nvmlDeviceGetUUID(handle))),
+        driver=answered(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        sm_mhz=answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        sm_most_mhz=answered(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        memory_mhz=answered(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        power_cap_watts=None if power is None else power / 1000,
+        celsius=answered(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
+        throttled_by=None if reasons is None else [word for bit, word in REASONS.items() if reasons & bit],
+        ecc=None if ecc is None else bool(ecc),
+    )
 
 
-def from_smi() -> Optional[Dict[str, Any]]:
-    """Return name, uuid, driver and clocks of the first GPU that this process may use, as in `describe`.
+def from_smi() -> Optional[Tuple[str, Gpu]]:
+    """Return (name, GPU) of the first GPU that this process may use, with its driver and clocks.
 
     They are from nvidia-smi, which comes with every driver.  None if it does not tell.
     """
@@ -91,10 +106,12 @@ def from_smi() -> Optional[Dict[str, Any]]:
     if len(words) != len(keys):
         return None
     clocks = [int(word) if word.isdigit() else None for word in words[3:]]
-    return {
-        **dict(zip(("name", "uuid", "driver"), words)),
-        **dict(zip(("sm_mhz", "sm_most_mhz", "memory_mhz"), clocks)),
-    }
+    (name, uuid, driver), (sm, most, memory) = words[:3], clocks
+    return name, Gpu(uuid=uuid, driver=driver, sm_mhz=sm, sm_most_mhz=most, memory_mhz=memory)
+
+
+#: Fields of a GPU that nvidia-smi tells.
+TOLD_BY_SMI = ("uuid", "driver", "sm_mhz", "sm_most_mhz", "memory_mhz")
 
 
 def _text(value: Any) -> str:

@@ -34,6 +34,8 @@ require("msgspec")
 import msgspec  # noqa: E402
 from msgspec import Meta, Struct  # noqa: E402
 
+from common.records.schema import Record, as_written  # noqa: E402
+
 Converted = TypeVar("Converted", bound=Struct)
 
 Text = Annotated[str, Meta(min_length=1)]
@@ -134,10 +136,10 @@ def keys_of(kind: Type[Struct]) -> List[str]:
     return list(kind.__struct_fields__)
 
 
-def as_data(value: Struct) -> Dict[str, Any]:
+def as_data(value: Struct) -> Record:
     """Return a Struct as plain data, as records and jobs have it."""
-    result: Dict[str, Any] = msgspec.to_builtins(value)
-    return result
+    data: Record = as_written(value)
+    return data
 
 
 def check_keys(values: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -1,14 +1,12 @@
-"""Examples of a data set for a pipeline: made ones, audio by a manifest of wav2vec's form, arrays in npz or npy.
-
-An example is {"id": text, "src_tokens": tensor (1, length, ...), "src_lengths": tensor (1,)}; of audio: samples.
-"""
+"""Examples of a data set for a pipeline: made ones, audio by a manifest of wav2vec's form, arrays in npz or npy."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, TypedDict
 
 import numpy
 import torch
@@ -16,8 +14,17 @@ import torch
 from common.core.errors import UserError
 from common.core.files import open_file, read_text
 from common.tools import audio
+from common.tools.dataset import Dataset
 
-Example = Dict[str, Any]
+
+class Example(TypedDict):
+    """An example, as the builder of a stage gets it."""
+
+    id: str
+    src_tokens: torch.Tensor  # (1, length, ...); of audio: samples
+    src_lengths: torch.Tensor  # (1,)
+
+
 #: Keys of an npz file.
 ARRAYS = ("id", "src_tokens", "src_lengths")
 SUBSETS = ("random", "short", "long")
@@ -31,32 +38,30 @@ class Entry(NamedTuple):
     read: Callable[[], Example]
 
 
-def entries(dataset: Mapping[str, Any]) -> List[Entry]:
-    """The first `dataset_size` examples, all where it is None.  dataset: ``dataset_type`` ("made", "raw" or "npy"),
-    ``dataset_path``, ``dataset_size``, ``target_sr``, ``made_seconds``, ``seed``, ``trust_pickle``.  Raises
-    UserError."""
-    kind, size = dataset["dataset_type"], dataset["dataset_size"]
+def entries(dataset: Dataset) -> List[Entry]:
+    """Return the examples of a data set.  Raises UserError."""
+    kind, size = dataset.dataset_type, dataset.dataset_size
     if size is not None and size < 1:
         raise UserError(f"dataset_size: must be at least 1, not {size}")
     if kind == "made":
         return _made(dataset)[:size]
-    if not dataset["dataset_path"]:
+    if not dataset.dataset_path:
         raise UserError(f"dataset_type {kind} needs dataset_path: a manifest (raw), an npz or npy file (npy)")
-    path = Path(dataset["dataset_path"])
+    path = Path(dataset.dataset_path)
     if not path.is_file():
         raise UserError(f"dataset_path: {path}: no such file")
-    every = _manifest(path, dataset["target_sr"]) if kind == "raw" else _arrays(path, dataset["trust_pickle"])
+    every = _manifest(path, dataset.target_sr) if kind == "raw" else _arrays(path, dataset.trust_pickle)
     if not every:
         raise UserError(f"{path}: has no examples")
     return every[:size]
 
 
-def _made(dataset: Mapping[str, Any]) -> List[Entry]:
-    seconds, rate, seed = dataset["made_seconds"], dataset["target_sr"], dataset["seed"]
+def _made(dataset: Dataset) -> List[Entry]:
+    """Return examples of noise."""
     entries = []
-    for number, length in enumerate(audio.samples_of(length, rate) for length in seconds):
-        name = f"made-{number}-{seconds[number]:g}s"
-        entries.append(Entry(name, length, partial(_of_noise, name, length, seed + number)))
+    for number, seconds in enumerate(dataset.made_seconds or ()):
+        name, samples = f"made-{number}-{seconds:g}s", audio.samples_of(seconds, dataset.target_sr)
+        entries.append(Entry(name, samples, partial(_of_noise, name, samples, dataset.seed + number)))
     return entries
 
 
@@ -155,8 +160,8 @@ def _list_of_examples(loaded: Any, path: Path) -> List[Entry]:
             name, lengths = str(stored.get("id", number)), lengths.reshape(-1)
         except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise UserError(f"{path}: example {number} has no net_input with src_tokens and src_lengths") from error
-        example = {"id": name, "src_tokens": tokens, "src_lengths": lengths}
-        entries.append(Entry(name, int(lengths.max()), partial(dict, example)))
+        example: Example = {"id": name, "src_tokens": tokens, "src_lengths": lengths}
+        entries.append(Entry(name, int(lengths.max()), example.copy))
     if not entries:
         raise UserError(f"{path}: is no array of examples; store npz with {', '.join(ARRAYS)}")
     return entries
@@ -173,12 +178,12 @@ def subset(lengths: Sequence[int], how: str, size: int, seed: int) -> List[int]:
     return sorted(by_length[:size] if how == "short" else by_length[-size:])
 
 
-def write_subsets(dataset: Mapping[str, Any], folder: Path, size: int) -> List[Path]:
+def write_subsets(dataset: Dataset, folder: Path, size: int) -> List[Path]:
     """Write a file for each of SUBSETS, in the format of the data set; return their paths.  Raises UserError."""
-    kind, path = dataset["dataset_type"], Path(dataset["dataset_path"] or "")
+    kind, path = dataset.dataset_type, Path(dataset.dataset_path or "")
     if kind == "made":
         raise UserError("--write-subsets needs a data set: give --dataset-path and --dataset-type raw or npy")
-    every = entries({**dataset, "dataset_size": None})
+    every = entries(replace(dataset, dataset_size=None))
     if not 0 < size <= len(every):
         raise UserError(f"--subset-size {size}: {path} has {len(every)} examples; give 1 to {len(every)}")
     lengths = [entry.length or int(entry.read()["src_lengths"][0]) for entry in every]
@@ -186,7 +191,7 @@ def write_subsets(dataset: Mapping[str, Any], folder: Path, size: int) -> List[P
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for how in SUBSETS:
-            chosen = [every[index] for index in subset(lengths, how, size, dataset["seed"])]
+            chosen = [every[index] for index in subset(lengths, how, size, dataset.seed)]
             write = _write_manifest if kind == "raw" else _write_arrays
             written.append(write(folder / how, chosen, [lengths[every.index(entry)] for entry in chosen], path))
     except OSError as error:

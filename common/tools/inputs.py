@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -60,12 +61,26 @@ def parse(text: str) -> Given:
     return Given(match["name"] or "", tuple(sizes), dtype, value)
 
 
-def made(
-    given: Sequence[Given], device: str, letters: Optional[Dict[str, int]] = None
-) -> Tuple[List[Any], Dict[str, Any]]:
-    """Return (positional arguments, keyword arguments)."""
+@dataclass(frozen=True)
+class Inputs:
+    """Arguments of a model: tensors, or lists of tensors."""
+
+    positional: Sequence[Union[torch.Tensor, List[torch.Tensor]]]
+    keywords: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def shapes(self) -> str:
+        """Return all shapes in words: "1x80x1000, 2"."""
+        flat: List[torch.Tensor] = []
+        for argument in (*self.positional, *self.keywords.values()):
+            flat += argument if isinstance(argument, list) else [argument]
+        return ", ".join("x".join(map(str, tensor.shape)) or "a number" for tensor in flat) or "nothing"
+
+
+def made(given: Sequence[Given], device: str, letters: Optional[Dict[str, int]] = None) -> Inputs:
+    """Return the tensors of these shapes as arguments of a model; letters: values of the letters in them."""
     tensors = [(shape.name, shape.tensor(letters or {}, device)) for shape in given]
-    return [tensor for name, tensor in tensors if not name], {name: tensor for name, tensor in tensors if name}
+    keywords = {name: tensor for name, tensor in tensors if name}
+    return Inputs([tensor for name, tensor in tensors if not name], keywords)
 
 
 def _number(text: str, letters: Dict[str, int]) -> Any:

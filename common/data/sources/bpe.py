@@ -9,17 +9,12 @@ import io
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, List, Sequence
 
 from common.core.errors import UserError
 from common.core.files import open_file
 
 _LOG_NOTHING_BELOW_FATAL = 3
-#: As icefall trains a model.
-ICEFALL: Dict[str, Any] = {
-    **{"user_defined_symbols": ["<blk>", "<sos/eos>"], "unk_id": 2, "bos_id": -1, "eos_id": -1},
-    **{"character_coverage": 1.0, "input_sentence_size": 100_000_000},
-}
 
 
 def load(path: Path) -> bytes:
@@ -48,9 +43,19 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
     sentencepiece.set_min_log_level(_LOG_NOTHING_BELOW_FATAL)
     model = io.BytesIO()
     try:
-        wanted = {"model_type": model_type, "vocab_size": vocab_size, **ICEFALL}
-        wanted.update(sentence_iterator=iter(texts), model_writer=model, minloglevel=_LOG_NOTHING_BELOW_FATAL)
-        sentencepiece.SentencePieceTrainer.train(**wanted)
+        sentencepiece.SentencePieceTrainer.train(  # as icefall trains a model
+            sentence_iterator=iter(texts),
+            model_writer=model,
+            model_type=model_type,
+            vocab_size=vocab_size,
+            user_defined_symbols=["<blk>", "<sos/eos>"],
+            unk_id=2,
+            bos_id=-1,
+            eos_id=-1,
+            character_coverage=1.0,
+            input_sentence_size=100_000_000,
+            minloglevel=_LOG_NOTHING_BELOW_FATAL,
+        )
     except RuntimeError as error:
         raise UserError(f"--bpe-vocab-size {vocab_size}: {_advice(str(error), len(texts))}") from error
     return model.getvalue()

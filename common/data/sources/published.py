@@ -8,8 +8,9 @@ its order is random.  generate_shape_info.py makes the exact shapes from the cor
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import List, Tuple
 
 import numpy as np
 
@@ -27,12 +28,29 @@ SEED = 34
 FEATURES_SEED = 1097
 
 
-def load_figures(path: Path = FIGURES) -> Dict[str, Any]:
-    """Return the figures as published: percentiles of T, and for each bin of T the percentiles of U per 1000 T."""
-    return json.loads(path.read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Figures:
+    """The figures as published, by their keys in the file."""
+
+    utterances: int
+    T_min: int
+    T_max: int
+    U_min: int
+    U_max: int
+    T_percent: List[float]  # percentages
+    T_at_percent: List[float]  # T at each of these percentages
+    T_bin_edges: List[float]
+    U_per_1000_T_percent: List[float]  # percentages
+    U_per_1000_T_at_percent_by_T_bin: List[List[float]]  # of each bin of T, U per 1000 T at each of these percentages
 
 
-def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
+def load_figures(path: Path = FIGURES) -> Figures:
+    """Return the published figures."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Figures(**{each.name: content[each.name] for each in fields(Figures)})
+
+
+def draw(figures: Figures, seed: int = SEED) -> np.ndarray:
     """Return as many utterances as the figures were taken from: int32 (utterances, 2), columns T and U.
 
     T is the inverse interpolation of its percentiles at a uniform percentage; U is T / 1000 times the inverse
@@ -43,7 +61,7 @@ def draw(figures: Dict[str, Any], seed: int = SEED) -> np.ndarray:
     return _rounded(figures, frames, tokens)
 
 
-def draw_features(figures: Dict[str, Any], seed: int = FEATURES_SEED) -> np.ndarray:
+def draw_features(figures: Figures, seed: int = FEATURES_SEED) -> np.ndarray:
     """Return the utterances of `draw` with feature frames in the place of T: int32 (utterances, 2).
 
     Four numbers of feature frames have the same T.  Which it is comes from what rounding takes from the drawn T.
@@ -54,23 +72,23 @@ def draw_features(figures: Dict[str, Any], seed: int = FEATURES_SEED) -> np.ndar
     return np.stack([feature_frames(shapes[:, 0], SUBSAMPLING) + quarter, shapes[:, 1]], axis=1)
 
 
-def _drawn(figures: Dict[str, Any], seed: int) -> Tuple[np.ndarray, np.ndarray]:
+def _drawn(figures: Figures, seed: int) -> Tuple[np.ndarray, np.ndarray]:
     """Return T and U of all utterances, float64 (utterances,) each, before they are rounded."""
-    count = figures["utterances"]
+    count = figures.utterances
     percent_t, percent_u = 100.0 * uniform64(seed, 2 * count).reshape(2, count)
 
-    at_percent = np.asarray(figures["T_at_percent"])[np.newaxis]
-    frames = _interpolate(percent_t, np.asarray(figures["T_percent"]), at_percent, np.zeros(count, dtype=np.intp))
+    at_percent = np.asarray(figures.T_at_percent)[np.newaxis]
+    frames = _interpolate(percent_t, np.asarray(figures.T_percent), at_percent, np.zeros(count, dtype=np.intp))
 
-    edges = np.asarray(figures["T_bin_edges"])
-    rates = np.asarray(figures["U_per_1000_T_at_percent_by_T_bin"])
+    edges = np.asarray(figures.T_bin_edges)
+    rates = np.asarray(figures.U_per_1000_T_at_percent_by_T_bin)
     bins = np.clip(np.searchsorted(edges, frames, side="right") - 1, 0, len(rates) - 1)
-    return frames, frames / 1000.0 * _interpolate(percent_u, np.asarray(figures["U_per_1000_T_percent"]), rates, bins)
+    return frames, frames / 1000.0 * _interpolate(percent_u, np.asarray(figures.U_per_1000_T_percent), rates, bins)
 
 
-def _rounded(figures: Dict[str, Any], frames: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def _rounded(figures: Figures, frames: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     shapes = np.rint(np.stack([frames, tokens], axis=1))
-    lowest, highest = [[figures[f"{column}_{end}"] for column in "TU"] for end in ("min", "max")]
+    lowest, highest = [figures.T_min, figures.U_min], [figures.T_max, figures.U_max]
     return np.clip(shapes, lowest, highest).astype(np.int32)
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -217,11 +218,36 @@ def compare(cells: Cells, known: Sequence[Lattice], adapter: Adapter, errors: Er
         errors.note_sums("symbol", *marginals.symbols)
 
 
-def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[str, Any]:
+@dataclass
+class AtSize:
+    """Errors on a measured batch; see common.records.schema."""
+
+    batch: int  # index
+    N: int
+    T_max: int
+    U_max: int
+    useful_cells: int
+    needed_cells: int
+    loss_error: float
+    loss_tolerance: float
+    grad_error: float
+    grad_tolerance: float
+    grad_errors: Dict[str, float]
+    sum_errors: Dict[str, float]
+    sum_tolerance: float
+    row_tolerance: float
+    slope_errors: Dict[str, float]
+    slope_tolerance: float
+    overwritten: List[str]
+    differing: List[str]
+    imprecise: Optional[float] = None
+    ok: bool = False
+
+
+def check(context, tolerance: float, utterances: Optional[int] = None) -> Tuple[AtSize, str]:
     """Judge the measured batch with the most padded cells, that with the fewest if the loss loops over cells in Python.
 
-    Returns the ``at_size`` of the ``correctness`` record (see common.records.schema), and "where": what is wrong in
-    words, which is not kept in the record.
+    Returns its errors, and what is wrong in words.
 
     A posterior is the exponential of a sum along a path, so an error of the sum is a relative error of the gradient.
     Beyond the tolerance it may be as large as the rounding of the longest sums: LOST_PLACES of the loss's own size, and
@@ -260,31 +286,35 @@ def check(context, tolerance: float, utterances: Optional[int] = None) -> Dict[s
     lost = LOST_PLACES * eps / left
     neglected = adapter.negligible * max(T * (U + 1) for T, U in shapes)
     beside = lost + rounding * (1 / left - 1) + neglected
-    result: Dict[str, Any] = {
-        "loss_error": finite(abs(loss - right) / magnitude),
-        "loss_tolerance": finite(tolerance + eps * sum(scores) / magnitude),
-        "grad_error": finite(max(errors.entries.values())),
-        "grad_tolerance": short + beside,
-        "grad_errors": {name: finite(error) for name, error in errors.entries.items()},
-        "sum_errors": {name: finite(error) for name, error in errors.sums.items()},
-        "sum_tolerance": sums,
-        "row_tolerance": sums + 10 * lost / FLOOR,  # a row adds up several
-        "slope_errors": {name: finite(error) for name, error in errors.slopes.items()},
-        "slope_tolerance": SLOPE_TOLERANCE[context.settings.precision] + rounding + beside,
-        "overwritten": overwritten,
-        "differing": differing,
-    }
-    rows = max((error for name, error in result["sum_errors"].items() if name not in SUMMED), default=0.0)
-    over = [result["loss_error"] > tolerance, result["grad_error"] > short + neglected, rows > sums]
-    imprecise = [error for error, is_over in zip((result["loss_error"], result["grad_error"], rows), over) if is_over]
-    ok = not wrong(result)
-    sizes = {"N": len(shapes), "T_max": max(T for T, _ in shapes), "U_max": max(U for _, U in shapes)}
     posteriors = [adapter.lattice.posterior(derivatives) for _, derivatives in known]
-    needed = sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors)
-    sizes.update({"useful_cells": sum(T * (U + 1) for T, U in shapes), "needed_cells": needed})
-    result["imprecise"] = max(imprecise) if ok and imprecise else None
-    where = "" if ok else _where(loss, right, errors, shapes, result["loss_tolerance"])
-    return {"batch": index, **sizes, **result, "ok": ok, "where": where}
+    result = AtSize(
+        batch=index,
+        N=len(shapes),
+        T_max=max(T for T, _ in shapes),
+        U_max=max(U for _, U in shapes),
+        useful_cells=sum(T * (U + 1) for T, U in shapes),
+        needed_cells=sum(oracle.needed_cells(of_cells, context.dtype) for of_cells in posteriors),
+        loss_error=finite(abs(loss - right) / magnitude),
+        loss_tolerance=finite(tolerance + eps * sum(scores) / magnitude),
+        grad_error=finite(max(errors.entries.values())),
+        grad_tolerance=short + beside,
+        grad_errors={name: finite(error) for name, error in errors.entries.items()},
+        sum_errors={name: finite(error) for name, error in errors.sums.items()},
+        sum_tolerance=sums,
+        row_tolerance=sums + 10 * lost / FLOOR,  # a row adds up several
+        slope_errors={name: finite(error) for name, error in errors.slopes.items()},
+        slope_tolerance=SLOPE_TOLERANCE[context.settings.precision] + rounding + beside,
+        overwritten=overwritten,
+        differing=differing,
+    )
+    rows = max((error for name, error in result.sum_errors.items() if name not in SUMMED), default=0.0)
+    limits = ((result.loss_error, tolerance), (result.grad_error, short + neglected), (rows, sums))
+    imprecise = [error for error, limit in limits if error > limit]
+    result.ok = not wrong(result)
+    if not result.ok:
+        return result, _where(loss, right, errors, shapes, result.loss_tolerance)
+    result.imprecise = max(imprecise, default=None)
+    return result, ""
 
 
 def _where(loss: float, right: float, errors: Errors, shapes: Sequence[Tuple[int, int]], tolerance: float) -> str:
@@ -331,22 +361,22 @@ SUMMED = {
 }
 
 
-def wrong(record: Dict[str, Any]) -> List[str]:
-    """Return what is wrong, a line each, from the ``at_size`` of a record."""
-    errors = [("loss", record["loss_error"], record["loss_tolerance"])]
-    for name, error in record["grad_errors"].items():
-        errors.append(("gradient" if name == "given" else f"gradient of {name}", error, record["grad_tolerance"]))
-    for name, error in record["sum_errors"].items():
+def wrong(judged: AtSize) -> List[str]:
+    """Return what is wrong on a measured batch, a line each."""
+    errors = [("loss", judged.loss_error, judged.loss_tolerance)]
+    for name, error in judged.grad_errors.items():
+        errors.append(("gradient" if name == "given" else f"gradient of {name}", error, judged.grad_tolerance))
+    for name, error in judged.sum_errors.items():
         what = SUMMED.get(name, f"a row of the gradient of {name}")
-        most = record["sum_tolerance" if name in SUMMED else "row_tolerance"]
+        most = judged.sum_tolerance if name in SUMMED else judged.row_tolerance
         errors.append((f"{what} in sum", error, most))
     lines = [f"{what} {size(error)}, {most:.0e} is allowed" for what, error, most in errors if not error <= most]
-    for name, error in record.get("slope_errors", {}).items():
-        if not error <= record["slope_tolerance"] and not lines:
+    for name, error in judged.slope_errors.items():
+        if not error <= judged.slope_tolerance and not lines:
             what = "gradient" if name == "given" else f"gradient of {name}"
-            lines.append(f"{what} is wrong by a factor, {size(error)}, {record['slope_tolerance']:.0e} is allowed")
-    if record.get("overwritten"):
-        lines.insert(0, f"it overwrites {', '.join(record['overwritten'])}")
+            lines.append(f"{what} is wrong by a factor, {size(error)}, {judged.slope_tolerance:.0e} is allowed")
+    if judged.overwritten:
+        lines.insert(0, f"it overwrites {', '.join(judged.overwritten)}")
     return lines
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import replace
-from typing import Any, Dict, Iterator, Optional
+from dataclasses import dataclass, replace
+from typing import Dict, Iterator, List, Optional
 
 import torch
 
 from common.core import statistics
+from common.core.emitted import Emitted
 from common.core.errors import UserError
 from common.core.settings import LOGITS
 from common.core.text import UNBOUNDED, finite
@@ -32,14 +33,45 @@ GAP_UTTERANCES, OTHER_UTTERANCES = 40, 8
 MOST_WRONG = 2
 
 
-def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
+@dataclass(frozen=True)
+class GapRange:
+    """The relative differences of a pruned loss to the exact one, of single utterances."""
+
+    median: float
+    lowest: float
+    highest: float
+    utterances: int  # how many were measured
+
+
+@dataclass(frozen=True)
+class Correctness(Emitted):
+    """The largest relative errors against the oracle; see common.records.schema."""
+
+    record = "correctness"
+
+    loss_error: float
+    grad_error: float
+    slope_error: float
+    tolerance: float
+    ok: bool
+    approximation_gap: Optional[float]  # median with the run's logits
+    approximation_gaps: Optional[Dict[str, Optional[float]]]  # medians by kind of logits
+    gap_ranges: Dict[str, GapRange]  # by kind of logits
+    at_size: Optional[at_size.AtSize]
+    differing: List[str]
+    reached_by_padding: List[str]
+    largest_score: float
+    note: str
+
+
+def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
     """Return the gap of a pruned loss to the exact one (common.losses.layouts.pruned) by kind of logits.
 
     Each is the median, lowest and highest over some of the run's utterances, each alone, in float64, so that it is the
     gap of the method and not of the dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact
     loss is almost 0 with them.
     """
-    gaps: Dict[str, Optional[Dict[str, float]]] = dict.fromkeys(LOGITS)
+    gaps: Dict[str, Optional[GapRange]] = dict.fromkeys(LOGITS)
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
     for kind in LOGITS:
         if kind == "peaky" and context.settings.pruned_recipe == "benchmark-2022":
@@ -57,54 +89,51 @@ def approximation_gaps(context) -> Dict[str, Optional[Dict[str, float]]]:
         measured = [layout.gap(model, batch, context.shared) for batch in batches]
         known = sorted(gap if math.isfinite(gap) else UNBOUNDED for gap in measured if gap is not None)
         if known:
-            ends = {"lowest": known[0], "highest": known[-1], "utterances": len(known)}
-            gaps[kind] = {"median": statistics.median(known), **ends}
+            gaps[kind] = GapRange(statistics.median(known), known[0], known[-1], len(known))
     return gaps
 
 
-def run(context) -> Iterator[Dict[str, Any]]:
+def run(context) -> Iterator[Correctness]:
     """Yield one ``correctness`` record; `context` is a common.losses.context.Context."""
     adapter, device, dtype = context.adapter, context.device, context.dtype
     small = small_batches.check(adapter, device, dtype)
     tolerance = TOLERANCE[context.settings.dtype]
     layout = table.of(adapter)
     ranges = approximation_gaps(context) if layout.approximate else {}
-    gaps = {kind: of and of["median"] for kind, of in ranges.items()} or None
+    gaps = {kind: gap and gap.median for kind, gap in ranges.items()} or None
     wrong, at_its_size, differing, reached = small.wrong, None, [], []
     if not wrong and not adapter.simulated:  # a simulator would take hours
         few = SEARCH_UTTERANCES if context.settings.find_largest else None
-        at_its_size = at_size.check(context, TOLERANCE[context.settings.precision], few)
-        wrong = at_its_size.pop("where")
-        if at_its_size["ok"]:
+        at_its_size, wrong = at_size.check(context, TOLERANCE[context.settings.precision], few)
+        if at_its_size.ok:
             wrong = small_batches.judge(adapter, device, dtype, [small_batches.again(adapter)]).wrong
-            differing = [*small_batches.differing_repeats(adapter, device, dtype), *at_its_size["differing"]]
+            differing = [*small_batches.differing_repeats(adapter, device, dtype), *at_its_size.differing]
             reached = small_batches.reached_by_padding(adapter, device, dtype)
     context.wrong = wrong  # no field of the record: the status record has it
-    yield {
-        "record": "correctness",
-        "loss_error": finite(small.loss_error),
-        "grad_error": finite(small.grad_error),
-        "slope_error": finite(small.slope_error),
-        "tolerance": tolerance,
-        "ok": not wrong and (at_its_size is None or at_its_size["ok"]),
-        "approximation_gap": gaps and gaps[context.settings.logits],
-        "approximation_gaps": gaps,
-        "gap_ranges": {kind: of for kind, of in ranges.items() if of},
-        "at_size": at_its_size,
-        "differing": sorted(set(differing)),
-        "reached_by_padding": reached,
-        "largest_score": finite(adapter.largest_score),
-        "note": "approximate; judged with its range widened to all of U" if layout.approximate else "",
-    }
+    yield Correctness(
+        loss_error=finite(small.loss_error),
+        grad_error=finite(small.grad_error),
+        slope_error=finite(small.slope_error),
+        tolerance=tolerance,
+        ok=not wrong and (at_its_size is None or at_its_size.ok),
+        approximation_gap=gaps and gaps[context.settings.logits],
+        approximation_gaps=gaps,
+        gap_ranges={kind: gap for kind, gap in ranges.items() if gap},
+        at_size=at_its_size,
+        differing=sorted(set(differing)),
+        reached_by_padding=reached,
+        largest_score=finite(adapter.largest_score),
+        note="approximate; judged with its range widened to all of U" if layout.approximate else "",
+    )
 
 
-def in_words(record: Dict[str, Any]) -> str:
+def in_words(record: Correctness) -> str:
     """Return how wrong a loss is from a ``correctness`` record that is not ok; "" if only `Context.wrong` tells."""
-    measured = record["at_size"]
-    if measured and not measured["ok"]:
-        where = f"on a measured batch (N {measured['N']}, T {measured['T_max']}, U {measured['U_max']})"
+    measured = record.at_size
+    if measured and not measured.ok:
+        where = f"on a measured batch (N {measured.N}, T {measured.T_max}, U {measured.U_max})"
         return f"{where}: {'; '.join(at_size.wrong(measured)[:MOST_WRONG])}"
-    if max(record["loss_error"], record["grad_error"]) <= record["tolerance"]:
+    if max(record.loss_error, record.grad_error) <= record.tolerance:
         return ""
-    sizes = [at_size.size(record[f"{what}_error"]) for what in ("loss", "grad")]
-    return f"loss {sizes[0]}, gradient {sizes[1]}; {record['tolerance']:.0e} is allowed"
+    sizes = [at_size.size(error) for error in (record.loss_error, record.grad_error)]
+    return f"loss {sizes[0]}, gradient {sizes[1]}; {record.tolerance:.0e} is allowed"

@@ -13,14 +13,31 @@ fixed: without it glibc keeps freed memory, and VmHWM still shows the batches be
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Dict, Iterator, Optional
+from typing import Iterator, Optional
 
+from common.core.emitted import Emitted
 from common.data.batching import heaviest
 from common.measure import memory
 
 
-def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]:
+@dataclass
+class Peaks(Emitted):
+    """Peaks of one step or loss in bytes; None where a counter is not of this device."""
+
+    record = "memory"
+
+    scope: str
+    batch: int  # index
+    device_allocated_bytes: Optional[int]
+    device_reserved_bytes: Optional[int]
+    device_used_bytes: Optional[int]
+    torch_allocated_bytes: Optional[int]
+    process_bytes: Optional[int]
+
+
+def run(context, round_number: Optional[int] = None) -> Iterator[Peaks]:
     """Yield the ``memory`` records of every scope and batch, after a small step that loads what is loaded once.
 
     `context` is a common.losses.context.Context.
@@ -31,4 +48,4 @@ def run(context, round_number: Optional[int] = None) -> Iterator[Dict[str, Any]]
         for batch in heavy[:1] if context.loops_in_python or scope != scopes[-1] else heavy:
             fresh = partial(context.step, scope, batch)
             peaks = memory.peaks(fresh, context.device, profiler=not context.loops_in_python)
-            yield {"record": "memory", "scope": scope, "batch": batch, **peaks}
+            yield Peaks(scope, batch, **peaks)

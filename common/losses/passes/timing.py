@@ -12,15 +12,17 @@ losses of the last timed steps are judged (afterwards.py): a loss that is wrong 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List, Optional, Sequence, Union
 
+from common.core.emitted import Emitted
 from common.core.errors import WrongResult
 from common.core.settings import Settings
 from common.core.text import finite
 from common.data.batching import heaviest, lightest
 from common.losses.passes.afterwards import Taken, check
 from common.measure import sampling
-from common.measure.clock import Clock, time_step
+from common.measure.clock import Clock, Timed, time_step
 from common.measure.device import host_threads
 from common.system import memory
 
@@ -30,7 +32,35 @@ BATCHES_FOR_A_LOSS = 3
 LOSS_SHARE_OF_SECONDS = 0.05
 
 
-def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
+@dataclass
+class Sample(Timed, Emitted):
+    """One timed step or loss."""
+
+    record = "sample"
+
+    scope: str
+    round: Optional[int]
+    batch: int  # index
+    repeat: int
+    warmup: bool
+    loss: float
+    foreign_cpu: Optional[float] = None
+    flags: List[str] = field(default_factory=list)
+
+
+@dataclass
+class Stop(Emitted):
+    """The end of a scope in a round: why no more samples were taken, and the error of the last losses."""
+
+    record = "stop"
+
+    scope: str
+    round: Optional[int]
+    why: str
+    loss_error: Optional[float] = None
+
+
+def run(context, round_number: Optional[int] = 1) -> Iterator[Union[Sample, Stop]]:
     """Yield the ``sample`` records of every scope, then their ``stop`` records; rounds differ in the order of scopes.
 
     If rounds have batches of their own on a CPU, each round measures the step, which also warms up the loss, and then
@@ -50,20 +80,20 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         batches, warm_up = [lightest(context.all_batches, batches)], []
     elif not clock.cuda:
         warm_up = heaviest(context.all_batches, batches)
-    ends: List[Dict[str, Any]] = []
+    ends: List[Stop] = []
     last: Dict[str, Dict[int, Taken]] = {}
     loss_last, before = differing and not clock.cuda, memory.status_bytes("VmRSS")
     threads = host_threads(context.device)
     for scope in _scopes(settings, loss_last, number):
 
-        def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Dict[str, Any]:
+        def sample(batch: int, repeat: int, warmup: bool, scope: str = scope) -> Sample:
             step = context.step(scope, batch, repeat)
             timed = time_step(step, clock)
             taken = Taken.of(step, repeat)
             if not warmup:
                 last.setdefault(scope, {})[batch] = taken
             key = {"scope": scope, "round": round_number, "batch": batch, "repeat": repeat}
-            return {"record": "sample", **key, "warmup": warmup, "loss": finite(taken.loss), **timed}
+            return Sample(**key, warmup=warmup, loss=finite(taken.loss), **vars(timed))
 
         after_step = loss_last and scope == "loss" and "step" in settings.scopes
         if not after_step:
@@ -80,13 +110,13 @@ def run(context, round_number: Optional[int] = 1) -> Iterator[Dict[str, Any]]:
         )
         if after_step and why == "time cap":
             why = "time share"
-        ends.append({"record": "stop", "scope": scope, "round": round_number, "why": why})
+        ends.append(Stop(scope, round_number, why))
     for end in ends:
-        error, wrong = None, ""
-        if end["scope"] in last and not settings.find_largest:  # there memory is short
-            scope = str(end["scope"])
-            error, wrong = check(context, scope, last[scope], scope in _further_scopes(settings, number))
-        yield {**end, "loss_error": error}
+        wrong = ""
+        if end.scope in last and not settings.find_largest:  # there memory is short
+            further = end.scope in _further_scopes(settings, number)
+            end.loss_error, wrong = check(context, end.scope, last[end.scope], further)
+        yield end
         if wrong:
             raise WrongResult(wrong)
 

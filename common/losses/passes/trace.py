@@ -8,34 +8,43 @@ next, so making inputs in between would count.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Iterator, List, Mapping, Optional
 
 import torch
 
+from common.core.emitted import Emitted
 from common.losses.step import LossStep
 from common.measure import memory, profiler
 from common.measure.device import host_threads
 from common.system.load import busy_flags
 from common.traces import files
 
-#: The record of a loss that loops over its cells in Python: each cell is a thousand events and a megabyte and more.
-UNTRACED = {
-    "record": "trace",
-    "steps": 0,
-    "schedule": None,
-    "files": [],
-    "key_averages": [],
-    "profiler": None,
-    "memory_snapshot": None,
-    "foreign_cpu": None,
-    "flags": [],
-    "note": "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile",
-    "warnings": [],
-}
+
+@dataclass
+class Trace(Emitted):
+    """The files that the trace pass left; schedule and profiler are None where a note says why there is no trace."""
+
+    record = "trace"
+
+    steps: int = 0
+    schedule: Optional[Mapping[str, int]] = None
+    files: List[str] = field(default_factory=list)
+    key_averages: List[str] = field(default_factory=list)
+    profiler: Optional[Mapping[str, bool]] = None  # its options
+    memory_snapshot: Optional[str] = None
+    foreign_cpu: Optional[float] = None
+    flags: List[str] = field(default_factory=list)
+    note: str = ""
+    warnings: List[str] = field(default_factory=list)
 
 
-def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
+#: Of a loss that loops over its cells in Python: each cell is a thousand events and a megabyte and more.
+UNTRACED = "no trace, and memory is the process's: it loops over the cells in Python, too many operations to profile"
+
+
+def run(context, folder: Path) -> Iterator[Trace]:
     """Yield one ``trace`` record, and write traces and tables to `folder`.
 
     The folder belongs to this run alone: a trace in it is left from an interrupted attempt, and is removed.
@@ -43,7 +52,7 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
     files.remove(folder)
     settings = context.settings
     if context.loops_in_python:
-        yield UNTRACED
+        yield Trace(note=UNTRACED)
         return
     order = [context.batches[index % len(context.batches)] for index in range(settings.trace_steps)]
     context.hold_inputs(order)
@@ -57,19 +66,17 @@ def run(context, folder: Path) -> Iterator[Dict[str, Any]]:
     foreign = profiler.profile(steps(), settings, context.device, folder, context.adapter.name)
     path = folder / files.MEMORY_SNAPSHOT
     warnings = take_snapshot(context, context.step("step", order[0]), path) if settings.memory_snapshot else []
-    yield {
-        "record": "trace",
-        "steps": len(order),
-        "schedule": dict(settings.schedule),
-        "files": sorted(path.name for path in folder.glob("*.pt.trace.json*")),
-        "key_averages": [profiler.tables_file(folder).name],
-        "profiler": {option: getattr(settings, option) for option in profiler.OPTIONS},
-        "memory_snapshot": path.name if path.exists() else None,
-        "foreign_cpu": foreign,
-        "flags": busy_flags(foreign, host_threads(context.device)),
-        "note": "",
-        "warnings": warnings,
-    }
+    yield Trace(
+        steps=len(order),
+        schedule=dict(settings.schedule),
+        files=sorted(path.name for path in folder.glob("*.pt.trace.json*")),
+        key_averages=[profiler.tables_file(folder).name],
+        profiler={option: getattr(settings, option) for option in profiler.OPTIONS},
+        memory_snapshot=path.name if path.exists() else None,
+        foreign_cpu=foreign,
+        flags=busy_flags(foreign, host_threads(context.device)),
+        warnings=warnings,
+    )
 
 
 def take_snapshot(context, step: LossStep, path: Path) -> List[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Dict, List, Literal, Optional
+from typing import Annotated, List, Literal, Optional
 
 # isort: split
 import msgspec
 from msgspec import Meta, Struct
 
-from common.records.schema import Count, Duration, Machine, Positive, of
+from common.records.schema import Count, Duration, Machine, Positive, Record, of
 
 
 class CountedModule(Struct, kw_only=True):
@@ -70,7 +70,7 @@ class Counted(Struct, kw_only=True):
     git_dirty: Annotated[Optional[bool], of("were there uncommitted changes?")]
     machine: Annotated[Machine, of("where the command ran")]
     model: Annotated[str, of("as it was named")]
-    identity: Annotated[Dict[str, Any], of("what makes two counts the same: the flags of the model and its input")]
+    identity: Annotated[Record, of("what makes two counts the same: the flags of the model and its input")]
     by: Annotated[Literal["module", "class", "operator"], of("what a row of the table is")]
     depth: Annotated[Optional[Count], of("names below the model that a row has at most; null: any")]
     document: Annotated[CountedDocument, of("what was counted")]

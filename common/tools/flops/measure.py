@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 
 import torch
 
+from common.core.emitted import Emitted
 from common.core.errors import UserError
 from common.core.text import first_line
 from common.flops.counter import FlopCounter
@@ -19,7 +20,19 @@ from common.tools import inputs, loading
 from common.tools.loading import Loaded
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Record]:
+@dataclass(frozen=True)
+class Counted(Emitted):
+    """The operations of a model in one run, or in those of a bucket of audio."""
+
+    record = "count"
+
+    bucket: str  # "" where the input is no audio
+    samples: List[int]  # of each utterance
+    macs: List[int]  # of each utterance
+    document: Record  # of the counter
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Counted]:
     """Yield the ``count`` records of count_flops.py: one, or one for each bucket of audio, with the samples and MACs of
     each utterance.
 
@@ -31,16 +44,16 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
         warnings.simplefilter("ignore")  # what is not counted is named below the table
         counting, lengths = _counting(flags), _lengths(flags)
         if not lengths:
-            yield {"record": "count", "bucket": "", "samples": [], "macs": [], "document": counting.once()}
+            yield Counted("", [], [], counting.once())
         for name, samples in lengths.items():
             document, macs = counting.utterances(samples, flags["batch_size"])
             of_each = [count for count in samples for _ in range(flags["batch_size"])]
-            yield {"record": "count", "bucket": name, "samples": of_each, "macs": macs, "document": document}
+            yield Counted(name, of_each, macs, document)
 
 
 def _counting(flags: Mapping[str, Any]) -> Counting:
     given = [inputs.parse(text) for text in flags["input_shape"]]
-    made_with: Dict[str, Any] = loading.read_arguments(Path(flags["args"])) if flags["args"] else {}
+    made_with = loading.read_arguments(Path(flags["args"])) if flags["args"] else {}
     made_with.update((key, loading.parse_value(value, f"--arg {key}")) for key, value in flags["arg"])
     device = _device(flags["device"])
     if flags["register"]:
@@ -90,7 +103,7 @@ class Counting:
     def once(self) -> Record:
         """Return the document of one run on the inputs as they are given."""
         counter = self.counter()
-        self._run(counter, *inputs.made(self.given, self.device))
+        self._run(counter, inputs.made(self.given, self.device))
         return self._document(counter)
 
     def _document(self, counter: FlopCounter) -> Record:
@@ -102,32 +115,32 @@ class Counting:
         macs: List[int] = []
         for samples in lengths:
             before = counter.total().macs
-            self._run(counter, *self._utterance(samples, batch))
+            self._run(counter, self._utterance(samples, batch))
             each, rest = divmod(counter.total().macs - before, batch)
             macs += [each + (number < rest) for number in range(batch)]
         return self._document(counter), macs
 
-    def _utterance(self, samples: int, batch: int) -> Tuple[List[Any], Dict[str, Any]]:
+    def _utterance(self, samples: int, batch: int) -> inputs.Inputs:
         if self.loaded.listed and not self.given:
-            return [[torch.randn(samples, device=self.device) for _ in range(batch)]], {}
+            return inputs.Inputs([[torch.randn(samples, device=self.device) for _ in range(batch)]])
         given = self.given or [inputs.parse(f"{batch}x{inputs.SAMPLES}")]
         return inputs.made(given, self.device, {inputs.SAMPLES: samples, inputs.FRAMES: samples // self.hop})
 
-    def _run(self, counter: FlopCounter, positional: List[Any], keywords: Dict[str, Any]) -> None:
+    def _run(self, counter: FlopCounter, given: inputs.Inputs) -> None:
+        """Call the model on the inputs, and with `backward` its backward; raise UserError for whatever it raises."""
         owner, function = self._function()
         with torch.set_grad_enabled(self.backward), counter:
             try:
                 with counter.modules.call(owner) if owner is not None else nullcontext():
-                    outputs = function(*positional, **keywords)
+                    outputs = function(*given.positional, **given.keywords)
                 if self.backward:
                     _backward(outputs)
             except UserError:
                 raise
             except (Exception, SystemExit) as error:  # whatever a model that is given something else raises
                 where = counter.modules.current()[0] or "the model"
-                given = _shapes(positional, keywords)
                 why = f"{type(error).__name__} in {where}: {first_line(error)}"
-                raise UserError(f"the model does not take {given} ({why}){self._hint()}") from error
+                raise UserError(f"the model does not take {given.shapes()} ({why}){self._hint()}") from error
 
     def _hint(self) -> str:
         return (
@@ -153,9 +166,3 @@ def _backward(outputs: Any) -> None:
     if not wanted:
         raise UserError("--backward: no output of the model has a gradient")
     torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
-
-
-def _shapes(positional: Sequence[Any], keywords: Dict[str, Any]) -> str:
-    tensors = [*positional, *keywords.values()]
-    flat = [part for tensor in tensors for part in (tensor if isinstance(tensor, list) else [tensor])]
-    return ", ".join("x".join(map(str, tensor.shape)) or "a number" for tensor in flat) or "nothing"

@@ -6,7 +6,7 @@ from typing import Any, List, Sequence
 
 from common.present.slices import Slice
 from common.present.table import Values
-from common.tools.files import files
+from common.tools.files import holding
 from common.tools.flops.records import FILE_NAME
 from common.tools.flops.rows import Count, breakdown_of, find
 from common.tools.flops.section import sections
@@ -27,7 +27,7 @@ def _text(count: Count, format: str) -> str:
 
 FLOPS = Slice(
     lambda base, paths: sections(paths),
-    holds=lambda path: bool(files([path], FILE_NAME)),
+    holds=holding(FILE_NAME),
     rows=_rows,
     text=lambda paths, format: [_text(count, format) for count in find(paths)],
 )

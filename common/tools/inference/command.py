@@ -53,7 +53,7 @@ EXAMPLES = """examples:
 Exit code: 0; 1 if a cell failed; 2 for bad usage, or if the model is missing."""
 DEFAULT = paths.ROOT / "profile.yaml"
 #: Settings of a cell, where the flags of these names give no other.
-SAMPLES: Dict[str, Any] = {"max_seconds": 1.0, "max_samples": 200}
+SAMPLES: Dict[str, float] = {"max_seconds": 1.0, "max_samples": 200}
 
 
 class Model(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -257,9 +257,15 @@ def planned(config: Profile, axes: grid.Grid, files: Tuple[str, ...] = ()) -> Li
     """Return a task for each cell that is not skipped.  files: those that they read."""
     data, triangle = configuration.as_data(config), config.profiling_dimensions.triangle_only
     return [
-        Task(grid.job(cell), "inference", {"config": data, "cell": cell}, (("threads", cell["threads"]),), files)
-        for cell in grid.cells(axes)
-        if not (triangle and grid.is_skipped(cell, axes))
+        Task(
+            position.job,
+            "inference",
+            {"config": data, "cell": position.to_json()},
+            (("threads", position.variant.threads),),
+            files,
+        )
+        for position in grid.positions(axes)
+        if not (triangle and grid.is_skipped(position, axes))
     ]
 
 
@@ -274,7 +280,7 @@ def _announce(tasks: Sequence[Task], axes: grid.Grid, config: Profile, resolved:
 def show(run: Run, arguments: argparse.Namespace) -> Shown:
     """Print the tables, and write them beside the records."""
     profile = read(run.path)
-    files: Dict[str, Any] = {
+    files = {
         f"{name}.md": "\n\n".join(f"{table.title}\n\n{markdown(table)}" for table in _of(profile, name)) + "\n"
         for name in tables.GRIDS
     }

@@ -6,16 +6,16 @@ two are recorded.  A model that is compiled, quantized or in another dtype is fi
 
 from __future__ import annotations
 
-import platform
 import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
 
+from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, WrongResult
 from common.core.files import scratch_folder
 from common.core.settings import Settings
@@ -23,8 +23,7 @@ from common.core.text import finite
 from common.losses.compiler import check
 from common.measure import memory, profiler, sampling
 from common.measure.clock import Clock, time_step
-from common.measure.device import facts, host_threads, set_up_torch
-from common.system import machine
+from common.measure.device import environment, host_threads, set_up_torch
 from common.system.memory import process_peak_bytes
 from common.tools import audio
 from common.tools.inference import grid, recognisers
@@ -38,49 +37,87 @@ SCHEDULE = {"wait": 2, "warmup": 2, "active": 2, "repeat": 1}
 #: How far the outputs of a variant may be off, see outputs.difference: rounding, 8 bits of mantissa, weights of 8 bits.
 TOLERANCES = {"compile": 1e-3, "float16": 0.02, "bfloat16": 0.05, "dynamic": 0.25}
 
-Record = Dict[str, Any]
+
+@dataclass
+class TimedCall(Emitted):
+    """One call of a model, or of a stage of a pipeline."""
+
+    record = "call"
+    left_out = ("stage",)
+
+    repeat: int
+    warmup: bool
+    first_ns: Optional[int]  # until the first token of a model that streams
+    total_wall_ns: int
+    total_event_ns: Optional[int]  # None on a CPU
+    minor_faults: int
+    foreign_cpu: Optional[float] = None
+    flags: List[str] = field(default_factory=list)
+    stage: Optional[str] = None
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Record]:
+@dataclass
+class CallMemory(Emitted):
+    """Peaks of one call in bytes; None where a counter is not of this device."""
+
+    record = "call_memory"
+    left_out = ("stage",)
+
+    process_bytes: Optional[int]
+    device_allocated_bytes: Optional[int]
+    device_reserved_bytes: Optional[int]
+    device_used_bytes: Optional[int]
+    process_peak_bytes: Optional[int]  # of the whole process
+    stage: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class ProfiledCalls(Emitted):
+    """Self times and peaks of some calls under torch.profiler."""
+
+    record = "profiled_calls"
+
+    batches: int
+    cpu_us: float
+    cuda_us: float
+    cpu_peak_bytes: Optional[int]
+    cuda_peak_bytes: Optional[int]
+
+
+@dataclass(frozen=True)
+class OutputCheck(Emitted):
+    """The error of the outputs of a variant against those of the plain model."""
+
+    record = "output_check"
+
+    error: float
+    tolerance: float
+    ok: bool
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
     """Yield the records of a cell; the job's ``given`` has the `config` and the `cell`.  Raises UserError, NotRunnable,
     WrongResult, and whatever the model raises."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
-    config, cell = given["config"], given["cell"]
+    config, position = given["config"], grid.Position.from_json(given["cell"])
     device = set_up_torch(settings)
     torch.manual_seed(settings.seed)
     model = recognisers.load(config["pretrained_model"], device)
     dimensions = config["profiling_dimensions"]
-    seconds, size, rate = cell[grid.SECONDS], cell[grid.BATCH], config["pretrained_model"].get("sample_rate")
-    waves = audio.batch(dimensions["example_audio"], seconds, size, rate or model.sample_rate, settings.seed).to(device)
-    calls = Calls(model, waves, device, cell["dtype"])
+    rate, variant = config["pretrained_model"].get("sample_rate") or model.sample_rate, position.variant
+    made = audio.batch(dimensions["example_audio"], position.seconds, position.size, rate, settings.seed)
+    calls = Calls(model, made.to(device), device, variant.dtype)
     yield environment(settings, device)
     with torch.no_grad():
-        if not grid.is_plain(cell):
-            yield from _checked(calls, cell)
+        if not variant.is_plain:
+            yield from _checked(calls, variant)
         yield from _timed(calls, settings)
-        yield _peaks(calls)
+        yield peaks(calls.step, calls.device)
         name = job["job"]
         with scratch_folder() as scratch:
             folder = Path(job["folder"]) / "traces" / name if dimensions["export_logs"] else Path(scratch)
             folder.mkdir(parents=True, exist_ok=True)
             yield _profiled(calls, settings, folder, name)
-
-
-def environment(settings: Settings, device: torch.device) -> Record:
-    """Return the ``environment`` record of a job that is about no loss."""
-    placement, device_facts = machine.placement(), facts(device)
-    spoiled = machine.spoiled_by(placement, device_facts["threads"]) if device.type == "cpu" else []
-    return {
-        "record": "environment",
-        "python": platform.python_version(),
-        **device_facts,
-        "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "denormals": settings.denormals,
-        "allocator": "system",
-        **machine.tuning(),
-        **placement,
-        "warnings": spoiled,
-    }
 
 
 @dataclass
@@ -137,24 +174,26 @@ def _has_symbols(piece: Any) -> bool:
 # -- variants --------------------------------------------------------------------------------------------------------
 
 
-def _checked(calls: Calls, cell: Mapping[str, Any]) -> Iterator[Record]:
-    """Change the model as the cell says, and yield the record of how much its outputs changed.  Raises NotRunnable, and
-    WrongResult after the record of outputs that are too far off."""
+def _checked(calls: Calls, variant: grid.Variant) -> Iterator[OutputCheck]:
+    """Change the model as the variant says, and yield the record of how much its outputs changed.
+
+    Raises NotRunnable, and WrongResult after the record of outputs that are too far off.
+    """
     calls.dtype = "float32"
     plain = calls.outputs()
-    wanted = [TOLERANCES[word] for word in (cell["dtype"], cell["quantize"]) if word in TOLERANCES]
-    calls.dtype = cell["dtype"]
-    if cell["quantize"] == "dynamic":
-        if cell["dtype"] != "float32":
-            raise NotRunnable("unsupported", f"--quantize dynamic takes float32, not {cell['dtype']}")
+    wanted = [TOLERANCES[word] for word in (variant.dtype, variant.quantize) if word in TOLERANCES]
+    calls.dtype = variant.dtype
+    if variant.quantize == "dynamic":
+        if variant.dtype != "float32":
+            raise NotRunnable("unsupported", f"--quantize dynamic takes float32, not {variant.dtype}")
         calls.model = quantized(calls.model, calls.device)
-    if cell["compile"]:
+    if variant.compile:
         check()
         wanted.append(TOLERANCES["compile"])
         for part in calls.model.parts():
             part.forward = torch.compile(part.forward)
     error, tolerance = difference(plain, calls.outputs()), max(wanted)
-    yield {"record": "output_check", "error": finite(error), "tolerance": tolerance, "ok": error <= tolerance}
+    yield OutputCheck(finite(error), tolerance, error <= tolerance)
     if not error <= tolerance:
         raise WrongResult(f"the outputs are off by {error:.2g} of those in float32 (at most {tolerance:g})")
 
@@ -176,20 +215,19 @@ def quantized(model: Recogniser, device: torch.device) -> Recogniser:
 # -- measurements ----------------------------------------------------------------------------------------------------
 
 
-def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> Record:
+def timed(step: Callable[[], Any], clock: Clock, repeat: int, warmup: bool) -> TimedCall:
     """Return the ``call`` record of one call.  step: makes a Step, whose `streamed`, if it has one, is as of Call."""
     call = step()
     taken = time_step(call, clock)
     streamed = getattr(call, "streamed", False)
-    first = taken["forward_event_ns" if clock.cuda else "forward_wall_ns"] if streamed else None
-    kept = {key: taken[key] for key in ("total_wall_ns", "total_event_ns", "minor_faults")}
-    return {"record": "call", "repeat": repeat, "warmup": warmup, "first_ns": first, **kept}
+    first = (taken.forward_event_ns if clock.cuda else taken.forward_wall_ns) if streamed else None
+    return TimedCall(repeat, warmup, first, taken.total_wall_ns, taken.total_event_ns, taken.minor_faults)
 
 
-def _timed(calls: Calls, settings: Settings) -> Iterator[Record]:
+def _timed(calls: Calls, settings: Settings) -> Iterator[TimedCall]:
     clock = Clock(calls.device)
 
-    def sample(_: int, repeat: int, warmup: bool) -> Record:
+    def sample(_: int, repeat: int, warmup: bool) -> TimedCall:
         return timed(calls.step, clock, repeat, warmup)
 
     threads = host_threads(calls.device)
@@ -204,18 +242,19 @@ def _timed(calls: Calls, settings: Settings) -> Iterator[Record]:
     )
 
 
-def _peaks(calls: Calls) -> Record:
-    return peaks(calls.step, calls.device)
-
-
-def peaks(step: Callable[[], Any], device: torch.device) -> Record:
+def peaks(step: Callable[[], Any], device: torch.device) -> CallMemory:
     """Return the ``call_memory`` record of one call."""
     counters = memory.peaks(step, device, profiler=False)
-    del counters["torch_allocated_bytes"]
-    return {"record": "call_memory", **counters, "process_peak_bytes": process_peak_bytes()}
+    return CallMemory(
+        device_allocated_bytes=counters["device_allocated_bytes"],
+        device_reserved_bytes=counters["device_reserved_bytes"],
+        device_used_bytes=counters["device_used_bytes"],
+        process_bytes=counters["process_bytes"],
+        process_peak_bytes=process_peak_bytes(),
+    )
 
 
-def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Record:
+def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> ProfiledCalls:
     """Return the ``profiled_calls`` record of six batches; their traces go to `folder`."""
     changes: Any = {"schedule": SCHEDULE, "record_shapes": False, "with_stack": False, "profile_memory": True}
     profiling = replace(settings, **changes)
@@ -233,5 +272,4 @@ def _profiled(calls: Calls, settings: Settings, folder: Path, name: str) -> Reco
     for kind in (CPU, CUDA):
         steps = [span.highest for path in files.trace_files(folder) for span in spans.read(path, kind) if not span.name]
         highest[kind] = max(steps, default=None)
-    peaks = {"cpu_peak_bytes": highest[CPU], "cuda_peak_bytes": highest[CUDA]}
-    return {"record": "profiled_calls", "batches": SCHEDULE["active"], "cpu_us": cpu, "cuda_us": cuda, **peaks}
+    return ProfiledCalls(SCHEDULE["active"], cpu, cuda, highest[CPU], highest[CUDA])

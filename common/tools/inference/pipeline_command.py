@@ -27,6 +27,7 @@ from common.setup import interpreters
 from common.setup.interpreters import Choice
 from common.tools import commands as model_run
 from common.tools import configuration
+from common.tools.dataset import Dataset
 from common.tools.inference import pipeline_section as report
 from common.tools.inference import pipeline_table as tables
 from common.tools.inference.pipeline_plot import figures
@@ -193,7 +194,7 @@ def main(arguments: argparse.Namespace, executor: Optional[Executor] = None) -> 
     names = [entry.id for entry in examples.entries(dataset)]
     repeated = next((name for number, name in enumerate(names) if name in names[:number]), None)
     if repeated:
-        raise UserError(f"{dataset['dataset_path']}: two examples are called {repeated}; names have to differ")
+        raise UserError(f"{dataset.dataset_path}: two examples are called {repeated}; names have to differ")
     files = _carried(config, dataset, arguments) if arguments.executor == "ray" else ()
     given = Given(config, dataset, names, files)
     environment = _environment(config.stages, arguments)
@@ -218,13 +219,12 @@ def _environment(stages: Sequence[Stage], arguments: argparse.Namespace) -> Opti
 
 
 class Given(NamedTuple):
-    """The parts of a run.  dataset: as common.tools.examples takes it; names: of its examples; files: those that every
-    example reads."""
+    """The parts of a run."""
 
     config: Pipeline
-    dataset: Mapping[str, Any]
-    names: Sequence[str]
-    files: Tuple[str, ...]
+    dataset: Dataset
+    names: Sequence[str]  # of its examples
+    files: Tuple[str, ...]  # that every example reads
 
 
 def measured(given: Given, arguments: argparse.Namespace, executor: Executor) -> int:
@@ -238,7 +238,7 @@ def measured(given: Given, arguments: argparse.Namespace, executor: Executor) ->
     header = {
         "record": "pipeline",
         "name": arguments.config.stem,
-        "config": {"dataset": dataset, **data},
+        "config": {"dataset": vars(dataset), **data},
         "stages": [stage.name for stage in config.stages],
         "examples": names,
         "settings": {"device": resolved.device, "threads": resolved.threads, "seed": resolved.seed},
@@ -250,25 +250,25 @@ def measured(given: Given, arguments: argparse.Namespace, executor: Executor) ->
         return model_run.finish(run, tasks, python, resolved, arguments, executor, lambda: show(run, arguments))
 
 
-def _carried(config: Pipeline, dataset: Mapping[str, Any], arguments: argparse.Namespace) -> Tuple[str, ...]:
+def _carried(config: Pipeline, dataset: Dataset, arguments: argparse.Namespace) -> Tuple[str, ...]:
     """Return the files that nodes need, see carried.files.  Raises UserError for what stays on this machine."""
-    if dataset["dataset_type"] == "raw":
+    if dataset.dataset_type == "raw":
         raise UserError(
             "--executor ray: the audio files of a manifest do not go to nodes; store npz, or remove the flag"
         )
     if arguments.dump_speech_waveforms_dir:
         raise UserError("--dump-speech-waveforms-dir names a folder of this machine: remove it or --executor ray")
-    return carried.files([dataset["dataset_path"], configuration.as_data(config)["stages"]])
+    return carried.files([dataset.dataset_path, configuration.as_data(config)["stages"]])
 
 
 def _task(
-    name: str, dataset: Mapping[str, Any], stages: Sequence[Any], arguments: argparse.Namespace, files: Tuple[str, ...]
+    name: str, dataset: Dataset, stages: Sequence[Any], arguments: argparse.Namespace, files: Tuple[str, ...]
 ) -> Task:
     dump = arguments.dump_speech_waveforms_dir
     if dump:
         file = f"{arguments.dump_waveform_file_prefix}{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}"
         dump = str((dump / file).absolute()) + ".wav"
-    given = {"dataset": dataset, "example": name, "stages": list(stages), "dump": dump}
+    given = {"dataset": vars(dataset), "example": name, "stages": list(stages), "dump": dump}
     subject = "cascade" if any(stage["environment"] for stage in stages) else "pipeline"
     return Task(name, subject, given, files=files)
 
@@ -279,10 +279,11 @@ def _of_flags(arguments: argparse.Namespace) -> Dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _as_dataset(whole: Whole, arguments: argparse.Namespace) -> Dict[str, Any]:
-    """Return the data set as common.tools.examples takes it."""
-    values = {key: value for key, value in configuration.as_data(whole).items() if key != "model_type"}
-    return {**values, "seed": arguments.seed, "trust_pickle": arguments.trust_pickle}
+def _as_dataset(whole: Whole, arguments: argparse.Namespace) -> Dataset:
+    """Return the data set that a configuration and flags name."""
+    values = structs.asdict(whole)
+    del values["model_type"]
+    return Dataset(**values, seed=arguments.seed, trust_pickle=arguments.trust_pickle)
 
 
 def _write_subsets(arguments: argparse.Namespace) -> int:

@@ -9,27 +9,41 @@ from __future__ import annotations
 import gc
 import pickle
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Mapping, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 
+from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, UserError
 from common.core.settings import Settings
 from common.flops.counter import FlopCounter
 from common.measure import sampling
 from common.measure.clock import Clock
-from common.measure.device import host_threads, set_up_torch
+from common.measure.device import environment, host_threads, set_up_torch
 from common.tools import audio, examples, loading
+from common.tools.dataset import Dataset
 from common.tools.inference import counters as perf
 from common.tools.inference import measure as inference
 
-Record = Dict[str, Any]
+
+@dataclass(frozen=True)
+class StageOperations(Emitted):
+    """The operations of one call of a stage, forward."""
+
+    record = "operations"
+
+    stage: str
+    torch: str  # version
+    macs: int
+    flops: int
+    not_counted: List[str]  # operators without a rule
+    instructions: Optional[int]  # that the processor counted; None where perf is not allowed
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Record]:
+def run(job: Mapping[str, Any]) -> Iterator[Emitted]:
     """Yield the records of an example through stages of one environment.
 
     What is given has the `dataset`, the `example`'s id, the `stages` and `dump`, where a waveform goes, or None; and
@@ -40,7 +54,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
     device = set_up_torch(settings)
     handed = given.get("inputs")
     inputs: Any = _received(handed) if handed else _example(given)
-    yield inference.environment(settings, device)
+    yield environment(settings, device)
     with torch.no_grad():
         for number, stage in enumerate(given["stages"]):
             torch.manual_seed(settings.seed)
@@ -49,7 +63,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
             call = StageCall(model, _on(device, build(inputs) if build else inputs), stage["name"])
             clock = Clock(device)
             yield from _timed(call, clock, stage)
-            yield {**inference.peaks(partial(_itself, call), device), "stage": call.stage}
+            yield replace(inference.peaks(partial(_itself, call), device), stage=call.stage)
             yield operations(call)
             outputs = call.outputs()
             inputs = loading.imported(stage["converter"])(outputs) if stage["converter"] else outputs
@@ -63,7 +77,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Record]:
 
 
 def _example(given: Mapping[str, Any]) -> Any:
-    return examples.named(examples.entries(given["dataset"]), given["example"]).read()
+    return examples.named(examples.entries(Dataset(**given["dataset"])), given["example"]).read()
 
 
 def _received(path: str) -> Any:
@@ -136,33 +150,32 @@ def _itself(call: StageCall) -> StageCall:
     return call
 
 
-def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[Record]:
-    """`warmup` calls, then `repeats`."""
-    samples = sampling.WithLoad(host_threads(clock.device))
+def _timed(call: StageCall, clock: Clock, stage: Mapping[str, Any]) -> Iterator[inference.TimedCall]:
+    """Yield `warmup` calls, then `repeats`."""
+    samples: sampling.WithLoad[inference.TimedCall] = sampling.WithLoad(host_threads(clock.device))
     for number in range(stage["warmup"] + stage["repeats"]):
         repeat = number - stage["warmup"]
         record = inference.timed(partial(_itself, call), clock, max(repeat, 0), repeat < 0)
-        yield from samples.add({**record, "stage": call.stage})
+        yield from samples.add(replace(record, stage=call.stage))
     yield from samples.flush()
 
 
-def operations(call: StageCall) -> Record:
+def operations(call: StageCall) -> StageOperations:
     """Return the ``operations`` record of one call."""
     counter = FlopCounter(call.model if isinstance(call.model, torch.nn.Module) else None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is not counted is in the record
         with counter:
             call.outputs()
-    total, document = counter.total(), counter.document()
-    return {
-        "record": "operations",
-        "stage": call.stage,
-        "torch": torch.__version__,
-        "macs": total.macs,
-        "flops": total.flops,
-        "not_counted": sorted({entry["operator"] for entry in document["not_counted"]}),
-        "instructions": perf.instructions(call.outputs),
-    }
+    total = counter.total()
+    return StageOperations(
+        stage=call.stage,
+        torch=torch.__version__,
+        macs=total.macs,
+        flops=total.flops,
+        not_counted=counter.not_counted(),
+        instructions=perf.instructions(call.outputs),
+    )
 
 
 def _dump(outputs: Any, path: Path, sample_rate: int) -> None:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 from common.analysis import metrics
 from common.analysis.metrics import metric
 from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.core.units import MB, quantity
+from common.present.table import Values
 from common.records import schema, store
 from common.records.schema import Call, CallMemory, Environment, JobLine, Operations, PipelineHeader
 from common.tools.files import files, newest
@@ -49,14 +51,14 @@ class Costs:
     failed: int = 0
 
 
-_MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
+_mb = partial(metric, scale=1 / MB, unit="bytes", better="lower")
 #: The numbers of a stage or the whole: keys in CSV and JSON, and columns of the table, in this order.
 NUMBERS = (
     metric("run_time_s", "run time s", unit="s", better="lower"),
-    metric("memory_bytes", "memory MB", **_MB),
-    metric("most_memory_bytes", "at most MB", **_MB),
-    metric("process_bytes", "whole process MB", **_MB),
-    metric("most_process_bytes", "process at most MB", **_MB),
+    _mb("memory_bytes", "memory MB"),
+    _mb("most_memory_bytes", "at most MB"),
+    _mb("process_bytes", "whole process MB"),
+    _mb("most_process_bytes", "process at most MB"),
     metric("macs", "MACs", quantity, better="lower"),
     metric("flops", "FLOPs", quantity, better="lower"),
     metric("instructions", "instructions (perf)", quantity, better="lower"),
@@ -104,7 +106,7 @@ class Pipeline(ModelRun[PipelineHeader]):
         """Return how many examples ended well."""
         return self.statuses.count("ok")
 
-    def rows(self) -> List[Dict[str, Any]]:
+    def rows(self) -> List[Values]:
         """Return each stage, and the whole where there are several, as CSV and JSON have them."""
         counts = {"pipeline": self.name, "examples": self.measured, "of": len(self.examples)}
         return [

@@ -82,9 +82,9 @@ def figures(profile: Inference) -> List[Figure]:
     """Return a map of each quantity and each variant that has one."""
     variants, result = profile.variants(), []
     for quantity in QUANTITIES:
-        for index, (values, cells) in enumerate(variants):
+        for index, (variant, cells) in enumerate(variants):
             if any(quantity.of(cell) is not None for cell in cells):
-                words = grid.described(values) if len(variants) > 1 else ""
+                words = variant.in_words() if len(variants) > 1 else ""
                 suffix = f"-{index + 1}" if index else ""
                 result.append(_map(quantity, cells, profile.axes, words, suffix))
     return result
@@ -99,7 +99,7 @@ def _map(quantity: Quantity, cells: Sequence[GridCell], axes: grid.Grid, variant
             bars(
                 name,
                 [SIDE] * len(some),
-                [-durations.index(cell.values[grid.SECONDS]) for cell in some],
+                [-durations.index(cell.position.seconds) for cell in some],
                 {"color": colour},
                 "%{customdata}",
                 orientation="h",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -16,6 +17,7 @@ from common.core.errors import UserError
 from common.core.statistics import median, quantile
 from common.core.text import error
 from common.core.units import MB
+from common.present.table import Values
 from common.records import schema, store
 from common.records.schema import (
     Call,
@@ -38,7 +40,7 @@ class GridCell:
     """One cell of the grid with its numbers, None for what was not measured.
 
     Attributes:
-        values: its value on each axis of the grid.
+        position: its place on each axis of the grid.
         status: that of its job, "skipped", or "not run".
         n: timed calls.
         rtf: median seconds of a call over the seconds of audio in its batch.
@@ -51,7 +53,7 @@ class GridCell:
         process_peak_bytes: peak of the whole process.
     """
 
-    values: grid.Values
+    position: grid.Position
     status: str = NOT_RUN
     reason: str = ""
     n: int = 0
@@ -78,15 +80,20 @@ class GridCell:
 
     @property
     def seconds(self) -> float:
-        return float(self.values[grid.SECONDS])
+        return float(self.position.seconds)
 
     @property
     def size(self) -> int:
-        return int(self.values[grid.BATCH])
+        return self.position.size
 
-    def row(self) -> Dict[str, Any]:
+    def row(self) -> Values:
         """Return the cell as CSV and JSON have it."""
-        return {**self.values, "status": self.status, "reason": self.reason, **metrics.values(NUMBERS, self)}
+        return {
+            **self.position.to_json(),
+            "status": self.status,
+            "reason": self.reason,
+            **metrics.values(NUMBERS, self),
+        }
 
 
 def factor(value: Optional[float]) -> str:
@@ -98,8 +105,8 @@ def _spread(cell: GridCell) -> str:
     return f"{factor(cell.rtf_p20)} to {factor(cell.rtf_p80)}" if cell.rtf_p20 is not None else "-"
 
 
-_MS: Dict[str, Any] = {"scale": 1e3, "unit": "s", "better": "lower"}
-_MB: Dict[str, Any] = {"scale": 1 / MB, "unit": "bytes", "better": "lower"}
+_ms = partial(metric, scale=1e3, unit="s", better="lower")
+_mb = partial(metric, scale=1 / MB, unit="bytes", better="lower")
 #: The numbers of a cell: keys in CSV and JSON, and columns of its table where they have a title, in this order.
 NUMBERS = (
     metric("n"),
@@ -108,17 +115,17 @@ NUMBERS = (
     metric("rtf_p80"),
     metric("profiled_cpu_rtf", better="lower", profiled=True),
     metric("profiled_cuda_rtf", better="lower", profiled=True),
-    *(metric(f"p{part}_s", f"p{part} ms", **_MS) for part in (50, 90, 99)),
-    metric("first_token_s", "first token ms", **_MS),
+    *(_ms(f"p{part}_s", f"p{part} ms") for part in (50, 90, 99)),
+    _ms("first_token_s", "first token ms"),
     metric("utterances_per_second", "utterances /s", better="higher"),
     metric("streams", "streams", better="higher"),
     metric("cpu_peak_bytes", unit="bytes", better="lower", profiled=True),
     metric("cuda_peak_bytes", unit="bytes", better="lower", profiled=True),
-    metric("process_bytes", "process MB", **_MB),
-    metric("process_peak_bytes", "whole process MB", **_MB),
-    metric("device_allocated_bytes", "device MB", **_MB),
+    _mb("process_bytes", "process MB"),
+    _mb("process_peak_bytes", "whole process MB"),
+    _mb("device_allocated_bytes", "device MB"),
     metric("device_reserved_bytes", unit="bytes", better="lower"),
-    metric("device_used_bytes", "device used MB", **_MB),
+    _mb("device_used_bytes", "device used MB"),
     metric("output_error", "output error", error, better="lower"),
     metric("busy"),
 )
@@ -134,11 +141,11 @@ class Inference(ModelRun[InferenceHeader]):
     def axes(self) -> Dict[str, List[Any]]:
         return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
 
-    def variants(self) -> List[Tuple[grid.Values, List[GridCell]]]:
+    def variants(self) -> List[Tuple[grid.Variant, List[GridCell]]]:
         """Return the cells of each way to run the model, in the order of the grid."""
-        result: List[Tuple[grid.Values, List[GridCell]]] = []
+        result: List[Tuple[grid.Variant, List[GridCell]]] = []
         for cell in self.cells:
-            variant = grid.variant(cell.values)
+            variant = cell.position.variant
             if not result or result[-1][0] != variant:
                 result.append((variant, []))
             result[-1][1].append(cell)
@@ -170,18 +177,19 @@ def read(path: Path) -> Inference:
     try:
         header, records = model_run.read(path, InferenceHeader)
         jobs = store.latest_jobs(records)
-        every = [_cell(values, header, jobs) for values in grid.cells(header.grid)]
+        every = [_cell(position, header, jobs) for position in grid.positions(header.grid)]
     except UserError as mistake:
         return Inference(path, reason=str(mistake))
     return Inference(path, header, environment_of(records), cells=every)
 
 
-def _cell(values: grid.Values, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
-    cell = GridCell(values)
-    if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(values, header.grid):
+def _cell(position: grid.Position, header: InferenceHeader, jobs: Dict[str, List[JobLine]]) -> GridCell:
+    """Return the cell at a position with its numbers."""
+    cell = GridCell(position)
+    if header.config["profiling_dimensions"]["triangle_only"] and grid.is_skipped(position, header.grid):
         cell.status = SKIPPED
         return cell
-    lines = jobs.get(grid.job(values), [])
+    lines = jobs.get(position.job, [])
     end = store.status_of(lines) if lines else None
     if end is not None:
         cell.status, cell.reason = end.status, end.reason or ""

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Sequence, Tuple
 from common.present.slices import Slice
 from common.present.style import Figure
 from common.records.schema import INFERENCE_FILE_NAME, PIPELINE_FILE_NAME
-from common.tools.files import files
+from common.tools.files import holding
 from common.tools.inference import (
     pipeline_plot,
     pipeline_rows,
@@ -34,14 +34,14 @@ def _pipeline_figures(paths: Sequence[Any]) -> Iterator[Tuple[str, Figure]]:
 
 INFERENCE = Slice(
     lambda base, paths: section.sections(paths),
-    holds=lambda path: bool(files([path], INFERENCE_FILE_NAME)),
+    holds=holding(INFERENCE_FILE_NAME),
     rows=lambda paths: [{"name": run.name, **cell.row()} for run in rows.find(paths) for cell in run.cells],
     text=lambda paths, format: [table.render(run, format) for run in rows.find(paths)],
     figures=_figures,
 )
 PIPELINES = Slice(
     lambda base, paths: pipeline_section.sections(paths),
-    holds=lambda path: bool(files([path], PIPELINE_FILE_NAME)),
+    holds=holding(PIPELINE_FILE_NAME),
     rows=lambda paths: [row for run in pipeline_rows.find(paths) for row in run.rows()],
     text=lambda paths, format: [pipeline_table.render(run, format) for run in pipeline_rows.find(paths)],
     figures=_pipeline_figures,

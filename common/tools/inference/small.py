@@ -5,7 +5,7 @@ Random weights never end a sentence, so the length of what is generated is a sha
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Mapping, Tuple, TypedDict
 
 import torch
 from torch import nn
@@ -59,6 +59,13 @@ class Generator(nn.Module):
         return self.source(features[:, : frames * self.stride].reshape(len(source), frames, -1))
 
 
+class Speech(TypedDict):
+    """The output of a stage that speaks."""
+
+    waveform: torch.Tensor  # (1, samples)
+    sample_rate: int
+
+
 class Vocoder(nn.Module):
     """Tokens or units to a waveform: `upsampling` samples for each, by transposed convolutions."""
 
@@ -71,8 +78,8 @@ class Vocoder(nn.Module):
             channels //= 2
         self.layers = nn.Sequential(*layers, nn.Conv1d(channels, 1, 7, padding=3), nn.Tanh())
 
-    def forward(self, units: torch.Tensor) -> Dict[str, Any]:
-        """(1, units) -> {"waveform": (1, samples), "sample_rate"}"""
+    def forward(self, units: torch.Tensor) -> Speech:
+        """Return the speech of units (1, units)."""
         return {"waveform": self.layers(self.units(units).transpose(1, 2))[:, 0], "sample_rate": SAMPLE_RATE}
 
 
@@ -86,7 +93,7 @@ class TextToSpeech(nn.Module):
         self.encoder, self.units = nn.TransformerEncoder(layer, layers), nn.Linear(dim, vocab_size)
         self.vocoder = Vocoder(vocab_size)
 
-    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> Dict[str, Any]:
+    def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> Speech:
         held = self.tokens(tokens).repeat_interleave(self.duration, 1)
         return self.vocoder(self.units(self.encoder(held)).argmax(-1))
 
@@ -98,7 +105,7 @@ class SpeechToSpeech(nn.Module):
         super().__init__()
         self.generator, self.vocoder = Generator("audio", target_size=units, ratio=ratio, **sizes), Vocoder(units)
 
-    def forward(self, source: torch.Tensor, lengths: torch.Tensor) -> Dict[str, Any]:
+    def forward(self, source: torch.Tensor, lengths: torch.Tensor) -> Speech:
         return self.vocoder(self.generator(source, lengths))
 
 

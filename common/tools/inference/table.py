@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
 from common.analysis import metrics
 from common.core.text import count
@@ -38,7 +38,7 @@ def memory(cell: GridCell) -> str:
 
 
 #: Each grid by name: its title, and the function that words a cell.
-GRIDS: Dict[str, Any] = {
+GRIDS: Dict[str, Tuple[str, Callable[[GridCell], str]]] = {
     "real_time_factors": ("Real-time factor: seconds of computing for a second of audio", real_time),
     "profiled_real_time_factors": ("Real-time factor from self time, profiled (the last two of six batches)", profiled),
     "memory_peaks": ("Memory peak: highest running sum of allocations in a batch, profiled", memory),
@@ -48,7 +48,7 @@ GRIDS: Dict[str, Any] = {
 def of_grid(name: str, cells: Sequence[GridCell], axes: grid.Grid, variant: str = "") -> Table:
     """Return a grid: durations below each other, batch sizes side by side; a cell that is not ok shows its status."""
     title, words = GRIDS[name]
-    at = {(cell.values[grid.SECONDS], cell.values[grid.BATCH]): cell for cell in cells}
+    at = {(cell.position.seconds, cell.position.size): cell for cell in cells}
     columns = [Column("audio", False), *(Column(f"{size}") for size in axes[grid.BATCH])]
     rows = []
     for seconds in axes[grid.SECONDS]:
@@ -62,9 +62,9 @@ def grids(profile: Inference) -> List[Table]:
     """Return each grid of each variant."""
     variants = profile.variants()
     return [
-        of_grid(name, cells, profile.axes, grid.described(values) if len(variants) > 1 else "")
+        of_grid(name, cells, profile.axes, variant.in_words() if len(variants) > 1 else "")
         for name in GRIDS
-        for values, cells in variants
+        for variant, cells in variants
     ]
 
 
@@ -78,7 +78,7 @@ def _row(cell: GridCell) -> Dict[str, Cell]:
     return {
         "audio": Cell(f"{cell.seconds:g}s", cell.seconds),
         "batch": measured(cell.size),
-        "how": Cell(grid.described(cell.values)),
+        "how": Cell(cell.position.variant.in_words()),
         **metrics.cells(inference.NUMBERS, cell),
         "calls": measured(cell.n or None),
         "status": Cell(cell.status),
@@ -127,7 +127,7 @@ def failures(profile: Inference) -> List[str]:
     if profile.reason:
         return [profile.reason]
     return [
-        f"{grid.job(cell.values)}: {cell.status}: {cell.reason}"
+        f"{cell.position.job}: {cell.status}: {cell.reason}"
         for cell in profile.cells
         if cell.reason and cell.status != SKIPPED
     ]

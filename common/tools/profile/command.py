@@ -23,6 +23,7 @@ from common.jobs.executor import Executor
 from common.jobs.spec import Task
 from common.jobs.spread import OnceMore, spread
 from common.plots import png
+from common.records.documents import typed
 from common.records.run import remove
 from common.report import page
 from common.setup import interpreters
@@ -33,6 +34,7 @@ from common.tools import configuration
 from common.tools.profile import records
 from common.tools.profile import section as report
 from common.tools.profile import table as tables
+from common.tools.profile.documents import Profile
 from common.tools.profile.plot import figures
 from common.tools.profile.rows import Size, profile
 
@@ -49,7 +51,7 @@ EXAMPLES = """examples:
 
 Exit code: 0; 1 if a size of --sweep does not run; 2 for bad usage, or if the only size does not run."""
 #: By kind of device: what of the size depends on it.
-PRESETS: Dict[str, Dict[str, Any]] = {
+PRESETS: Dict[str, Dict[str, int]] = {
     "cuda": {"batch_size": 30, "max_frames": 30000, "steps": 20, "warmup": 5},
     "cpu": {"batch_size": 1, "max_frames": 2000, "steps": 5, "warmup": 1},
 }
@@ -58,7 +60,7 @@ SIZES = {"batch-size": False, "max-frames": True}
 LOSS = "fast_rnnt-pruned"
 
 #: With --preset quick, of flags that are not given: a smaller batch in either kind, and a smaller model.
-QUICK: Dict[str, Any] = {"steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
+QUICK: Dict[str, Union[int, bool]] = {"steps": 2, "warmup": 1, "trace_steps": 1, "limits": False}
 QUICK_BATCH = {False: {"batch_size": 1}, True: {"max_frames": 1000}}
 QUICK_SIZE = [("layers", "2")]
 
@@ -271,7 +273,7 @@ def _opened(
         suffix = f"sweep-{arguments.sweep[0]}" if arguments.sweep else every[0].suffix
         return records.start(arguments.log_dir, f"profile-{suffix}", identity), {}
     claim, documents = records.resume(arguments.log_dir, identity)
-    known = {document["size"]: document for document in documents if document.get("spans")}
+    known = {document.size: document for document in documents if document.is_measured}
     sizes = enumerate(map(_words, every))
     return claim, {number: (words, profile(known[words]), "") for number, words in sizes if words in known}
 
@@ -294,7 +296,7 @@ def _measure(
     cells are written to disk with each."""
     lock, once_more = RLock(), OnceMore()
     done = [earlier.document for _, earlier, _ in cells.values() if earlier]
-    known = {str(document.get("node", "")): document["limits"] for document in done}  # by device
+    known = {document.node: document.limits for document in done}  # by device
 
     def serve(lane: Executor, number: int) -> None:
         resolved = every[number]
@@ -314,8 +316,8 @@ def _measure(
         )
         with lock:
             if end["status"] == "ok":
-                document = {**lines[0]["document"], **({"node": lane.label} if lane.label else {})}
-                known[lane.label] = document["limits"]
+                document = typed({**lines[0]["document"], "size": words, "node": lane.label}, Profile)
+                known[lane.label] = document.limits
                 cells[number] = words, profile(document), ""
             else:
                 print(f"warning: {words}: {plain(end['reason'])}", file=sys.stderr)
@@ -336,7 +338,7 @@ def _choice(arguments: argparse.Namespace) -> Any:
     from common.tools.profile.measure import MODELS, Choice
 
     named = str(arguments.config) if str(arguments.config) in MODELS else ""
-    given: Dict[str, Any] = loading.read_arguments(arguments.config) if arguments.config and not named else {}
+    given = loading.read_arguments(arguments.config) if arguments.config and not named else {}
     sizes = transducer.sizes(given, str(arguments.config))
     of_flags = {key: loading.parse_value(value, f"--size {key}") for key, value in arguments.size}
     sizes = replace(sizes, **vars(transducer.sizes({**given, **of_flags}, "--size")))
@@ -385,20 +387,18 @@ def _write(cells: List[Size], folder: Path, arguments: argparse.Namespace) -> No
     tables_of_operators = [path / f"{path.name}.txt" for path in folders]
     operators = [read_text(path) for path in tables_of_operators if path.exists()]
     title, sections = report.TITLE, report.of_cells(cells, folder.name, folder / records.FILE_NAME)
-    files: Dict[str, Any] = {
+    files = {
         "profile-filtered.txt": shown,
         "profile.txt": "\n".join([shown, *operators]),
         "profile.csv": tables.csv(cells),
         records.FILE_NAME: tables.json(cells),
-        report.PAGE_NAME: partial(page.assembled, sections, folder, title, f"{folder.name}."),
     }
-    for name, content in files.items():
-        try:
-            text = content if isinstance(content, str) else content()
-        except UserError as error:  # no jinja2: the numbers are there
-            print(f"warning: {plain(error)}", file=sys.stderr)
-        else:
-            write_whole(another("--log-dir", "folder"), (folder / name, text))
+    try:
+        files[report.PAGE_NAME] = page.assembled(sections, folder, title, f"{folder.name}.")
+    except UserError as error:  # no jinja2: the numbers are there
+        print(f"warning: {plain(error)}", file=sys.stderr)
+    for name, text in files.items():
+        write_whole(another("--log-dir", "folder"), (folder / name, text))
     if arguments.png:
         for number, (_, drawn, _) in enumerate(cells):
             if drawn:

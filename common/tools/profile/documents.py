@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Dict, List, Literal, Optional
+from typing import Annotated, Dict, List, Literal, Optional, Union
 
 from common.records import schema  # first: it goes on in another Python where this one lacks msgspec
 
@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from common.records.schema import Count, Duration, Nanoseconds, Positive, Share, of
 
+FORMAT = 1
 Times = Annotated[List[Nanoseconds], Meta(min_length=1)]
 
 
@@ -20,6 +21,8 @@ class ProfiledBatch(Struct, kw_only=True):
     N: Annotated[Positive, of("utterances")]
     frames: Annotated[Positive, of("of features, all utterances together")]
     frames_max: Annotated[Positive, of("of the longest utterance")]
+    T_max: Annotated[Optional[Positive], of("encoder frames of the longest utterance")] = None
+    U_max: Annotated[Optional[Count], of("tokens of the longest target")] = None
     tokens: Annotated[Count, of("all utterances together")]
 
 
@@ -70,18 +73,33 @@ class Compiled(Struct, kw_only=True):
     graphs_later: Annotated[Count, of("that were compiled within the timed steps")]
 
 
+class ProfileOptions(Struct, kw_only=True, frozen=True):
+    """Flags that change the step."""
+
+    dropout: Annotated[bool, of("with --dropout")] = False
+    amp: Annotated[bool, of("with --amp")] = False
+    compile: Annotated[bool, of("with --compile")] = False
+    optimizer: Annotated[bool, of("with --optimizer")] = False
+    checkpoint: Annotated[List[str], of("patterns of --checkpoint")] = []
+
+    def on(self) -> List[str]:
+        """Return the names of those that are given."""
+        return [name for name in self.__struct_fields__ if getattr(self, name)]
+
+
 class ProfileHead(Struct, kw_only=True):
     """run.json beside profile.json."""
 
     started: Annotated[str, of("ISO 8601, UTC")]
-    identity: Annotated[Dict[str, Any], of("what makes two profiles the same: choice, settings, limits, machine")]
+    identity: Annotated[schema.Record, of("what makes two profiles the same: choice, settings, limits, machine")]
 
 
 class Profile(Struct, kw_only=True):
     """A size in profile.json; one that failed has its size and its reason alone."""
 
-    size: Annotated[str, of('in words: "batch-size 4"')]
-    reason: Annotated[str, of('why it failed, else ""')]
+    size: Annotated[str, of('in words: "batch-size 4"')] = ""
+    reason: Annotated[str, of('why it failed, else ""')] = ""
+    format: Annotated[int, of("version of these fields")] = FORMAT
     implementation: Annotated[str, of("the loss")] = ""
     model: Annotated[str, of('import path, "" for the Conformer transducer')] = ""
     config: Annotated[str, of('of the Conformer transducer: "icefall", or "" for torchaudio\'s Conformer')] = ""
@@ -91,7 +109,10 @@ class Profile(Struct, kw_only=True):
     node: Annotated[str, of("with --executor ray")] = ""
     threads: Annotated[Optional[int], of("of torch on the CPU")] = None
     torch: Annotated[str, of("version")] = ""
-    options: Annotated[Dict[str, Any], of("dropout, amp, compile, optimizer, checkpoint")] = {}
+    tf32: Annotated[Optional[bool], of("might CUDA round products to it? null on a CPU")] = None
+    gpu: Annotated[Optional[schema.Gpu], of("before the steps; null on a CPU, or where it is not known")] = None
+    sizes: Annotated[Dict[str, Union[int, float, List[int]]], of("of the Conformer transducer")] = {}
+    options: Annotated[ProfileOptions, of("flags that change the step")] = ProfileOptions()
     batches: Annotated[List[ProfiledBatch], of("that were taken in turn")] = []
     steps: Annotated[Optional[Steps], of("times")] = None
     spans: Annotated[List[Place], of("times of labels")] = []
@@ -99,7 +120,7 @@ class Profile(Struct, kw_only=True):
     flops: Annotated[List[PlaceFlops], of("of labels and the rest of the step")] = []
     not_counted: Annotated[List[str], of("operators without a rule")] = []
     compiled: Annotated[Optional[Compiled], of("with --compile")] = None
-    limits: Annotated[Optional[Dict[str, Any]], of("a record ``limits``")] = None
+    limits: Annotated[Optional[schema.Record], of("a record ``limits``")] = None
 
     def __post_init__(self) -> None:
         if not self.spans:
@@ -112,5 +133,17 @@ class Profile(Struct, kw_only=True):
         if self.limits:
             schema.typed(self.limits)
 
+    @property
+    def is_measured(self) -> bool:
+        """Return whether it has times; a size that failed has none."""
+        return bool(self.spans)
 
-PARTS = (ProfileHead, Profile, ProfiledBatch, Steps, Place, PlaceMemory, PlaceFlops, Compiled)
+    def to_json(self) -> schema.Record:
+        """Return the fields as the file has them: the node only where there is one."""
+        content: schema.Record = schema.as_written(self)
+        if not self.node:
+            del content["node"]
+        return content
+
+
+PARTS = (ProfileHead, Profile, ProfileOptions, ProfiledBatch, Steps, Place, PlaceMemory, PlaceFlops, Compiled)

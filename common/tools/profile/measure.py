@@ -22,6 +22,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from common.core import scripts
+from common.core.emitted import Emitted
 from common.core.errors import NotRunnable, OutOfMemory, UserError
 from common.core.implementations import Implementation, find
 from common.core.settings import Settings
@@ -34,16 +35,16 @@ from common.losses.inputs import Batch, padded_sizes
 from common.measure import peaks, profiler
 from common.measure.clock import Clock
 from common.measure.device import facts, set_up_torch
+from common.records.schema import Gpu, Record
 from common.system import memory
 from common.system.load import ForeignLoad, busy_flags
 from common.tools import loading
-from common.tools.profile import icefall, transducer
+from common.tools.profile import documents, icefall, transducer
 from common.tools.profile import labels as labelling
 from common.tools.profile.labels import Labels, Operations, Place, Spans
 from common.tools.profile.transducer import SUBSAMPLING, Criterion, Imported, Sizes, Transducer
 from common.traces import files, spans
 
-FORMAT = 1
 #: Makes the whole model of sizes and a criterion, by configuration; "" is of torchaudio's Conformer.
 MODELS: Dict[str, Callable[[Sizes, Criterion], Transducer]] = {"": Transducer, "icefall": icefall.transducer}
 #: Paths of a layer and of its parts, by configuration.
@@ -112,18 +113,29 @@ class Choice:
     optimizer: bool = False
     checkpoint: Tuple[str, ...] = ()
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> Record:
+        """Return the fields as JSON has them."""
         return {**vars(self), "sizes": vars(self.sizes), "implementation": self.implementation.name}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Choice:
+    def from_json(cls, data: Record) -> Choice:
+        """Return the inverse of `to_json`."""
         values = {**data, "sizes": transducer.sizes(data["sizes"], "sizes")}
         values["implementation"] = find(data["implementation"])
         values["labels"] = {label: tuple(patterns) for label, patterns in data["labels"].items()}
         return cls(**{**values, "checkpoint": tuple(data["checkpoint"])})
 
 
-def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
+@dataclass(frozen=True)
+class Profiled(Emitted):
+    """A profile; document: the fields of documents.Profile."""
+
+    record = "profile"
+
+    document: Record
+
+
+def run(job: Mapping[str, Any]) -> Iterator[Profiled]:
     """Yield the ``profile`` record.  The job's ``given`` has the `choice`, and `limits`: true to measure those of the
     device, those that are known, or false.  Raises UserError, OutOfMemory."""
     settings, given = Settings.from_json(job["settings"]), job["given"]
@@ -139,7 +151,7 @@ def run(job: Mapping[str, Any]) -> Iterator[Dict[str, Any]]:
         if profiling.failed_in is None:  # a mistake, which another size has too
             raise
         raise OutOfMemory(str(error)) from error
-    yield {"record": "profile", "document": document}
+    yield Profiled(document.to_json())
 
 
 class Inputs:
@@ -157,14 +169,14 @@ class Inputs:
         none = torch.empty(0, device=device)  # the model makes them
         self.batch = Batch(none, none, targets, T, U_lengths, pairs)
         self.adapter = adapter
-        self.described = {
-            "N": N,
-            "frames": int(rows[:, 0].sum()),
-            "frames_max": frames,
-            "T_max": max(T for T, _ in pairs),
-            "U_max": U,
-            "tokens": int(rows[:, 1].sum()),
-        }
+        self.described = documents.ProfiledBatch(
+            N=N,
+            frames=int(rows[:, 0].sum()),
+            frames_max=frames,
+            T_max=max(T for T, _ in pairs),
+            U_max=U,
+            tokens=int(rows[:, 1].sum()),
+        )
 
     def given(self) -> Given:
         """Return the arguments of the model's forward for one step."""
@@ -294,36 +306,50 @@ class Profiling:
 
     # -- passes --------------------------------------------------------------------------------------------------------
 
-    def document(self, folder: Path, limits: Callable[[], Mapping[str, Any]]) -> Dict[str, Any]:
+    def document(self, folder: Path, limits: Callable[[], Optional[Record]]) -> documents.Profile:
         """Return the whole document; traces go to `folder`.  limits: returns a ``limits`` record."""
         for inputs in self.inputs:  # with labels, so that a lack of memory is reported with its place
             self.labelled(inputs.given(), unseen)
             self.forget()
-        counted = self.flops()
+        flops, not_counted = self.flops()
         compiling = self.compile() if self.choice.compile else None
         for number in range(self.choice.warmup):
             self.timed(partial(self.labelled, self.inputs[number % len(self.inputs)].given(), unseen))
-        return {
-            "format": FORMAT,
-            **facts(self.device),
-            "implementation": self.choice.implementation.name,
-            "model": self.choice.model,
-            "config": self.choice.config,
-            "sizes": vars(self.choice.sizes),
-            "parameters": transducer.parameters(self.model),
-            "batches": [inputs.described for inputs in self.inputs],
-            "options": {
-                name: getattr(self.choice, name) for name in ("dropout", "amp", "compile", "optimizer", "checkpoint")
-            },
-            **self.times(),
-            "compiled": compiling and {**compiling, "graphs_later": graphs() - compiling["graphs"]},
-            "memory": self.memory(folder),
-            **counted,
-            "limits": limits(),
-        }
+        choice, known = self.choice, facts(self.device)
+        steps, spans = self.times()
+        if compiling:
+            compiling.graphs_later = graphs() - compiling.graphs
+        return documents.Profile(
+            device=known.device,
+            device_name=known.device_name,
+            threads=known.threads,
+            torch=known.torch,
+            tf32=known.tf32,
+            gpu=Gpu(**vars(known.gpu)) if known.gpu else None,
+            implementation=choice.implementation.name,
+            model=choice.model,
+            config=choice.config,
+            sizes=vars(choice.sizes),
+            parameters=transducer.parameters(self.model),
+            batches=[inputs.described for inputs in self.inputs],
+            options=documents.ProfileOptions(
+                dropout=choice.dropout,
+                amp=choice.amp,
+                compile=choice.compile,
+                optimizer=choice.optimizer,
+                checkpoint=list(choice.checkpoint),
+            ),
+            steps=steps,
+            spans=spans,
+            compiled=compiling,
+            memory=self.memory(folder),
+            flops=flops,
+            not_counted=not_counted,
+            limits=limits(),
+        )
 
-    def times(self) -> Dict[str, Any]:
-        """Return `steps`, times of bare and labelled steps in turn, and `spans`, those of each label in each step."""
+    def times(self) -> Tuple[documents.Steps, List[documents.Place]]:
+        """Return the times of bare and labelled steps in turn, and those of each label in each step."""
         bare: List[Any] = []
         labelled: List[Any] = []
         of_place: Dict[Place, List[Any]] = {}
@@ -337,32 +363,26 @@ class Profiling:
             for position, values in taken.taken().items():
                 of_place.setdefault(position, []).append(values)
         foreign = load.share() if load.ready() else None
-        listed = [
-            {
-                "chain": list(chain),
-                "phase": phase,
-                "calls": sum(calls for calls, _, _ in values),
-                "host_ns": [host for _, host, _ in values],
-                "device_ns": [device for _, _, device in values],
-            }
+        steps = documents.Steps(
+            bare_ns=[host for host, _ in bare],
+            host_ns=[host for host, _ in labelled],
+            device_ns=[device for _, device in labelled],
+            foreign_cpu=foreign,
+            flags=busy_flags(foreign, torch.get_num_threads()),
+        )
+        return steps, [
+            documents.Place(
+                chain=list(chain),
+                phase=phase,  # type: ignore[arg-type]  # labels know no other
+                calls=sum(calls for calls, _, _ in values),
+                host_ns=[host for _, host, _ in values],
+                device_ns=[device for _, _, device in values],
+            )
             for (chain, phase), values in of_place.items()
         ]
-        return {
-            "steps": {
-                "bare_ns": [host for host, _ in bare],
-                "host_ns": [host for host, _ in labelled],
-                "device_ns": [device for _, device in labelled],
-                "foreign_cpu": foreign,
-                "flags": busy_flags(foreign, torch.get_num_threads()),
-            },
-            "spans": listed,
-        }
 
-    def memory(self, folder: Path) -> List[Dict[str, Any]]:
-        """Return the memory of each span, by name, from a trace in `folder`.
-
-        peak: bytes above the level at the step's beginning; rise: above the level at its own; left: what all its calls
-        in a step leave allocated."""
+    def memory(self, folder: Path) -> List[documents.PlaceMemory]:
+        """Return the memory of each span, by name, from a trace in `folder`."""
         files.remove(folder)
         active = self.choice.trace_steps
         schedule = {"wait": 0, "warmup": 1, "active": active, "repeat": 1}
@@ -376,18 +396,17 @@ class Profiling:
             for span in spans.read(path):
                 spans_of.setdefault(span.name, []).append(span)
         return [
-            {
-                "name": name,
-                "peak_bytes": max(span.highest for span in several),
-                "rise_bytes": max(span.highest - span.begin for span in several),
-                "left_bytes": round(sum(span.end - span.begin for span in several) / active),
-            }
+            documents.PlaceMemory(
+                name=name,
+                peak_bytes=max(span.highest for span in several),
+                rise_bytes=max(span.highest - span.begin for span in several),
+                left_bytes=round(sum(span.end - span.begin for span in several) / active),
+            )
             for name, several in spans_of.items()
         ]
 
-    def flops(self) -> Dict[str, Any]:
-        """Return `flops`: the operations of a step by place, without what lies in it, the mean of all batches; and
-        `not_counted`: operators without a rule.
+    def flops(self) -> Tuple[List[documents.PlaceFlops], List[str]]:
+        """Return the operations of a step by place, without what lies in it, and the operators without a rule.
 
         Operations belong to the label that runs, as its time does: a module may be called from outside its parent.
         """
@@ -398,15 +417,13 @@ class Profiling:
                 self.labelled(inputs.given(), operations)
             self.forget()
         count = len(self.inputs)
-        return {
-            "flops": [
-                {"chain": list(chain), "phase": phase, "macs": macs / count, "flops": flops / count}
-                for (chain, phase), (macs, flops) in operations.counts().items()
-            ],
-            "not_counted": sorted({entry["operator"] for entry in counter.document()["not_counted"]}),
-        }
+        counted = [
+            documents.PlaceFlops(chain=list(chain), phase=phase, macs=macs / count, flops=flops / count)
+            for (chain, phase), (macs, flops) in operations.counts().items()
+        ]
+        return counted, counter.not_counted()
 
-    def compile(self) -> Dict[str, Any]:
+    def compile(self) -> documents.Compiled:
         """Compile the forward of each labelled module that holds no other; of joiner and losses the modules alone.
 
         Then run steps with labels and without, until one round of them compiles nothing.  Return what that took: no
@@ -430,7 +447,7 @@ class Profiling:
                 self.timed(partial(self.bare, inputs.given()))
             if graphs() == before:
                 break
-        return {"ns": time.perf_counter_ns() - begin, "modules": modules, "graphs": graphs()}
+        return documents.Compiled(ns=time.perf_counter_ns() - begin, modules=modules, graphs=graphs(), graphs_later=0)
 
 
 def graphs() -> int:
@@ -471,9 +488,9 @@ def feature_rows(path: Path, fewest_targets: int) -> Any:
     return rows[fit]
 
 
-def measured_limits(settings: Settings, amp: bool) -> Mapping[str, Any]:
-    """The ``limits`` record, in the dtype of the matrix products."""
+def measured_limits(settings: Settings, amp: bool) -> Record:
+    """Return the ``limits`` record, in the dtype of the matrix products."""
     gc.collect()
     if amp:
         settings = replace(settings, dtype="bfloat16")
-    return peaks.measure(settings, set_up_torch(settings))
+    return peaks.measure(settings, set_up_torch(settings)).to_json()

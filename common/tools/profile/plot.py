@@ -45,7 +45,7 @@ def figures(profile: Profile) -> List[Figure]:
             "profile-time", "Time of the step", time, _boxes(profile.roots, lambda node: node.ms), "ms", profile.step_ms
         )
     ]
-    left = {entry["name"]: entry["left_bytes"] / 2**20 for entry in profile.document["memory"]}
+    left = {memory.name: memory.left_bytes / 2**20 for memory in profile.document.memory}
     forward = [node for node in profile.roots if node.phase == FORWARD]
     kept = _boxes(forward, lambda node: max(left.get(node.chain[-1], 0.0), 0.0))
     held = kept[0].width if kept else 0.0

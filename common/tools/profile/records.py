@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from common.core.errors import UserError
 from common.core.files import another, write_whole
@@ -29,7 +29,7 @@ def start(log_dir: Path, name: str, identity: Record) -> Claim:
     return claim
 
 
-def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]]:
+def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Profile]]:
     """Return the lock of the folder of the newest profile of this identity, and its documents.  Raises UserError."""
     wanted = json.loads(json.dumps(identity))
     newest: Optional[Tuple[str, Path]] = None
@@ -48,7 +48,7 @@ def resume(log_dir: Path, identity: Record) -> Tuple[Claim, List[Dict[str, Any]]
         )
     claim, path = run.claim_held(newest[1].parent), newest[1].with_name(FILE_NAME)
     try:
-        return claim, documents.written(path, List[Profile])
+        return claim, documents.read(path, List[Profile])
     except FileNotFoundError:
         return claim, []
     except UserError as error:

@@ -7,6 +7,7 @@ labels and `other` to the step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -16,12 +17,12 @@ from common.core.errors import UserError
 from common.core.statistics import mean, median
 from common.core.text import percent
 from common.core.units import quantity
+from common.present.table import Values
 from common.records import documents, schema
 from common.tools import files
 from common.tools.profile import documents as types
 from common.tools.profile import records
 
-Document = Mapping[str, Any]
 Chain = Tuple[str, ...]
 FORWARD, BACKWARD = "forward", "backward"
 PHASES = (FORWARD, BACKWARD, "update")
@@ -102,20 +103,20 @@ def share_of_limit(share: Optional[float]) -> str:
     return ">100%" if share is not None and share > 1 else percent(share)
 
 
-_MS: Dict[str, Any] = {"unit": "ms", "better": "lower"}
-_MB: Dict[str, Any] = {"unit": "MB", "better": "lower", "profiled": True}
+_ms = partial(metric, unit="ms", better="lower")
+_mb = partial(metric, unit="MB", better="lower", profiled=True)
 #: The numbers of a row: its keys in CSV and JSON, in this order.
 NUMBERS = (
     metric("calls", "calls"),
-    metric("ms", "ms", **_MS),
-    metric("ms_per_call", "ms /call", **_MS),
-    metric("own_ms", "own ms", **_MS),
+    _ms("ms", "ms"),
+    _ms("ms_per_call", "ms /call"),
+    _ms("own_ms", "own ms"),
     metric("share", "share", percent),
-    metric("host_ms", "host ms", **_MS),
-    metric("device_ms", **_MS),
-    metric("peak_mb", "peak MB", **_MB),
-    metric("rise_mb", "rise MB", **_MB),
-    metric("left_mb", "leaves MB", **_MB),
+    _ms("host_ms", "host ms"),
+    _ms("device_ms"),
+    _mb("peak_mb", "peak MB"),
+    _mb("rise_mb", "rise MB"),
+    _mb("left_mb", "leaves MB"),
     metric("macs", "MACs", quantity),
     metric("flops", "FLOPs", quantity),
     metric("flops_per_second", "FLOPs /s", quantity, better="higher"),
@@ -133,7 +134,7 @@ class Profile:
         hooks_ms: what the labels cost a step, the median over pairs of steps.
     """
 
-    document: Document
+    document: types.Profile
     parts: List[Part]
     roots: List[Node]
     step_ms: float
@@ -143,12 +144,12 @@ class Profile:
     @property
     def busy(self) -> bool:
         """True where other processes ran beside the timed steps."""
-        return bool(self.document["steps"].get("flags"))
+        return bool(self.document.steps and self.document.steps.flags)
 
     @property
     def limit_was_busy(self) -> bool:
         """True where other processes ran beside the measurement of the limit."""
-        return bool((self.document["limits"] or {}).get("flags"))
+        return bool((self.document.limits or {}).get("flags"))
 
     def outermost(self) -> Dict[str, float]:
         """Return the share of the step of each label that lies in no other, forward and backward together."""
@@ -158,7 +159,7 @@ class Profile:
                 shares[part.label] = shares.get(part.label, 0.0) + part.share
         return shares
 
-    def rows(self) -> List[Dict[str, Any]]:
+    def rows(self) -> List[Values]:
         """Return the parts as CSV and JSON have them."""
         identity = ("name", "label", "phase", "depth")
         return [
@@ -166,13 +167,13 @@ class Profile:
         ]
 
 
-def profile(document: Document) -> Profile:
-    """Return the profile in the document of a size; fields that it leaves out have their default."""
-    document = {**schema.as_written(types.Profile(size="", reason="")), **document}
-    steps, cuda = document["steps"], document["device"] == "cuda"
-    taken = steps["device_ns"] if cuda else steps["host_ns"]
-    step_ms, host_ms = mean(taken) / 1e6, mean(steps["host_ns"]) / 1e6
-    roots = _tree(document["spans"], cuda)
+def profile(document: types.Profile) -> Profile:
+    """Return the profile in the document of a size that was measured."""
+    steps, cuda = document.steps, document.device == "cuda"
+    assert steps is not None
+    taken = [ns for ns in (steps.device_ns if cuda else steps.host_ns) if ns is not None]
+    step_ms, host_ms = mean(taken) / 1e6, mean(steps.host_ns) / 1e6
+    roots = _tree(document.spans, cuda)
     count = len(taken)
     parts = _parts(roots, step_ms, count)
     labelled = {"ms": sum(node.ms for node in roots), "host": sum(node.host_ms for node in roots)}
@@ -180,21 +181,22 @@ def profile(document: Document) -> Profile:
         parts.append(
             Part(label, "", 0, count, ms, ms, ms if label == OTHER else 0.0, ms / step_ms, host, ms if cuda else None)
         )
-    _add_memory(parts, {entry["name"]: entry for entry in document["memory"]})
+    _add_memory(parts, {memory.name: memory for memory in document.memory})
     _add_flops(parts, document)
-    pairs = zip(steps["host_ns"], steps["bare_ns"])
+    pairs = zip(steps.host_ns, steps.bare_ns)
     hooks_ms = median([(labelled - bare) / 1e6 for labelled, bare in pairs])
-    return Profile(document, parts, roots, step_ms, median(steps["bare_ns"]) / 1e6, hooks_ms)
+    return Profile(document, parts, roots, step_ms, median(steps.bare_ns) / 1e6, hooks_ms)
 
 
-def _tree(listed: List[Mapping[str, Any]], cuda: bool) -> List[Node]:
+def _tree(listed: List[types.Place], cuda: bool) -> List[Node]:
+    """Return the roots of the tree of positions."""
     nodes: Dict[Tuple[Chain, str], Node] = {}
     for span in listed:
-        host = mean(span["host_ns"]) / 1e6
-        device = mean(span["device_ns"]) / 1e6 if cuda else None
+        host = mean(span.host_ns) / 1e6
+        device = mean([ns for ns in span.device_ns if ns is not None]) / 1e6 if cuda else None
         ms = host if device is None else device
-        chain = tuple(span["chain"])
-        nodes[chain, span["phase"]] = Node(chain, span["phase"], span["calls"], ms, ms, host, device)
+        chain = tuple(span.chain)
+        nodes[chain, span.phase] = Node(chain, span.phase, span.calls, ms, ms, host, device)
     roots = []
     for (chain, phase), node in nodes.items():
         above = nodes.get((chain[:-1], phase))
@@ -235,34 +237,35 @@ def _parts(roots: List[Node], step_ms: float, steps: int) -> List[Part]:
     return parts
 
 
-def _add_memory(parts: List[Part], known: Mapping[str, Mapping[str, int]]) -> None:
+def _add_memory(parts: List[Part], known: Mapping[str, types.PlaceMemory]) -> None:
+    """Set the memory of each part from that of the labels, by name."""
     for part in parts:
-        of_part = known.get("" if part.label == STEP and not part.phase else part.name)
-        if of_part is not None:
-            part.peak_mb, part.rise_mb, part.left_mb = (
-                of_part[f"{key}_bytes"] / 2**20 for key in ("peak", "rise", "left")
-            )
+        memory = known.get("" if part.label == STEP and not part.phase else part.name)
+        if memory is not None:
+            part.peak_mb, part.rise_mb = memory.peak_bytes / 2**20, memory.rise_bytes / 2**20
+            part.left_mb = memory.left_bytes / 2**20
 
 
-def _add_flops(parts: List[Part], document: Document) -> None:
+def _add_flops(parts: List[Part], document: types.Profile) -> None:
+    """Set the operations of each part, and their rate."""
     limit = limit_of(document)
     for part in parts:
         counted = [
             entry
-            for entry in document["flops"]
+            for entry in document.flops
             if (part.label == STEP and not part.phase)
-            or (part.label == OTHER and not entry["chain"])
-            or (part.label in entry["chain"] and part.phase == entry["phase"])
+            or (part.label == OTHER and not entry.chain)
+            or (part.label in entry.chain and part.phase == entry.phase)
         ]
-        part.macs, part.flops = (sum(entry[key] for entry in counted) for key in ("macs", "flops"))
+        part.macs, part.flops = sum(entry.macs for entry in counted), sum(entry.flops for entry in counted)
         if part.ms > 0:
             part.flops_per_second = part.flops / part.ms * 1e3
             part.of_limit = part.flops_per_second / limit if limit else None
 
 
-def limit_of(document: Document) -> Optional[float]:
+def limit_of(document: types.Profile) -> Optional[float]:
     """Return the FLOPs per second of the device's best measured matrix product."""
-    limits = schema.typed(dict(document["limits"])) if document["limits"] else None
+    limits = schema.typed(document.limits) if document.limits else None
     return roofline.peaks([limits]).flops_per_second if isinstance(limits, schema.Limits) else None
 
 
@@ -286,7 +289,7 @@ def find(paths: Sequence[Any]) -> List[Kept]:
 def read(path: Path) -> Kept:
     """Return what is in a file; never raises for what is in it."""
     try:
-        sizes = documents.written(path, List[types.Profile])
+        sizes = documents.read(path, List[types.Profile])
     except (FileNotFoundError, UserError) as error:
         return Kept(path, [], str(error))
-    return Kept(path, [(size["size"], profile(size) if size.get("spans") else None, size["reason"]) for size in sizes])
+    return Kept(path, [(size.size, profile(size) if size.is_measured else None, size.reason) for size in sizes])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Any, List, Sequence
 
 from common.present.slices import Slice
-from common.tools.files import files
+from common.present.table import Values
+from common.tools.files import holding
 from common.tools.profile.records import FILE_NAME
 from common.tools.profile.rows import Kept, find
 from common.tools.profile.section import sections
 from common.tools.profile.table import render
 
 
-def _rows(paths: Sequence[Any]) -> List[Dict[str, Any]]:
+def _rows(paths: Sequence[Any]) -> List[Values]:
     return [
         {"profile": kept.path.parent.name, "size": words, **row}
         for kept in find(paths)
@@ -28,7 +29,7 @@ def _text(kept: Kept, format: str) -> str:
 
 PROFILE = Slice(
     lambda base, paths: sections(paths),
-    holds=lambda path: bool(files([path], FILE_NAME)),
+    holds=holding(FILE_NAME),
     rows=_rows,
     text=lambda paths, format: [_text(kept, format) for kept in find(paths)],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence
+from typing import Dict, List, Sequence
 
 from common.analysis import metrics
 from common.core.text import number, percent
@@ -11,6 +11,7 @@ from common.present.export import csv_text, json_text
 from common.present.table import Cell, Table, measured, tabulated
 from common.present.text import aligned, listed, markdown
 from common.tools.profile import rows as profile
+from common.tools.profile.documents import Profile as Document
 from common.tools.profile.rows import OTHER, OWN_PARTS, Part, Profile, Size, limit_of
 
 LONGEST = 60
@@ -22,7 +23,7 @@ MOST_NAMED = 4
 
 def labels(profiled: Profile) -> Table:
     """Return a row for each label and phase, then `other` and the step."""
-    cuda = profiled.document["device"] == "cuda"
+    cuda = profiled.document.device == "cuda"
     return tabulated(
         "labels",
         "each label with all that lies in it; own: without",
@@ -41,42 +42,40 @@ def _row(part: Part, cuda: bool) -> Dict[str, Cell]:
 
 def lines(profiled: Profile) -> List[str]:
     """Return the lines below the table."""
-    document, parts = profiled.document, profiled.document["parameters"]
-    batches = document["batches"]
+    document, batches = profiled.document, profiled.document.batches
     single = batches[0] if len(batches) == 1 else None
     limit = limit_of(document)
     size = (
-        f"batch: {single['N']} utterances, {single['frames']} frames (longest {single['frames_max']}), "
-        f"{single['tokens']} tokens"
+        f"batch: {single.N} utterances, {single.frames} frames (longest {single.frames_max}), {single.tokens} tokens"
         if single
-        else f"batches: {len(batches)}, of {min(batch['frames'] for batch in batches)} to "
-        f"{max(batch['frames'] for batch in batches)} frames"
+        else f"batches: {len(batches)}, of {min(batch.frames for batch in batches)} to "
+        f"{max(batch.frames for batch in batches)} frames"
     )
-    count = len(document["steps"]["host_ns"])
-    on = [name for name, value in document["options"].items() if value]
+    count = len(document.steps.host_ns) if document.steps else 0
     result = [
-        f"{document['implementation']}, {document['model'] or _config(document)}, {parts['model']} parameters",
-        f"{size}; {count} steps with labels and {count} without, in turn; {', '.join(on) or 'no dropout'}",
+        f"{document.implementation}, {document.model or _config(document)}, {document.parameters['model']} parameters",
+        f"{size}; {count} steps with labels and {count} without, in turn; "
+        f"{', '.join(document.options.on()) or 'no dropout'}",
         f"step without labels: {number(profiled.bare_ms)} ms; the labels' own cost: {_hooks(profiled)}",
-        f"{document['device_name']}{' of ' + document['node'] if 'node' in document else ''}, "
-        f"{document['threads']} threads, torch {document['torch']}; "
+        f"{document.device_name}{f' of {document.node}' if document.node else ''}, "
+        f"{document.threads} threads, torch {document.torch}; "
         + (f"best matrix product {quantity(limit, 'FLOPs')} /s" if limit else "no measured limit"),
     ]
-    compiled = document.get("compiled")
+    compiled = document.compiled
     if compiled:
-        later = compiled["graphs_later"]
+        later = compiled.graphs_later
         result.append(
-            f"compiled before the steps: {compiled['modules']} modules, {compiled['graphs']} graphs, in "
-            f"{number(compiled['ns'] / 1e9)} s"
+            f"compiled before the steps: {compiled.modules} modules, {compiled.graphs} graphs, in "
+            f"{number(compiled.ns / 1e9)} s"
             + (f"; {later} more in the steps, whose times are too long: give more --warmup" if later else "")
         )
-    if document["not_counted"]:
-        result.append(f"not counted in FLOPs: {', '.join(document['not_counted'])}")
+    if document.not_counted:
+        result.append(f"not counted in FLOPs: {', '.join(document.not_counted)}")
     return [*result, *remarks(profiled), verdict(profiled)]
 
 
-def _config(document: profile.Document) -> str:
-    return "icefall's Conformer transducer" if document.get("config") == "icefall" else "Conformer transducer"
+def _config(document: Document) -> str:
+    return "icefall's Conformer transducer" if document.config == "icefall" else "Conformer transducer"
 
 
 def _hooks(profiled: Profile) -> str:
@@ -89,7 +88,7 @@ def remarks(profiled: Profile) -> List[str]:
     """Return a line for each reason not to trust the times or the shares of the limit."""
     result = []
     if profiled.busy:
-        foreign = percent(profiled.document["steps"].get("foreign_cpu"))
+        foreign = percent(profiled.document.steps.foreign_cpu if profiled.document.steps else None)
         result.append(
             f"the steps ran beside other load, which took {foreign} of the CPUs: their times are too long; "
             "profile again when the machine is quiet"
@@ -161,7 +160,7 @@ def sweep(cells: Sequence[Size]) -> Table:
     rows = []
     for words, profiled, reason in cells:
         row = {"size": Cell(words)}
-        frames = [batch["frames"] for batch in profiled.document["batches"]] if profiled else []
+        frames = [batch.frames for batch in profiled.document.batches] if profiled else []
         step = profiled.parts[-1] if profiled else None
         row["frames"] = measured(round(sum(frames) / len(frames)) if frames else None)
         row["step ms"] = measured(step.ms if step else None)
@@ -182,9 +181,9 @@ def csv(cells: Sequence[Size]) -> str:
 
 def json(cells: Sequence[Size]) -> str:
     """Return the rows and the whole document of each size as JSON."""
-    documents: List[Dict[str, Any]] = []
+    documents = []
     for words, profiled, reason in cells:
         head = {"size": words, "reason": reason}
-        body = {"rows": profiled.rows(), **profiled.document} if profiled else {}
-        documents.append({**head, **body, **head})  # a document that was read has defaults for both
+        body = {**profiled.document.to_json(), "rows": profiled.rows()} if profiled else {}
+        documents.append({**body, **head})
     return json_text(documents)

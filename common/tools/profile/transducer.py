@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from common.core.errors import UserError
+from common.core.setting import tupled
 from common.core.text import shown
 from common.data.shapes import subsampled
 from common.losses.inputs import Batch
@@ -56,8 +57,7 @@ def sizes(given: Mapping[str, Any], where: str) -> Sizes:
             fits, wanted = _is_whole(value), "a whole number of at least 1"
         if not fits:
             raise UserError(f"{where}: {key} is {shown(value)}; give {wanted}")
-    values: Dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
-    made = Sizes(**values)
+    made = Sizes(**{key: tupled(value) for key, value in given.items()})
     for key, value, divisor in (("encoder_dim", made.encoder_dim, made.heads), ("kernel", made.kernel + 1, 2)):
         if value % divisor:
             wanted = f"a multiple of heads ({divisor})" if key == "encoder_dim" else "an odd number"
