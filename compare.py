@@ -125,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def sides_of(options: argparse.Namespace, flags: Sequence[str]) -> Sides:
-    """What is compared with what, and what could not be."""
+    """Return the pairs to compare, and what could not be paired.  Raises UserError."""
     if len(options.revisions or options.sides) != 2 or (options.revisions and (options.sides or options.log)):
         raise UserError("give BASELINE and NEW, or --in LOG and two names, or --rev twice (--help tells more)")
     if flags and not options.revisions:
@@ -192,8 +192,8 @@ def benchmark_flags(given: Sequence[str]) -> revisions.Flags:
 def main(arguments: Sequence[str]) -> int:
     mine, flags = list(arguments), []
     if "--" in mine:
-        place = mine.index("--")
-        mine, flags = mine[:place], mine[place + 1 :]
+        end = mine.index("--")
+        mine, flags = mine[:end], mine[end + 1 :]
     options = parser().parse_args(mine)
     sides = sides_of(options, flags)
     rows = compared(sides, options)

@@ -52,14 +52,14 @@ def parser() -> argparse.ArgumentParser:
     source("--kaldi-dir", type=path, metavar="DIR", help="Kaldi data folder: wav.scp, text, and segments or utt2spk")
     source("--from-figures", action="store_true", default=None, help="the published figures of train-clean-100")
 
-    about = top.add_argument_group("about the source").add_argument
-    about(
+    of_source = top.add_argument_group("about the source").add_argument
+    of_source(
         "--recordings",
         type=path,
         metavar="FILE",
         help="manifest of the recordings of supervisions (default: the one beside them, with recordings in its name)",
     )
-    about(
+    of_source(
         "--features",
         type=path,
         nargs="?",
@@ -68,9 +68,11 @@ def parser() -> argparse.ArgumentParser:
         help="manifest of features of supervisions, for their frames; without FILE: write (feature frames, U) too, "
         "beside the output as NAME.features.pt, for profile_model.py",
     )
-    about("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
-    about("--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)")
-    about("--seed", type=seed, help="of --from-figures (default: that of the repository's shape_info.pt)")
+    of_source("--part", action="append", metavar="NAME", help="of LibriSpeech, e.g. train-clean-100; may be repeated")
+    of_source(
+        "--sampling-rate", type=whole(1), metavar="HZ", help="of the audio of a Kaldi data folder (default: 16000)"
+    )
+    of_source("--seed", type=seed, help="of --from-figures (default: that of the repository's shape_info.pt)")
 
     tokens = top.add_argument_group("tokens (a model, or the size of one to train)").add_argument
     tokens("--bpe-model", type=path, metavar="FILE", help="SentencePiece model, e.g. icefall's lang_bpe_500/bpe.model")

@@ -184,8 +184,10 @@ def _version() -> str:
 
 
 def script_main(file: str, description: Optional[str], argv: Optional[Sequence[str]] = None) -> int:
-    """The benchmark script `file` of one implementation, from flags to exit code.  A template, or a copy of one,
-    measures every other implementation too, to be compared with them."""
+    """Run the benchmark script `file` of one implementation and return the exit code.
+
+    A template, or a copy of one, measures every other implementation too, to be compared with them.
+    """
     # Here and not above: every worker imports a script, and needs none of this.
     from common.cli import benchmark, flags
     from common.cli.parser import Parser, add_choice, chosen
@@ -214,6 +216,6 @@ def script_main(file: str, description: Optional[str], argv: Optional[Sequence[s
         add_choice(parser)
     flags.add_flags(parser)
     arguments = parser.parse_args(argv)
-    own = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
-    others = [other for other in chosen(parser, arguments) if other not in own] if implementation.template else []
-    return run(parser.prog, lambda: benchmark.benchmark([*own, *others], arguments, own))
+    mine = [name if word == "default" else f"{name}:{word}" for word in getattr(arguments, "variant", ("default",))]
+    others = [other for other in chosen(parser, arguments) if other not in mine] if implementation.template else []
+    return run(parser.prog, lambda: benchmark.benchmark([*mine, *others], arguments, mine))

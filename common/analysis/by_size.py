@@ -28,8 +28,8 @@ class At(NamedTuple):
 
 
 def line(rounds: Mapping[str, Mapping[str, float]], size_of: Mapping[str, int]) -> Optional[List[At]]:
-    """From the smallest size to the largest.  rounds: round -> batch -> median ms; size_of: of each batch.  None where
-    there are fewer than three rounds or three sizes."""
+    """Return the line from the smallest size to the largest.  rounds: round -> batch -> median ms; size_of: of each
+    batch.  None where there are fewer than three rounds or three sizes."""
     known = [
         [Pair(math.log(size_of[batch]), math.log(ms)) for batch, ms in medians.items() if ms > 0 and size_of.get(batch)]
         for medians in rounds.values()

@@ -144,7 +144,7 @@ def _advice(ratio: Ratio, paired: bool, margins: Margins) -> str:
     away = max(change - math.log1p(margins.tolerance), math.log1p(margins.same) - change)
 
     def reach(tried: int) -> float:
-        """Half of the interval after that many rounds, in logarithms."""
+        """Return half of the interval after that many rounds, in logarithms."""
         freedom = tried - 1 if paired else 2 * tried - 2
         return statistics.student_t(margins.confidence, freedom) * spread / math.sqrt(tried)
 

@@ -187,7 +187,7 @@ def _both(pair: Pair, scope: str) -> Tuple[Rounds, Rounds]:
 
 
 def _rounds(run: Row, scope: str) -> Rounds:
-    """round -> batch -> milliseconds."""
+    """Return milliseconds by round and batch."""
     return gathered_twice((sample.round, sample.batch, sample.ms) for sample in run.of_scope(scope))
 
 
@@ -315,7 +315,7 @@ def _under_one_torch(pair: Pair) -> str:
 
 
 def _ms(rounds: Rounds, others: Rounds) -> float:
-    """The mean of the medians of the batches that both have."""
+    """Return the mean of the medians of the batches that both have."""
     common = {batch for batches in others.values() for batch in batches}
     times = gathered((batch, value) for of in rounds.values() for batch in of for value in of[batch] if batch in common)
     return statistics.mean([statistics.median(values) for values in times.values()])
@@ -337,13 +337,13 @@ def _was_asked(run: Row, scope: str) -> bool:
 
 
 def _busy(run: Row, scope: str) -> float:
-    """Share of the samples that ran beside other load."""
+    """Return the share of the samples that ran beside other load."""
     samples = run.of_scope(scope)
     return sum(sample.flagged for sample in samples) / max(len(samples), 1)
 
 
 def _memory(pair: Pair, scope: str, tolerance: float) -> MemoryChange:
-    """By the highest peak over the batches, which decides what fits."""
+    """Compare the highest peaks over the batches, which decide what fits."""
     sides = [run.peaks_mb.get(scope, {}) for run in (pair.baseline, pair.new)]
     for counter in PEAKS:
         before, after = (side.get(counter, {}) for side in sides)

@@ -70,7 +70,8 @@ def newest_first(rows: Sequence[Row]) -> List[Row]:
 
 
 def newest_of_each(rows: Sequence[Row], same: Callable[[Row, Row], bool]) -> List[Row]:
-    """Return the newest of the rows that are the `same`, in the order given, with the number of its earlier runs."""
+    """Return the newest of each set of rows that are the `same`, in the order given; its `earlier_runs` counts the
+    others."""
     groups = grouped(newest_first(rows), lambda group, row: same(group[0], row))
     for newest, *earlier in groups:
         newest.earlier_runs = len(earlier)

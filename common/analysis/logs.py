@@ -44,17 +44,18 @@ class Log:
 
     @property
     def readable(self) -> bool:
-        """Could anything that was found be read?"""
+        """Tell whether any file could be read."""
         rows = [*self.rows, *self.searches]
         return any(not row.unreadable for row in rows) or any(not swept.reason for swept in self.sweeps)
 
     @cached_property
     def groups(self) -> List[Group]:
-        """The rows by configuration, searches last."""
+        """Return the rows by configuration, searches last."""
         return collect([*self.rows, *self.searches])
 
     def newest(self) -> Log:
-        """Without the earlier runs of an implementation and configuration; "earlier_runs" of the newest counts them."""
+        """Return the log with the newest run of each implementation and configuration, whose "earlier_runs" counts the
+        others."""
         rows, searches = (newest_of_each(rows, _same_run) for rows in (self.rows, self.searches))
         return Log(rows, searches, sweep.newest(self.sweeps))
 
@@ -82,7 +83,7 @@ def read_any(paths: Sequence[Any] = (), all_runs: bool = False) -> Log:
 
 
 def rows(paths: Sequence[Any] = (), all_runs: bool = False) -> List[Row]:
-    """The rows of `read`."""
+    """Return the rows of `read`."""
     return read(paths, all_runs).rows
 
 
@@ -121,7 +122,8 @@ def _unreadable(folder: Path, reason: str) -> Row:
 
 
 def _foreign_rows(files: List[Path], folder: Path) -> List[Row]:
-    """Traces without records: a row for each worker (each rank has its own), with what the traces tell."""
+    """Return a row for each worker that left traces and no records, with the numbers of its traces; each rank has its
+    own."""
     by_worker: Dict[Tuple[str, Optional[int]], List[Window]] = {}
     for path, window in read_windows(files):
         rank = window.rank if isinstance(window, TraceSummary) else None

@@ -30,11 +30,12 @@ class Machine(NamedTuple):
         return f"Machine {self.letter}: {self.name}"
 
     def row(self, name: str) -> Optional[Row]:
-        """The row of an implementation, the fastest where it was measured in several ways (two prune ranges, say)."""
+        """Return the row of an implementation, the fastest where it was measured in several ways (two prune ranges,
+        say)."""
         return next((row for row in self.rows if row.name == name), None)
 
     def over_fastest(self, row: Optional[Row]) -> Optional[float]:
-        """Its step over that of the fastest, as measured."""
+        """Return its step time over that of the fastest, as measured."""
         if row is None or self.fastest is None or not row.is_comparable:
             return None
         if row is self.fastest:
@@ -44,7 +45,7 @@ class Machine(NamedTuple):
 
 
 def families(groups: Sequence[Group]) -> List[List[Machine]]:
-    """The groups that differ only in their machine, together; machines that have no other are left out."""
+    """Return lists of groups that differ only in their machine, without groups that are alone."""
     rest: Dict[int, Configuration] = {}
     for index, group in enumerate(groups):
         known = known_configuration(group.rows)
@@ -61,13 +62,13 @@ def _machine(called: str, index: int, rows: List[Row]) -> Machine:
 
 
 def letter(at: int) -> str:
-    """A, B, ..., Z, A2, ..."""
+    """Return A, B, ..., Z, A2, ... for 0, 1, ..."""
     turn, index = divmod(at, len(ascii_uppercase))
     return ascii_uppercase[index] + (str(turn + 1) if turn else "")
 
 
 def _name(rows: Sequence[Row]) -> str:
-    """ "AMD EPYC, 2 threads of 4 cores"."""
+    """Return "AMD EPYC, 2 threads of 4 cores"."""
     known = known_configuration(rows)
     name = plain(known.get("device_name") or known.get("device") or "unknown")
     if known.get("device") != "cpu":
@@ -84,7 +85,7 @@ def shared_configuration(row: Row) -> Configuration:
 
 
 def rows_by_name(family: Sequence[Machine]) -> Dict[str, Row]:
-    """Every implementation with its first row, by kind."""
+    """Return the first row of every implementation by its name, sorted by kind."""
     met: Dict[str, Row] = {}
     for machine in family:
         for row in machine.rows:

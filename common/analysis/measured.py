@@ -130,7 +130,7 @@ def row(records: Sequence[Line], folder: Path, file: str = FILE_NAME, traces: bo
 
 
 def device_of(header: Header, environment: Environment) -> Optional[str]:
-    """ "cpu" or "cuda"."""
+    """Return "cpu" or "cuda"."""
     return environment.device or header.settings.get("device", "").split(":")[0] or None
 
 
@@ -154,7 +154,7 @@ def _configuration(header: Header, environment: Environment) -> Configuration:
 
 
 def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numbers: Profiled) -> Tuple[str, str]:
-    """The worst status of the jobs and its reason; else what else went wrong."""
+    """Return the worst status of the jobs with its reason; if all are ok, another mistake of the run."""
     status, reason = _of_jobs(jobs, header.settings)
     if status == "ok" and correctness and correctness.ok is False:
         return "error", f"loss or gradient is further from the oracle than {correctness.tolerance}"
@@ -164,7 +164,7 @@ def _status(jobs: Jobs, header: Header, correctness: Optional[Correctness], numb
 
 
 def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
-    """ "interrupted" too when planned jobs are not there."""
+    """Return the worst status of the jobs; "interrupted" also if planned jobs are missing."""
     worst, reason = "ok", ""
     done: Dict[str, int] = {}
     first_round = settings.get("rounds", 1)
@@ -199,7 +199,7 @@ def _of_jobs(jobs: Jobs, settings: Mapping[str, Any]) -> Tuple[str, str]:
 
 
 def _peaks(lines: Sequence[Memory]) -> Dict[str, Dict[str, Dict[str, float]]]:
-    """scope -> counter -> batch -> the highest."""
+    """Return the highest peak by scope, counter and batch."""
     highest: Dict[str, Dict[str, Dict[str, float]]] = {}
     for line in lines:
         of_scope = highest.setdefault(line.scope, {counter: {} for counter in COUNTERS})
@@ -260,7 +260,7 @@ def _gaps_in_words(line: Correctness) -> str:
 
 
 def _profiled(line: Optional[Trace], folder: Path) -> Profiled:
-    """The numbers of the run's traces.  A broken trace costs these, never the others."""
+    """Return the numbers of the run's traces.  A broken trace costs these, never the others."""
     files = [perhaps_packed(folder / Path(name).name) for name in line.files] if line else trace_files(folder)
     # The record is only written when the loop has run all its steps.
     return profiled(read_windows(files), to_the_end=line is not None)
@@ -278,7 +278,7 @@ def _about_traces(numbers: Profiled, line: Optional[Trace]) -> List[str]:
 def _inflation(
     numbers: Profiled, line: Optional[Trace], environment: Optional[Environment], samples: Sequence[schema.Sample]
 ) -> Optional[float]:
-    """Mean profiled step / mean unprofiled step, over the steps of the windows and the same batches."""
+    """Return mean profiled step / mean unprofiled step, over the steps of the windows and the same batches."""
     if line is None or line.schedule is None or environment is None or not environment.batches or numbers.error:
         return None
     by_batch = gathered((sample.batch, sample.total_wall_ns / 1e3) for sample in samples if sample.scope == "step")

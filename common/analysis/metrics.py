@@ -93,7 +93,7 @@ def _measured_error(row: Row) -> Optional[float]:
 
 
 def _measured_error_said(row: Row) -> str:
-    """ "1.3e-03 !" above what is allowed on small batches."""
+    """Return the error in words: "1.3e-03 !" above the limit of small batches."""
     value = _measured_error(row)
     mark = " !" if value is not None and value > MARKED_ERROR else ""
     return error(value) + mark
@@ -167,7 +167,7 @@ def _half_said(row: Row, scope: str) -> str:
 
 
 def _spread(row: Row, scope: str) -> str:
-    """ "574.1 +-1.2% 40"."""
+    """Return "574.1 +-1.2% 40"."""
     times = row.ms(scope)
     return f"{number(times.median)} {_half_said(row, scope)} {times.n}" if times else "-"
 
@@ -228,14 +228,14 @@ def _version(value: Optional[str]) -> str:
 
 
 def amount(size: Optional[float]) -> str:
-    """Bytes in GiB, or MiB where that is below one."""
+    """Return bytes in GiB, or in MiB below 1 GiB."""
     if size is None:
         return "-"
     return f"{number(size / GIB)} GiB" if size >= GIB else f"{number(size / MB)} MiB"
 
 
 def largest(row: Row) -> str:
-    """ "24"; ">=24" where the search did not end; "none" where not even the smallest fits."""
+    """Return "24", ">=24" if the search did not end, or "none" if not even the smallest fits."""
     search = row.largest
     if search is None or search.size is None:
         return "none" if search and search.too_large is not None else "-"

@@ -34,12 +34,12 @@ class Pair:
 
     @property
     def one_loss(self) -> bool:
-        """Is it one implementation on both sides?"""
+        """Tell whether both sides are of one implementation."""
         return self.baseline.name == self.new.name
 
     @property
     def together(self) -> bool:
-        """Were both sides measured in the rounds of one run, in alternation?"""
+        """Tell whether both sides were measured in alternation, in the rounds of one run."""
         return self.baseline.run_id == self.new.run_id
 
 
@@ -53,14 +53,16 @@ class Sides:
     added: Sequence[Row] = ()
 
     def label(self, run: Row) -> str:
-        """An implementation's name, or its folder's where the implementation was compared with other settings."""
+        """Return the name of the implementation, or of the run's folder if a pair has another run of it."""
         compared = any(run.name in (pair.baseline.name, pair.new.name) for pair in self.pairs)
         return run.folder.name if compared else run.name
 
 
 def read_runs(path: Path) -> List[Row]:
-    """The runs at or under `path`: a results.jsonl, a run folder or a log folder.  Raises UserError where there is none
-    or one cannot be read."""
+    """Return the runs at or under `path`: a results.jsonl, a run folder or a log folder.
+
+    Raises UserError where there is none or one cannot be read.
+    """
     problem = not_there(path)
     if problem:
         raise UserError(f"{path}: {problem}; name a log folder, a run folder or a {schema.FILE_NAME}")
@@ -76,8 +78,10 @@ def read_runs(path: Path) -> List[Row]:
 
 
 def _readable(files: Sequence[Path]) -> Iterator[Tuple[Path, List[Line]]]:
-    """The records of each file; one that cannot be read costs a warning where it is not the only one.  Raises
-    UserError where none can be read."""
+    """Return the records of each file; warn of a file that cannot be read if others can.
+
+    Raises UserError where none can be read.
+    """
     failed: List[UserError] = []
     for file in files:
         try:
@@ -96,7 +100,7 @@ def _newest_of_each(runs: Sequence[Row]) -> List[Row]:
 
 
 def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
-    """Pairs of two paths, of the implementations of these names where some are given.
+    """Return the pairs of two paths, only those of the implementations `names` if some are given.
 
     One run on each side is a pair whatever the names.  Raises UserError where nothing is on both sides, and where an
     implementation is but was measured otherwise.
@@ -127,7 +131,7 @@ def two_sides(baseline: Path, new: Path, only: Sequence[str] = ()) -> Sides:
 
 
 def within(log: Path, baseline: str, new: str) -> List[Pair]:
-    """The pair of two implementations of one log folder: of the newest run that has both, else the newest of each.
+    """Return the pair of two implementations in a log folder: of the newest run that has both, else the newest of each.
 
     Raises UserError when one is not there or they were measured otherwise.
     """
@@ -145,7 +149,7 @@ def within(log: Path, baseline: str, new: str) -> List[Pair]:
 
 
 def checked(baseline: Row, other: Row) -> Pair:
-    """The pair, or UserError with what differs."""
+    """Return the pair; raise UserError, which names the differences, if it cannot be compared."""
     different = differences(baseline, other)
     if different:
         raise UserError(

@@ -47,7 +47,8 @@ def standings(rows: Sequence[Row], scope: str, confidence: Optional[float] = Non
 
 
 def of_one_torch(rows: Sequence[Row]) -> List[Row]:
-    """The rows of the torch that most losses ran under in the environment of their own; of the newest of several."""
+    """Return the rows under the version of torch that most losses have in their own environment; the newest of
+    several."""
     torches = [row.torch for row in rows if row.loss == row.name] or [row.torch for row in rows]
 
     def weight(torch: str) -> Tuple[int, List[int]]:
@@ -106,7 +107,7 @@ def _comparable(rows: Sequence[Row], scope: str) -> Tuple[List[Times], bool]:
 
 
 def _control(baseline: Row, row: Row, rows: Sequence[Row], scope: str) -> Optional[Tuple[Row, Row]]:
-    """A loss of the row's kind under the baseline's torch, and the same one under the row's, all in one run."""
+    """Return (a loss of the row's kind under the baseline's torch, the same one under the row's), all of one run."""
     fitting = [
         each
         for each in rows
@@ -155,7 +156,7 @@ def _size(ratio: Optional[Ratio]) -> float:
 
 
 def rank_times(group: Sequence[Row]) -> None:
-    """Set "against_fastest" of the rows of one configuration: of the step, or of the loss where a row has no step."""
+    """Set `against_fastest` of the rows of one configuration by the step, or by the loss for a row without a step."""
     for row in group:
         row.against_fastest = row.loss_against_fastest = None
     for kind in dict.fromkeys(row.kind for row in group):

@@ -111,7 +111,7 @@ def own_batches(rounds: Rounds) -> bool:
 def own_batches_ratio(
     baseline: Rounds, new: Rounds, confidence: float = 0.95, padding: Optional[Padding] = None
 ) -> Optional[Ratio]:
-    """New / baseline where each round has batches of its own, the same on both sides.
+    """Return new / baseline of rounds that have batches of their own, the same on both sides.
 
     Over the batches that both sides have.  With enough rounds and batches, and their padding, it is the ratio over all
     batches of the file; else that of these batches, with an interval over rounds.
@@ -146,7 +146,7 @@ def own_batches_ratio(
 
 
 def _over_rounds(values: Sequence[float]) -> Tuple[float, Optional[float]]:
-    """(mean, its standard error); None for one round."""
+    """Return (mean, its standard error); None for one round."""
     return mean(values), math.sqrt(variance(values) / len(values)) if len(values) > 1 else None
 
 
@@ -163,7 +163,7 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
     slope = math.fsum((pair.x - x_center) * (pair.y - y_center) for pair in cells) / squares if squares else 0.0
 
     def variance_of(pairs: Sequence[Pair]) -> float:
-        """The variance that a round adds."""
+        """Return the variance that a round adds."""
         away = [pair.x - x_center for pair in pairs]
         weights = [1 / count + ((x_mean - x_center) * x / squares if squares else 0.0) for x in away]
         residual = math.fsum(weight * (pair.y - y_center - slope * x) for weight, x, pair in zip(weights, away, pairs))
@@ -176,7 +176,7 @@ def regression(rounds: Sequence[Sequence[Pair]], x_mean: float) -> Tuple[float, 
 
 
 def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """New / baseline where a round's two processes ran beside each other, so that what disturbed one met the other too.
+    """Return new / baseline of rounds whose two processes ran one after the other, so that other load met both.
 
     Only rounds both have and only batches that both have in every such round are used, since a mean that skips the
     batches one of them died on flatters it.  One ratio per round, the interval over these.  None when nothing pairs.
@@ -190,8 +190,8 @@ def paired_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Opt
 
 
 def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -> Optional[Ratio]:
-    """New / baseline of two runs whose rounds have nothing to do with each other: Welch's t on the logarithms of the
-    rounds' times.  Batches as in `paired_ratio`.
+    """Return new / baseline of two runs with independent rounds: Welch's t on the logarithms of the rounds' times.
+    Batches as in `paired_ratio`.
 
     What changed for a whole run (another load, another clock) is in the ratio and not in the interval.
     """
@@ -209,7 +209,8 @@ def independent_ratio(baseline: Rounds, new: Rounds, confidence: float = 0.95) -
 
 
 def _round_times(baseline: Sequence[Batches], new: Sequence[Batches]) -> Tuple[List[float], List[float], int]:
-    """The time of each round of both sides over the batches that all of them have, and how many these are."""
+    """Return the time of each round of both sides over the batches that all rounds share, and the number of these
+    batches."""
     if not baseline or not new:
         return [], [], 0
     batches = set.intersection(*(set(each) for each in [*baseline, *new]))
@@ -268,8 +269,8 @@ def scaled(ratio: Ratio, factor: float) -> Ratio:
 
 
 def detectable(ratio: Ratio, tolerance: float, confidence: float, power: float = 0.8) -> Optional[float]:
-    """The slowdown (0.12 for 12%) that would have been called slower with the probability `power`, the spread being as
-    it is; None where there is none."""
+    """Return the slowdown (0.12 for 12%) that would be called slower with the probability `power` at this spread; None
+    if no slowdown would."""
     if ratio.error is None:
         return None
     reach = student_t(confidence, ratio.freedom) + student_t(2 * power - 1, ratio.freedom)

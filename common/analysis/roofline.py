@@ -64,8 +64,8 @@ class Peaks(NamedTuple):
     streams: Tuple[Tuple[int, float], ...] = ()
 
     def moving(self, held: float) -> Optional[float]:
-        """Bytes per second for work that holds so many bytes: the best of all buffers from the largest on that is no
-        larger, or of all."""
+        """Return bytes per second for work on `held` bytes: the best rate of the largest buffer that is no larger and
+        of those above it, or of all buffers."""
         best = None
         for size, rate in self.streams:
             best = max(best or 0.0, rate)
@@ -92,7 +92,7 @@ class Sizes(NamedTuple):
 
 
 def peaks(limits: Sequence[Limits]) -> Peaks:
-    """The best of all ``limits`` records of a run: what stood beside a measurement can only have slowed it."""
+    """Return the best of all ``limits`` records of a run, since other load can only slow a measurement."""
     moved = [(line.buffer_bytes, 1e9 * line.moved_bytes / min(line.ns)) for record in limits for line in record.streams]
     best = {size: max(rate for other, rate in moved if other == size) for size in sorted({size for size, _ in moved})}
     multiplied = [2e9 * line.n**3 / min(line.ns) for record in limits for line in record.products]
@@ -114,8 +114,14 @@ def ranges(limits: Sequence[Limits]) -> Dict[str, Dict[str, float]]:
 
 
 def sizes(batch: Batch, layout: str, prune_range: int, share: Optional[float] = None) -> Optional[Sizes]:
-    """share: of the cells, those with a gradient; None: those of one path.  None for the batches of older records,
-    which say too little."""
+    """Return the sizes of a batch, None for a batch of older records, which say too little.
+
+    Args:
+        batch: what is measured.
+        layout: "packed", or another for padded tensors.
+        prune_range: symbols of each frame that a pruned loss keeps.
+        share: of the cells, those whose gradient is needed; None: the cells of one path.
+    """
     if not batch.frames or batch.tokens is None or not batch.one_symbol_cells or not batch.pruned_cells:
         return None
     if layout == "packed":
@@ -157,8 +163,8 @@ def work(scope: str, kind: str, size: Sizes, settings: Mapping[str, Any]) -> Lea
 
 
 def seconds(least: Least, best: Peaks) -> Optional[float]:
-    """The longest of moving, multiplying and exponentials (left out where runs did not measure them); None where a rate
-    that it needs was not measured."""
+    """Return the seconds of the longest of moving, multiplying and exponentials; None if a rate that it needs was not
+    measured.  Runs that did not measure exponentials leave those out."""
     moving = best.moving(least.held)
     if moving is None or (least.flops and best.flops_per_second is None):
         return None

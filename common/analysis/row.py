@@ -166,7 +166,7 @@ class Row(Exported):
 
     @property
     def trace(self) -> Optional[Path]:
-        """Its first trace file."""
+        """Return the first trace file."""
         return self.folder / Path(self.windows[0].file).name if self.windows else None
 
     @cached_property
@@ -176,7 +176,7 @@ class Row(Exported):
 
     @cached_property
     def curve(self) -> Optional[Curve]:
-        """Memory within a step of that trace; None where it tells none."""
+        """Return the memory within a step of the first trace; None if the trace has no memory events."""
         try:
             return memory_curve.read(self.trace) if self.trace else None
         except TraceError:
@@ -184,7 +184,7 @@ class Row(Exported):
 
     @property
     def is_exact(self) -> bool:
-        """Also where it is not known: traces without records are not another kind."""
+        """Tell whether the loss is exact; true also if its kind is not known, as of traces without records."""
         return self.exact is not False
 
     @property
@@ -194,17 +194,17 @@ class Row(Exported):
 
     @property
     def marked(self) -> str:
-        """The label with what sets its kind apart from an exact loss."""
+        """Return the label with what sets its kind apart from an exact loss."""
         return marked(self.label, self.kind)
 
     @property
     def torch(self) -> str:
-        """The version without its build: "2.11.0"; "" where it is not known."""
+        """Return the version without its build: "2.11.0"; "" where it is not known."""
         return (self.torch_version or "").partition("+")[0]
 
     @property
     def loss(self) -> str:
-        """The name without the environment that was asked for: "fast_rnnt" of "fast_rnnt@k2"."""
+        """Return the name without the environment that was asked for: "fast_rnnt" of "fast_rnnt@k2"."""
         return self.name.partition("@")[0]
 
     @property
@@ -243,7 +243,7 @@ class Row(Exported):
 
     @property
     def scope(self) -> str:
-        """The scope whose time is shown: the step where it was measured."""
+        """Return the scope whose time is shown: the step if it was measured."""
         return "step" if self.step_ms or not self.loss_ms else "loss"
 
     @property
@@ -259,12 +259,12 @@ class Row(Exported):
 
     @property
     def peak_mb(self) -> Optional[float]:
-        """The highest over the batches."""
+        """Return the highest peak over the batches in MB."""
         return max(self.peaks.values(), default=None)
 
     @cached_property
     def environments(self) -> List[Environment]:
-        """One of each job: rounds may have batches of their own."""
+        """Return the environment of each job; rounds may have batches of their own."""
         return [line for lines in self.jobs.values() for line in lines if isinstance(line, Environment)]
 
     @cached_property
@@ -297,7 +297,7 @@ class Row(Exported):
 
     @property
     def failure(self) -> Optional[Tuple[str, str]]:
-        """(status, reason) of the first job that is not ok; None when all are."""
+        """Return (status, reason) of the first job that is not ok; None when all are."""
         for job, lines in self.jobs.items():
             end = status_of(lines)
             if end is None or end.status != "ok":
@@ -320,7 +320,7 @@ class Row(Exported):
         return ratios.without_load([self.round_medians_ms.get(scope, {})], self.loaded_rounds.get(scope, ()))[1]
 
     def stage_medians(self, scope: str) -> Dict[str, float]:
-        """Median milliseconds of each stage of a scope."""
+        """Return median milliseconds of each stage of a scope."""
         stages = self.stages.get(scope) or {}
         return {plain(stage): value for stage, value in stages.items() if is_positive(value)}
 
@@ -431,7 +431,7 @@ def batches_of(environments: Sequence[Environment]) -> List[Batch]:
 
 
 def newest(jobs: Mapping[str, Sequence[JobLine]], kind: Type[T]) -> Optional[T]:
-    """The last record of a kind."""
+    """Return the last record of a kind."""
     lines_of_kind = [line for lines in jobs.values() for line in lines if isinstance(line, kind)]
     return lines_of_kind[-1] if lines_of_kind else None
 
@@ -447,7 +447,7 @@ def is_positive(value: Any) -> bool:
 
 
 def marked(name: str, kind: Optional[str]) -> str:
-    """A name with what sets its kind apart from an exact loss."""
+    """Return a name with what sets its kind apart from an exact loss."""
     if kind in LATTICES:
         return name if name.endswith(f":{kind}") else f"{name} ({kind})"
     mark = {"pruned": " (approx.)", "additive": " (additive)"}.get(kind or "", "")

@@ -27,8 +27,8 @@ def is_search(header: Header) -> bool:
 
 
 def relevant(records: Sequence[Line]) -> List[Line]:
-    """The records without the throughput at sizes, or over utterances, that were given up: what the times of the row
-    are to be from."""
+    """Return the records that the times of the row are from: without the throughput at sizes, or over utterances, that
+    the search gave up."""
     size, _ = bounds(answers(store.latest_jobs(records)))
     timed = [line for line in records if isinstance(line, Status) and line.pass_name == "throughput"]
     pool = next((line.pool for line in reversed(timed) if line.size == size), None)
@@ -92,7 +92,7 @@ def _totals(jobs: Jobs) -> Optional[Totals]:
 
 
 def _at(jobs: Jobs, size: Optional[int], pass_name: str) -> List[Sequence[JobLine]]:
-    """The jobs of a pass at a size."""
+    """Return the jobs of a pass at a size."""
     ended = [(lines, store.status_of(lines)) for lines in jobs.values()]
     return [lines for lines, end in ended if end and end.pass_name == pass_name and end.size == size]
 
@@ -130,7 +130,8 @@ def _status(
 def _limited_by(
     jobs: Jobs, settings: Mapping[str, Any], size: Optional[int], too_large: Optional[int], totals: Optional[Totals]
 ) -> Optional[str]:
-    """ "memory", "time", "error", "all" (there are no more utterances), "cap" (--largest-cap), or None: not known."""
+    """Return "memory", "time", "error", "all" (no more utterances), "cap" (--largest-cap), or None if it is not
+    known."""
     if any(end.status not in (*OUTCOMES, "interrupted") for end in ends(jobs, "probe")):
         return "error"
     if too_large is not None:
@@ -144,7 +145,7 @@ def _limited_by(
 
 
 def _probe(jobs: Jobs, size: Optional[int]) -> Probe:
-    """The first ``probe`` record of a size: of the batch with the most padded cells."""
+    """Return the first ``probe`` record of a size: of the batch with the most padded cells."""
     probes = (line for lines in _at(jobs, size, "probe") for line in lines if isinstance(line, Probe))
     return next(probes, Probe(job=""))
 
@@ -156,7 +157,7 @@ def _peak_mb(jobs: Jobs, size: Optional[int]) -> Optional[float]:
 
 
 def peaks_mb(row: Row) -> Dict[int, float]:
-    """The most that a step took at each size that fitted."""
+    """Return the highest peak of a step in MB at each size that fitted."""
     fitted = sorted(size for size, fits in answers(row.jobs).items() if fits)
     peaks = {size: _peak_mb(row.jobs, size) for size in fitted}
     return {size: peak for size, peak in peaks.items() if peak}

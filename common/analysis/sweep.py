@@ -50,12 +50,12 @@ class Sweep:
 
     @property
     def grid(self) -> Dict[str, List[Any]]:
-        """The values of each swept setting."""
+        """Return the values of each swept setting."""
         return {key: list(values) for key, values in self.header.grid.items()} if self.header else {}
 
     @property
     def absent(self) -> int:
-        """Pairs of a cell and an implementation that were not begun."""
+        """Return the (cell, implementation) pairs that were not begun."""
         cells = math.prod(len(values) for values in self.grid.values())
         names = {*(self.header.names if self.header else ()), *(run.row.name for run in self.runs)}
         return cells * len(names) - len(self.runs)
@@ -79,7 +79,7 @@ class Exponent(NamedTuple):
 
 
 def find(paths: Sequence[Any] = ()) -> List[Sweep]:
-    """The sweeps in, at or under `paths` (default: ``log``)."""
+    """Return the sweeps in, at or under `paths` (default: ``log``)."""
     files = [file for path in paths or ["log"] for file in files_named(schema.SWEEP_FILE_NAME, Path(path))]
     return [read(file) for file in dict.fromkeys(files)]
 
@@ -120,12 +120,12 @@ def is_number(value: Any) -> bool:
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
-    """Is it a setting that has an order and distances?"""
+    """Tell whether the values of a setting have an order and distances."""
     return all(is_number(value) for value in values)
 
 
 def along(sweep: Sweep, key: str) -> List[SweptRun]:
-    """The runs in which only `key` varies: every other setting has the first of its values."""
+    """Return the runs in which only `key` varies: every other setting has the first of its values."""
     others = {other: values[0] for other, values in sweep.grid.items() if other != key}
     return [run for run in sweep.runs if all(run.values[other] == value for other, value in others.items())]
 
@@ -179,8 +179,10 @@ def _faults(row: Row, scope: str) -> Optional[float]:
 
 
 def _stretches(points: Sequence[_Point]) -> List[List[_Point]]:
-    """Parted where the allocator begins or ends to map memory anew in each step, which takes time of its own: there the
-    faults change FAULTS_JUMP times as much as the time."""
+    """Split the runs where the allocator begins or stops mapping memory anew in each step, which takes time of its own.
+
+    There the page faults change FAULTS_JUMP times as much as the time.
+    """
     stretches: List[List[_Point]] = []
     for point in points:
         before = stretches[-1][-1] if stretches else None

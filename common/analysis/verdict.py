@@ -94,7 +94,7 @@ class LogitsPick:
 
     @property
     def row(self) -> Optional[Row]:
-        """The loss to use; None where it is unclear."""
+        """Return the loss to use; None where it is unclear."""
         if not self.basis:
             return None
         return self.step.row if self.basis == "step" and self.step else self.loss.row
@@ -159,7 +159,7 @@ def by_time(rows: Sequence[Row], scope: str) -> Optional[Pick]:
 
 
 def smallest(rows: Sequence[Row], kinds: Optional[Kinds] = None) -> Optional[Pick]:
-    """By the highest peak over the batches."""
+    """Return the pick of the loss with the lowest peak, each by its highest over the batches."""
     return _by_size([(row, peak) for row in _ok(rows, kinds) if (peak := row.peak_mb)], MEMORY_MARGIN)
 
 
@@ -209,13 +209,13 @@ def _slowdown(best: Row, other: Row) -> Optional[Ratio]:
 
 
 def _rounds(row: Row) -> Dict[Hashable, Dict[Hashable, List[float]]]:
-    """round -> the one thing compared -> seconds of an utterance."""
+    """Return seconds of an utterance by round; the inner key is the same everywhere."""
     rates = search_of(row).utterances_per_second_rounds
     return {name: {"utterance": [1 / rate]} for name, rate in rates.items()}
 
 
 def _by_size(sizes: List[Tuple[Row, float]], margin: float, most: bool = False) -> Optional[Pick]:
-    """The smallest, or with `most` the largest."""
+    """Return the pick of the smallest value, or with `most` of the largest."""
     if not sizes:
         return None
     (best, size), *others = sorted(sizes, key=lambda each: -each[1] if most else each[1])

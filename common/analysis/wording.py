@@ -118,12 +118,13 @@ def against_next(pick: Pick, measure: Measure) -> Words:
 
 
 def named(pick: Pick, measure: Measure) -> Words:
-    """Return the name of the best row before the same."""
+    """Return `against_next` with the name of the best row before it: "a, 25.0 ms a step; next is b at 1.67x the
+    time"."""
     return [f"{name_of(pick.row)}, ", *against_next(pick, measure)]
 
 
 def answer(pick: Pick, measure: Measure) -> Words:
-    """Return the same, which begins with "unclear" where others may be as good."""
+    """Return `named`, after "unclear: " if others may be as good."""
     if pick.withheld:
         return [WITHHELD]
     return named(pick, measure) if pick.sure else ["unclear: ", *named(pick, measure)]

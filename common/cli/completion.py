@@ -41,7 +41,7 @@ def flags_of(parser: argparse.ArgumentParser) -> List[Flag]:
 
 
 def _brief(text: str) -> str:
-    """Return the begin of a help in letters that no shell takes for its own."""
+    """Return the beginning of a flag's help, without characters that mean something to a shell."""
     plain = re.sub(r"[^\w .,=-]+", " ", text.replace("%%", " percent")).split()
     return " ".join(plain)[:LONGEST_HELP].strip()
 

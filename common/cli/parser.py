@@ -264,7 +264,7 @@ def chosen(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Li
     if not names:
         parser.error("argument --skip: it leaves nothing of --only")
     if arguments.topology:
-        given = [one.name for one in with_variants() if not one.template] if arguments.only == standard() else names
+        given = [row.name for row in with_variants() if not row.template] if arguments.only == standard() else names
         names = [name for name in given if find(name).kind == arguments.topology and name not in arguments.skip]
         if not names:
             parser.error(f"argument --topology: no loss of --only is on the lattice {arguments.topology}")

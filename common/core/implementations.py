@@ -80,7 +80,7 @@ class Implementation:
 
     @property
     def folder(self) -> str:
-        """The part of a log folder's name: "fast_rnnt-modified-at-k2" for "fast_rnnt:modified@k2"."""
+        """Return its part of the name of a log folder: "fast_rnnt-modified-at-k2" for "fast_rnnt:modified@k2"."""
         return self.name.replace(":", "-").replace("@", "-at-")
 
     def of_variant(self, variant: str) -> Implementation:

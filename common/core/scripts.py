@@ -1,9 +1,9 @@
 """Benchmark scripts as files: the adapter that one holds, and the row of one that the table does not know.
 
 A copy of benchmark_mine.py, wherever it lies, is an implementation of its own: its workers load that very file, and its
-row has the copy's name, beside those of the table.  What a command needs to know of a script it asks a process that
-imports it (`python -m common.core.scripts FILE`), so that a file that ends, hangs or changes its process costs its own
-row alone.  No torch here.
+row has the copy's name, beside those of the table.  A command learns about a script from a process that imports it
+(`python -m common.core.scripts FILE`), so a file that ends, hangs or changes its process costs its own row alone.  No
+torch here.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ _SMALL_SCHEDULE = {"wait": 0, "warmup": 1, "active": 1, "repeat": 2}
 
 
 def _batches_heading(known: Mapping[str, Any]) -> str:
-    """Return "batch size 30 (random 14 batches)", as far as it is known."""
+    """Return "batch size 30 (random 14 batches)", without parts that are not known."""
     if known.get("find_largest"):
         text = f"largest {known['find_largest']} that fits"
     elif known.get("sort_utterance"):
@@ -569,24 +569,25 @@ class Settings:
 
     @property
     def precision(self) -> str:
-        """The dtype that the joiner's products, and so the logits, are rounded to."""
+        """Return the dtype that the joiner's products, and so the logits, are rounded to."""
         return self.amp or self.dtype
 
     @property
     def suffix(self) -> str:
-        """The part of the log folder's name that tells the batches: "30", "max-frames-10000", "largest-batch-size"."""
+        """Return the part of the log folder's name that names the batches: "30", "max-frames-10000",
+        "largest-batch-size"."""
         if self.find_largest:
             return f"largest-{self.find_largest}"
         return f"max-frames-{self.max_frames}" if self.sort_utterance else str(self.batch_size)
 
     @property
     def own_batches(self) -> bool:
-        """True where each timing round measures batches that no other round has; else all rounds have the same."""
+        """Tell whether each timing round measures batches that no other round has; else all rounds have the same."""
         return self.batches in ("random", "spread") and not self.find_largest
 
     @property
     def trace_steps(self) -> int:
-        """Steps of the trace pass: every one is followed by ``prof.step()``, none is left over."""
+        """Return the number of steps of the trace pass, each followed by ``prof.step()``."""
         schedule = self.schedule
         return (schedule["wait"] + schedule["warmup"] + schedule["active"]) * schedule["repeat"]
 

@@ -51,17 +51,17 @@ class Batches:
         return self.utterances[self._slice(index)]
 
     def rows(self, index: int) -> np.ndarray:
-        """Rows of the shape file of the utterances of batch `index`: int64 (N,), counted from 0."""
+        """Return the rows in the shape file of the utterances of batch `index`: int64 (N,), counted from 0."""
         return self._order[self._slice(index)]
 
     def cells(self, index: int) -> Tuple[int, int]:
-        """Useful and padded cells of batch `index`."""
+        """Return the useful and padded cells of batch `index`."""
         description = self.describe(index)
         return description["useful_cells"], description["padded_cells"]
 
     def describe(self, index: int, prune_range: Optional[int] = None) -> Dict[str, int]:
-        """Batch `index` as in the ``environment`` record (common.records.schema); with `prune_range`, also the cells
-        of so many symbols per frame."""
+        """Return batch `index` as the ``environment`` record has it; with `prune_range`, also the cells of so many
+        symbols per frame."""
         frames, tokens = self[index].astype(np.int64).T
         numbers = {"index": range(len(self))[index], "N": len(frames), "T_max": frames.max(), "U_max": tokens.max()}
         numbers["useful_cells"] = (frames * (tokens + 1)).sum()
@@ -73,7 +73,7 @@ class Batches:
         return {key: int(value) for key, value in numbers.items()}
 
     def all_cells(self) -> Tuple[np.ndarray, np.ndarray]:
-        """Useful and padded cells of every batch, each int64 (batches,)."""
+        """Return the useful and padded cells of every batch, each int64 (batches,)."""
         if not len(self):
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
         frames, tokens = self.utterances.astype(np.int64).T
@@ -82,7 +82,7 @@ class Batches:
         return useful, np.diff(self._bounds) * self.longest() * (np.maximum.reduceat(tokens, starts) + 1)
 
     def longest(self) -> np.ndarray:
-        """The largest T of every batch, int64 (batches,)."""
+        """Return the largest T of every batch, int64 (batches,)."""
         if not len(self):
             return np.zeros(0, dtype=np.int64)
         return np.maximum.reduceat(self.utterances[:, 0].astype(np.int64), self._bounds[:-1])
@@ -100,7 +100,7 @@ class Batches:
         )
 
     def warning(self) -> Optional[str]:
-        """One line about utterances that are too long, each a batch of its own; None when there are none."""
+        """Return a line about utterances that are too long, each a batch of its own; None when there are none."""
         if not self.too_long:
             return None
         row, count = self.too_long[0], len(self.too_long)
@@ -117,8 +117,8 @@ class Batches:
 
 
 def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
-    """Batches of `batch_size` utterances in file order; the last one may be short.  shapes: (utterances, 2), columns T
-    and U.  Raises UserError for a batch size below 1."""
+    """Return batches of `batch_size` utterances in file order; the last one may be short.  shapes: (utterances, 2),
+    columns T and U. Raises UserError for a batch size below 1."""
     if batch_size < 1:
         raise UserError(f"--batch-size {batch_size}: a batch needs at least 1 utterance")
     count = len(shapes)
@@ -127,9 +127,9 @@ def fixed_size(shapes: np.ndarray, batch_size: int) -> Batches:
 
 
 def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
-    """Utterances sorted by T, then U, longest first; each batch is filled while its sum of T stays within `max_frames`.
-    T and U move as pairs, and equal ones keep their file order.  A longer utterance is a batch of its own (see
-    ``Batches.too_long``).  shapes: (utterances, 2).  Raises UserError for a number below 1."""
+    """Return batches of utterances sorted by T, then U, longest first, each filled while its sum of T stays within
+    `max_frames`.  T and U move as pairs, and equal ones keep their file order.  A longer utterance is a batch of its
+    own (see ``Batches.too_long``).  shapes: (utterances, 2).  Raises UserError for a number below 1."""
     if max_frames < 1:
         raise UserError(f"--max-frames {max_frames}: a batch needs at least 1 frame")
     frames, tokens = np.asarray(shapes).astype(np.int64).T
@@ -146,7 +146,7 @@ def max_frames(shapes: np.ndarray, max_frames: int) -> Batches:
 
 
 def select(batches: Batches, mode: str, count: int, seed: int, round_number: int = 1) -> List[int]:
-    """Indices of the batches to measure in a round: `count` of them, or all where there are no more.
+    """Return the indices of the batches to measure in a round: `count` of them, or all where there are no more.
 
     mode: ``first`` (file or creation order), ``longest`` (most padded cells first), ``random`` (seeded), ``spread``
     (seeded: sorted by T and padded cells, longest first, cut into `count` equal parts, one each).  The last two draw
@@ -186,6 +186,7 @@ def lightest(batches: Batches, indices: Sequence[int]) -> int:
 
 
 def _descending(values: np.ndarray) -> np.ndarray:
-    """Keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits faster."""
+    """Return keys that sort non-negative int64 `values` largest first, in the smallest type: numpy sorts 16 bits
+    faster."""
     largest = values.max(initial=0)
     return (largest - values).astype(np.min_scalar_type(largest))

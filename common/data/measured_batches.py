@@ -19,9 +19,16 @@ from common.data.batching import Batches
 def load(
     settings: Settings, pool: Optional[int] = None, round_number: Optional[int] = None
 ) -> Tuple[Batches, List[int]]:
-    """(all batches of the shape file's utterances, indices of those of this round; without one, of all rounds).  pool:
-    a batch size, or a number of frames when sorted: only the utterances of the measured batches of that size are used,
-    and all their batches, so that batches of different sizes are timed over the same utterances.  UserError."""
+    """Return (all batches of the shape file, indices of the measured ones).
+
+    Args:
+        settings: of the run.
+        pool: a batch size, or a number of frames when sorted.  Only the utterances of the measured batches of that
+            size are used, in all their batches, so that batches of different sizes are timed over the same utterances.
+        round_number: whose batches; None: those of all rounds.
+
+    Raises UserError.
+    """
     utterances = load_utterances(settings)
     if pool is None:
         batches = in_batches(utterances, settings)
@@ -32,8 +39,8 @@ def load(
 
 
 def load_utterances(settings: Settings) -> np.ndarray:
-    """(utterances, 2) int32, columns T and U: the shape file's, those of other durations left out, varied as the
-    settings say.  UserError."""
+    """Return the utterances of the shape file with the durations and variations of the settings: int32 (utterances, 2),
+    columns T and U. Raises UserError."""
     path = Path(settings.shape_file)
     known = provenance.known_factor(path)
     factor = variations.check_subsampling(path, known, settings.subsampling)
@@ -50,7 +57,7 @@ def in_batches(utterances: np.ndarray, settings: Settings) -> Batches:
 
 
 def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> List[str]:
-    """A line for each surprise in the batches of a run."""
+    """Return a line for each surprise in the batches of a run."""
     lines = [batches.warning()]
     available, wanted = len(batches), settings.num_batches
     if not settings.find_largest:  # which has sizes of its own
@@ -63,7 +70,7 @@ def warnings(batches: Batches, selected: Sequence[int], settings: Settings) -> L
 
 
 def select(batches: Batches, settings: Settings, round_number: Optional[int] = None) -> List[int]:
-    """Indices of the measured batches of a round; without one, of all rounds, each once."""
+    """Return the indices of the measured batches of a round; without one, of all rounds, each once."""
     if not settings.own_batches:
         round_number = 1
     rounds = range(1, settings.rounds + 1) if round_number is None else [round_number]

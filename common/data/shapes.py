@@ -28,10 +28,10 @@ LARGEST = np.iinfo(np.int32).max
 
 
 def load(path: Path) -> np.ndarray:
-    """Rows of the shape file: int32 (utterances, 2), columns T and U.  No code in a file is run: torch.load with
-    weights_only=True, and no TorchScript (which torch 1.13 would load with it).  The checksums in the file, and its
-    sha256 in the provenance beside it, must be right if they exist.  Raises UserError, which names the file, the row
-    (counted from 0) and the wrong value."""
+    """Return the rows of the shape file: int32 (utterances, 2), columns T and U. No code in a file is run: torch.load
+    with weights_only=True, and no TorchScript (which torch 1.13 would load with it).  The checksums in the file, and
+    its sha256 in the provenance beside it, must be right if they exist.  Raises UserError, which names the file, the
+    row (counted from 0) and the wrong value."""
     rows = _load_tensor(path).numpy()
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise UserError(f"{path}: a tensor of shape {rows.shape}, not (utterances, 2); {MAKE_ONE}")
@@ -77,9 +77,10 @@ def save(path: Path, rows: np.ndarray, described: Dict[str, Any], *beside: Tuple
 
 
 class _Hashed:
-    """A stream whose `digest` is of all that is written to it: a file of any size is never held as a whole.
+    """A stream that updates a digest with all that is written, so that no file is held in memory as a whole.
 
-    torch.save makes another error of one in ``write``, so the first is kept in `error`, and nothing written after it.
+    torch.save replaces an error that ``write`` raises, so the first error is kept in `error`, and later writes do
+    nothing.
     """
 
     def __init__(self, stream: BinaryIO, digest: Any):
@@ -116,7 +117,7 @@ def check_output(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
+    """Return the hex digest of the file's bytes.  Raises UserError for a file that cannot be read."""
     digest = hashlib.sha256()
     try:
         with open_file(path) as stream:
@@ -128,10 +129,11 @@ def sha256(path: Path) -> str:
 
 
 def subsampled(frames: Any, factor: int = 4) -> Any:
-    """Encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the front end.  2,
-    4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the front end of
-    icefall's conformer: 1411 -> 352.  6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 - 2) // 3, as
-    in ESPnet.  1 changes nothing.  Raises UserError for another factor, for which no common front end exists."""
+    """Return the encoder frames of `frames` feature frames (an int or an integer array); below 1: too short for the
+    front end. 2, 4 and 8 are one, two and three convolutions of kernel 3 and stride 2, (x - 1) // 2 each; 4 is the
+    front end of icefall's conformer: 1411 -> 352. 6 is one of those and one of kernel 5 and stride 3, ((x - 1) // 2 -
+    2) // 3, as in ESPnet. 1 changes nothing.  Raises UserError for another factor, for which no common front end
+    exists."""
     if factor not in FACTORS:
         raise UserError(f"--subsampling-factor {factor}: choose one of {', '.join(map(str, FACTORS))}")
     if factor == 6:
@@ -142,12 +144,12 @@ def subsampled(frames: Any, factor: int = 4) -> Any:
 
 
 def feature_frames(T: Any, factor: int) -> Any:
-    """The fewest feature frames that have T encoder frames (an int or an integer array): T = subsampled(...)."""
+    """Return the fewest feature frames that have T encoder frames (an int or an integer array): T = subsampled(...)."""
     return factor * T + factor - 1
 
 
 def _load_tensor(path: Path) -> Any:
-    """The tensor in `path`: on the CPU, dense, of an integer dtype; or UserError."""
+    """Return the tensor in `path`, on the CPU. Raises UserError unless it is dense and of an integer dtype."""
     import torch
 
     problem = not_a_file(path)

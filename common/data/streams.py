@@ -13,13 +13,14 @@ import numpy as np
 
 
 def uniform64(seed: int, count: int) -> np.ndarray:
-    """`count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64 with `seed` (>= 0)."""
+    """Return `count` float64 numbers in [0, 1), multiples of 2**-53, from the raw output of PCG64 with `seed` (>=
+    0)."""
     raw = np.random.PCG64(seed).random_raw(count)
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def uniform(count: int, *key: int) -> np.ndarray:
-    """(count,) float32 in [0, 1), multiples of 2^-24, from the stream that `key` names."""
+    """Return (count,) float32 in [0, 1), multiples of 2^-24, from the stream that `key` names."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw((count + 1) // 2)
     return (words.astype("<u8").view("<u4")[:count] >> 8).astype(np.float32) * np.float32(2**-24)
 
@@ -29,6 +30,6 @@ ENCODER, DECODER, TARGETS, WEIGHTS, _, ALIGNMENT, CODES = range(7)
 
 
 def symbols(shape: Tuple[int, int], vocab_size: int, *key: int) -> np.ndarray:
-    """`shape` int32 in [1, vocab_size): never the blank, 0."""
+    """Return int32 of `shape` in [1, vocab_size): never the blank, 0."""
     words = np.random.PCG64(np.random.SeedSequence(key)).random_raw(shape[0] * shape[1])
     return (1 + (words >> np.uint64(33)) % np.uint64(vocab_size - 1)).astype(np.int32).reshape(shape)

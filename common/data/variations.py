@@ -27,15 +27,22 @@ def vary(
     frames: Optional[int] = None,
     tokens: Optional[int] = None,
 ) -> np.ndarray:
-    """Rows (utterances, 2), columns T and U at x4, as int32 rows of other lengths; the arguments apply in this order:
+    """Return rows of other lengths, int32 (rows, 2), columns T and U; the defaults change nothing.
 
-    concatenate: each group of so many rows in a row becomes one row, the sum of their T and of their U; the rows that
-    are left at the end become a shorter one.  subsampling: T frames at x4 are at least 4 T + 3 feature frames.  They
-    go through the front end of shapes.subsampled (8 is exactly a third convolution of icefall's, (T - 1) // 2; 6 is
-    ESPnet's, (2 T - 1) // 3); at least 1.  token_scale: U is multiplied and rounded (half to even); U >= 1 gives at
-    least 1.  frames, tokens: this T, this U, for every row.
+    The arguments apply in this order.
 
-    The defaults change nothing.  Raises UserError for an utterance longer than a shape file can hold."""
+    Args:
+        shapes: (utterances, 2), columns T and U at x4.
+        concatenate: each group of so many successive rows becomes one, with the sums of T and of U; the last group may
+            be smaller.
+        subsampling: T frames at x4 are at least 4 T + 3 feature frames, which go through the front end of
+            shapes.subsampled; at least 1.  8 is a third convolution of icefall's, (T - 1) // 2; 6 is ESPnet's,
+            (2 T - 1) // 3.
+        token_scale: factor of U, rounded half to even; U >= 1 gives at least 1.
+        frames, tokens: this T, this U, for every row.
+
+    Raises UserError for an utterance longer than a shape file can hold.
+    """
     rows = np.asarray(shapes, dtype=np.int64)
     if concatenate > 1:
         rows = np.add.reduceat(rows, np.arange(0, len(rows), concatenate), axis=0)
@@ -56,9 +63,11 @@ def vary(
 def between(
     shapes: np.ndarray, frame_shift: float, factor: int, shortest: Optional[float], longest: Optional[float]
 ) -> np.ndarray:
-    """The rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).  T encoder frames at
-    x`factor` are at least factor * T + factor - 1 feature frames of `frame_shift` seconds each; at x4 they are up to
-    three more, so the seconds are right to 0.03.  Raises UserError where no utterance is left."""
+    """Return the rows (utterances, 2) of at least `shortest` and at most `longest` seconds (None: any).
+
+    T encoder frames at x`factor` are at least factor * T + factor - 1 feature frames of `frame_shift` seconds each; at
+    x4 they are up to three more, so the seconds are right to 0.03.  Raises UserError where no utterance is left.
+    """
     if shortest is None and longest is None:
         return shapes
     frames = feature_frames(np.asarray(shapes[:, 0], dtype=np.int64), factor)
@@ -72,8 +81,10 @@ def between(
 
 
 def check_subsampling(path: object, known: Optional[int], wanted: int) -> int:
-    """The factor for `vary` where the provenance of the shape file `path` says `known` (None: nothing).  A file of
-    another factor than 4 can be used as it is, never be turned into a third: UserError."""
+    """Return the factor for `vary` if the provenance of the shape file `path` says `known` (None: nothing).
+
+    A file of another factor than 4 can be used as it is, never be turned into a third: UserError.
+    """
     if known in (None, SUBSAMPLING):
         return wanted
     if wanted in (known, SUBSAMPLING):

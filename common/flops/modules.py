@@ -140,7 +140,8 @@ class Modules:
         return f"{caller}.{name}" if caller else name
 
     def _add(self, root: str, module: torch.nn.Module, known: Collection[int] = ()) -> None:
-        """Name a module and all below it.  known: ids of modules that keep their names, as of a model in a wrapper."""
+        """Give a module and all below it their paths.  known: ids of modules that keep theirs, as of a model in a
+        wrapper."""
         for name, part in module.named_modules(remove_duplicate=False):
             if id(part) in known:
                 continue

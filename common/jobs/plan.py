@@ -10,8 +10,10 @@ from common.jobs.spec import Job
 
 
 def plan(names: Sequence[str], settings: Settings) -> List[Job]:
-    """Correctness of all comes first, then the timing rounds, the implementations of each in an order shuffled by the
-    seed, then memory, then traces."""
+    """Return the jobs in their order: correctness of all, the timing rounds, memory, traces.
+
+    The seed shuffles the implementations of each round.
+    """
     jobs = [Job(name, "correctness") for name in names if "correctness" in settings.passes]
     if "timing" in settings.passes:
         shuffle = random.Random(settings.seed)

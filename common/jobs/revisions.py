@@ -112,7 +112,7 @@ def _results_folders(log_dir: Optional[Path], names: Sequence[str]) -> Tuple[Pat
 
 @contextmanager
 def _work_trees(revisions: Sequence[str]) -> Iterator[List[Path]]:
-    """A folder for each revision (one for two equal ones) with its files, gone afterwards."""
+    """Yield a folder with the files of each revision, one for two equal ones, and remove them afterwards."""
     folders = {revision: BUILD / "revisions" / revision[:12] for revision in revisions}
     try:
         for revision, folder in folders.items():
@@ -142,7 +142,7 @@ def _remove(folder: Path) -> None:
 
 
 def _copy_files(folder: Path) -> None:
-    """The user's files as they are: tracked ones, and new ones that git does not ignore."""
+    """Copy the user's files as they are: tracked ones, and new ones that git does not ignore."""
     for name in filter(None, _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -32,9 +32,9 @@ SHARE_OF_AVAILABLE = 0.9
 
 
 def next_size(answers: Mapping[int, bool], low: int, cap: int, start: int) -> Optional[int]:
-    """The size to try next; None when the largest is known to within TOLERANCE, or 1.  answers: does a size fit?  low,
-    cap: the lowest and highest size worth a try.  From `start` on sizes are doubled until one fails, then the gap is
-    halved.  A size that fits does not count where a smaller one did not fit."""
+    """Return the size to try next; None once the largest is known to within TOLERANCE, or 1. answers: whether each size
+    fits; low, cap: the lowest and highest size worth a try.  From `start` on sizes are doubled until one fails, then
+    the gap is halved.  A size that fits does not count where a smaller one did not fit."""
     fits, fails = bounds(answers)
     if fails is None:
         if fits is None:
@@ -91,7 +91,7 @@ class Search:
         return answers(store.latest_jobs(self.run.records))
 
     def range(self) -> Tuple[int, int, int]:
-        """(lowest size worth a try, highest, first): sorted batches hold at least the longest utterance."""
+        """Return (lowest size worth a try, highest, first): sorted batches hold at least the longest utterance."""
         totals = next(
             record.shape_file_totals
             for record in self.run.records
@@ -154,7 +154,8 @@ class Searches:
             search.failed = self.session.carry_out(job, lane).status not in OUTCOMES
 
     def _time(self, searches: Sequence[Search]) -> bool:
-        """The rounds at each one's size; False when one of them did not fit after all: its search goes on."""
+        """Measure the throughput rounds of all searches; return False if a size did not fit after all, so that its
+        search goes on."""
         pool = max((search.size or 0 for search in searches), default=0)
         jobs = [(search, job) for search in searches for job in search.throughput_jobs(pool)]
         self.order.shuffle(jobs)

@@ -116,10 +116,12 @@ class Session:
         return self.budget.gives_up(job.implementation, job.round or 0, standing)
 
     def measure_again(self, rounds: Sequence[Chain]) -> None:
-        """Measure those timing rounds again, each as a whole, in which a row ran beside other load.
+        """Repeat each timing round in which a row ran beside other load, as a whole.
 
-        Each begins when the machine is quiet; what its rows measured last counts, whatever the times are.  At most as
-        many as there are rounds, so that a round may come twice.  Raises Interrupted and UserError.
+        Each begins when the machine is quiet, and replaces what its rows measured before, whatever the times are.  At
+        most len(rounds) repetitions are made in all; one round may be repeated twice.
+
+        Raises Interrupted and UserError.
         """
         left, patience = len(rounds), Patience(self.wait)
 

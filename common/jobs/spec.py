@@ -87,7 +87,8 @@ class Task:
     round: None = None
 
     def variables(self, settings: Settings) -> Mapping[str, str]:
-        """glibc stays as it is: times are those that a user has, and the peak is not hidden by what the heap keeps."""
+        """Return none, so that glibc stays as it is: times are those that a user has, and the heap hides no part of the
+        peak."""
         return {}
 
     def status(self, status: str, reason: str, wall_ns: int = 0) -> Dict[str, Any]:

@@ -65,7 +65,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def status_of(error: BaseException) -> str:
-    """oom, unsupported (a build without kernels for this GPU) or error."""
+    """Return "oom", "unsupported" (a build without kernels for this GPU) or "error"."""
     if is_out_of_memory(error):
         return "oom"
     return "unsupported" if "no kernel image is available" in str(error) else "error"

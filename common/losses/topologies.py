@@ -62,7 +62,7 @@ class Topology:
 
     @property
     def extra(self) -> int:
-        """Columns that the joiner has after the V symbols."""
+        """Return the number of columns that the joiner has after the V symbols."""
         return 0
 
     def log_probs(self, logits: torch.Tensor, blank: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ WIDTHS = (240, 280, 330, 400, 500, 620, 780, 1000, 1300)
 
 
 class Spot(NamedTuple):
-    """The middle of a name, from its point; far: there is a line between them."""
+    """The middle of a name in pixels from its point; far: whether a line joins name and point."""
 
     across: float
     up: float

@@ -78,11 +78,11 @@ class Run:
         self.unwritten.clear()
 
     def _line(self, record: Record) -> Record:
-        """A record as the file has it."""
+        """Return a record as the file has it."""
         return record
 
     def is_done(self, job: str) -> bool:
-        """Has the job ended well?  Anything else is tried again when a run is resumed."""
+        """Tell whether the job ended well; any other job is tried again when a run is resumed."""
         lines = store.latest_jobs(self.records).get(job)
         end = store.status_of(lines) if lines else None
         return end is not None and end.status == "ok"
@@ -128,14 +128,17 @@ def kept(lines: Iterable[Line]) -> List[Line]:
 
 
 def remove(path: Path) -> None:
-    """A file of records and its folder, unless someone put another file there."""
+    """Delete a file of records, and its folder unless it holds another file."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
         path.parent.rmdir()
 
 
 def claim_folder(log_dir: Path, base: str) -> Claim:
-    """The lock of a new folder `base` (or base.2, base.3, ...) in `log_dir`.  UserError where none can be made."""
+    """Make a folder `base` (or base.2, base.3, ...) in `log_dir` and return its lock.
+
+    Raises UserError if none can be made.
+    """
     for number in itertools.count(1):
         folder = log_dir / (base if number == 1 else f"{base}.{number}")
         try:
@@ -157,9 +160,11 @@ def claim_folder(log_dir: Path, base: str) -> Claim:
 
 @contextmanager
 def claim_again(path: Path) -> Iterator[Claim]:
-    """The lock of a run or sweep that is to be continued, of whose file `path` a killed process may have left a job
-    half written: that is cut off.  A UserError in the block gives it back.  Raises UserError while another process has
-    the lock."""
+    """Yield the lock of a run or sweep that is to be continued.
+
+    A job that a killed process left half written in its file `path` is cut off.  A UserError in the block releases the
+    lock.  Raises UserError while another process has the lock.
+    """
     claim = claim_held(path.parent)
     try:
         store.mend(path)
@@ -170,7 +175,7 @@ def claim_again(path: Path) -> Iterator[Claim]:
 
 
 def claim_held(folder: Path) -> Claim:
-    """The lock of a folder that is there.  Raises UserError while another process has it."""
+    """Return the lock of an existing folder.  Raises UserError while another process has it."""
     try:
         return Claim(folder / LOCK_NAME)
     except Held as held:
@@ -189,7 +194,7 @@ def origin(of: Optional[Record] = None) -> Record:
 
 
 def is_of(head: FirstLine, of: Optional[Record]) -> bool:
-    """Was it measured on machines of this kind?  None: on this one, or not known."""
+    """Tell whether a run was measured on machines like `of`; true for None, which is this machine."""
     return of is None or all(getattr(head.machine, key, None) == of.get(key) for key in ("cpu", "cores", "gpu"))
 
 
@@ -203,7 +208,7 @@ def now() -> str:
 
 
 def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapping[str, Any]) -> Record:
-    """The ``run`` record."""
+    """Return the ``run`` record."""
     implementation = find(name)
     row = {
         "name": name,
@@ -217,7 +222,8 @@ def header(name: str, settings: Settings, run_id: str, started: str, extra: Mapp
 
 
 def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record]) -> List[Tuple[Head, Path]]:
-    """The first line and the path of each file of this name under `log_dir`, on the machine `of`, the newest last."""
+    """Return the first line and the path of each file of this name under `log_dir`, on the machine `of`, the newest
+    last."""
     heads = [(store.first(path), path) for path in sorted(log_dir.glob(f"*/{file_name}"))]
     warn_of_unreadable([path.parent.name for head, path in heads if not isinstance(head, kind)], log_dir)
     here = [(head, path) for head, path in heads if isinstance(head, kind) and is_of(head, of)]
@@ -225,8 +231,8 @@ def earlier(log_dir: Path, file_name: str, kind: Type[Head], of: Optional[Record
 
 
 def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Optional[Record]) -> Dict[str, Path]:
-    """Files of the newest run under `log_dir` with the same settings, on the machine `of`, by
-    implementation; UserError without any."""
+    """Return the files of the newest run under `log_dir` with the same settings, on the machine `of`, by
+    implementation.  Raises UserError if there is none."""
     wanted = read_back(settings.to_json())
     runs: Dict[str, Dict[str, Path]] = {}
     for head, path in earlier(log_dir, schema.FILE_NAME, Header, of):
@@ -238,7 +244,7 @@ def _resumable(names: Sequence[str], settings: Settings, log_dir: Path, of: Opti
 
 
 def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
-    """Unreadable runs are reported and do not block --resume."""
+    """Warn of runs that cannot be read, which do not block --resume."""
     if folders:
         names = ", ".join(map(plain, folders))
         print(f"warning: --resume: skipped {names} in {log_dir}: the first line cannot be read", file=sys.stderr)
@@ -248,9 +254,9 @@ def warn_of_unreadable(folders: Sequence[str], log_dir: Path) -> None:
 def open_runs(
     names: Sequence[str], settings: Settings, log_dir: Path, resume: bool, extra: Optional[Mapping[str, Any]] = None
 ) -> Iterator[Dict[str, Run]]:
-    """A Run for each implementation: new folders, or those of the newest run with the same settings when resuming.
-    extra: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises UserError
-    when there is nothing to resume, or when another process is measuring it."""
+    """Yield a Run for each implementation: new folders, or those of the newest run with the same settings when
+    resuming.  extra: further keys of the ``run`` records; when resuming, those of the run that is continued.  Raises
+    UserError when there is nothing to resume, or when another process is measuring it."""
     paths = _resumable(names, settings, log_dir, (extra or {}).get("machine")) if resume else {}
     run_id, started, shared = _shared_keys(next(iter(paths.values()), None), extra or {})
     opened: Dict[str, Run] = {}
@@ -275,7 +281,7 @@ def open_runs(
 
 
 def _shared_keys(resumed: Optional[Path], extra: Mapping[str, Any]) -> Tuple[str, str, Record]:
-    """run_id, started and the further keys of the ``run`` records; those of the file `resumed` where there is one."""
+    """Return run_id, started and the `extra` keys of the ``run`` records, or those of the file `resumed`."""
     if resumed is None:
         return uuid.uuid4().hex[:12], now(), {**origin(), **extra}
     head = store.first(resumed)

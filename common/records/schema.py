@@ -673,8 +673,10 @@ class _Head(Struct):
 
 
 def decoded(line: bytes) -> Optional[Line]:
-    """The record on a line of a file; None for a kind that only newer versions know.  Raises ValueError, which says
-    what is wrong with which field."""
+    """Return the record on a line of a file, None for a kind that only newer versions know.
+
+    Raises ValueError, which says what is wrong with which field.
+    """
     if line.count(b"[") + line.count(b"{") > DEEPEST and _depth(line) > DEEPEST:
         raise ValueError(f"more than {DEEPEST} lists and objects in each other")
     try:
@@ -698,7 +700,7 @@ def _depth(line: bytes) -> int:
 
 
 def typed(record: Record) -> Line:
-    """A record as it is written, checked.  Raises ValueError."""
+    """Return a record as its type.  Raises ValueError."""
     line: Line = msgspec.convert(record, Kind)
     return line
 
@@ -718,7 +720,7 @@ def version(line: bytes) -> int:
 
 
 def distribution(environment: Environment) -> Optional[Distribution]:
-    """None where it was not recorded, or cannot be drawn."""
+    """Return the distribution of a run's shapes, None if it was not recorded or cannot be drawn."""
     try:
         return msgspec.convert(environment.shape_distribution, Distribution)
     except ValueError:

@@ -15,20 +15,23 @@ TOO_LARGE = ("oom", "timeout")
 
 
 def ends(jobs: Jobs, pass_name: str) -> List[Status]:
-    """Status records of the jobs of a pass."""
+    """Return the status records of the jobs of a pass."""
     return [end for end in map(status_of, jobs.values()) if end and end.pass_name == pass_name]
 
 
 def answers(jobs: Jobs) -> Dict[int, bool]:
-    """Does a size fit?  A size at which the throughput pass ran out of memory or time does not."""
+    """Return whether each size fits, as far as it was tried.
+
+    A size at which the throughput pass ran out of memory or time does not.
+    """
     known = {end.size: OUTCOMES[end.status] for end in ends(jobs, "probe") if end.status in OUTCOMES}
     known.update({end.size: False for end in ends(jobs, "throughput") if end.status in TOO_LARGE})
     return {size: fits for size, fits in known.items() if size is not None}
 
 
 def bounds(known: Mapping[int, bool]) -> Tuple[Optional[int], Optional[int]]:
-    """(largest size that fits and is below every one that does not, smallest that does not), None where there is
-    none."""
+    """Return (largest size that fits below all that do not, smallest that does not fit); None for one that does not
+    exist."""
     fails = min((size for size, fits in known.items() if not fits), default=None)
     fits = max((size for size, fits in known.items() if fits and (fails is None or size < fails)), default=None)
     return fits, fails

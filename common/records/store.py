@@ -100,7 +100,7 @@ def _ends_addition(line: bytes) -> bool:
 
 
 def _file(path: Path) -> Path:
-    """The results.jsonl that `path` is, or holds."""
+    """Return the results.jsonl at `path` or in it."""
     return path / FILE_NAME if path.is_dir() else path
 
 
@@ -149,12 +149,12 @@ def _records(path: Path) -> List[Line]:
 
 @cache
 def warn(text: str) -> None:
-    """Once: a command may read a file again."""
+    """Print a warning once, since a command may read a file again."""
     print(f"warning: {plain(text)}", file=sys.stderr)
 
 
 def read_run(path: Path) -> Tuple[Header, List[Line]]:
-    """The header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
+    """Return the header of a results.jsonl (or of the folder that holds one), and all records.  Raises UserError."""
     records = read(path)
     if not records or not isinstance(records[0], Header):
         raise UserError(f"{_file(path)}: does not begin with a run record; {ANEW}")
@@ -162,8 +162,10 @@ def read_run(path: Path) -> Tuple[Header, List[Line]]:
 
 
 def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line]]]:
-    """The header of a sweep.jsonl, and the records of each run by cell and implementation; those without a run record
-    before them are left out, with a warning.  Raises UserError."""
+    """Return the header of a sweep.jsonl, and the records of each run by cell and implementation.
+
+    Records without a run record before them are left out, with a warning.  Raises UserError.
+    """
     records = read(path)
     if not records or not isinstance(records[0], SweepHeader):
         raise UserError(f"{path}: does not begin with a sweep record; {ANEW}")
@@ -187,7 +189,7 @@ def read_sweep(path: Path) -> Tuple[SweepHeader, Dict[Tuple[int, str], List[Line
 
 
 def first(path: Path) -> Optional[FirstLine]:
-    """The first record of a file; None where it cannot be read."""
+    """Return the first record of a file; None where it cannot be read."""
     try:
         with open_file(path) as stream:
             record = schema.decoded(stream.readline(LONGEST_LINE))

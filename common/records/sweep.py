@@ -25,11 +25,12 @@ class SweepRun(Run):
 
     @property
     def touched(self) -> bool:
-        """Did this process add to it, and not only one that is resumed?"""
+        """Tell whether this process added to it."""
         return len(self.records) > self.before
 
     def _line(self, record: Record) -> Record:
-        """Without the distribution of the shape file, which no table of a sweep shows and every cell would repeat."""
+        """Return the line of a record, without the distribution of the shape file, which every cell would repeat and no
+        table of a sweep shows."""
         kept = {key: value for key, value in record.items() if key != "shape_distribution"}
         return {**kept, "cell": self.cell, "implementation": self.name}
 
@@ -43,7 +44,7 @@ class SweepFile:
         self.runs = {key: SweepRun(self, *key, existing) for key, existing in runs.items()}
 
     def open_run(self, cell: int, values: grid.Values, name: str, settings: Settings) -> SweepRun:
-        """The run of an implementation in a cell, with its header on disk."""
+        """Write the header of a run, an implementation in a cell, and return the run."""
         if (cell, name) not in self.runs:
             opened = self.runs[cell, name] = SweepRun(self, cell, name, [])
             of = self.header
@@ -70,8 +71,8 @@ def start(
     log_dir: Path,
     machine: Optional[Record] = None,
 ) -> SweepFile:
-    """A new sweep in a folder of its own.  shared: the settings that all cells have in common; machine: where that is
-    not this one."""
+    """Make a folder for a new sweep and return the sweep.  shared: the settings that all cells have in common; machine:
+    where that is not this one."""
     grid_ = {axis.key: list(axis.values) for axis in axes}
     head = {"settings": shared, "names": list(names), "command": sys.argv, "started": run.now(), **run.origin(machine)}
     header = {"record": "sweep", "schema": schema.SCHEMA, "sweep_id": uuid.uuid4().hex[:12], "grid": grid_, **head}
@@ -89,7 +90,10 @@ def start(
 
 
 def resume(axes: Sequence[grid.Axis], shared: Record, log_dir: Path, machine: Optional[Record] = None) -> SweepFile:
-    """The newest sweep under `log_dir` of this grid, settings and machine.  UserError: none, or one being measured."""
+    """Return the newest sweep under `log_dir` of this grid, settings and machine.
+
+    Raises UserError if there is none, or if it is being measured.
+    """
     wanted = _identity({axis.key: axis.values for axis in axes}, shared)
     heads = run.earlier(log_dir, schema.SWEEP_FILE_NAME, SweepHeader, machine)
     same = [path for head, path in heads if _identity(head.grid, head.settings) == wanted]

@@ -57,12 +57,12 @@ def _runtime_library(folder: Path) -> List[str]:
 
 
 def _as_cpp(path: str) -> str:
-    """The path itself, or for a .cu a copy of it that the C++ compiler takes."""
+    """Return the path, or that of a .cpp copy of a .cu, which the C++ compiler takes."""
     return shutil.copy(path, f"{path[:-2]}cc") if path.endswith(".cu") else path
 
 
 def _files(folder: Path, patterns: tuple[str, ...]) -> List[str]:
-    """Sorted matches of each pattern, each of which must have one."""
+    """Return the sorted matches of all patterns, each of which must match a file."""
     files = [sorted(map(str, folder.glob(pattern))) for pattern in patterns]
     if not all(files):
         raise FileNotFoundError(f"{folder}: a pattern without a file among {patterns}")

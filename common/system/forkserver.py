@@ -79,7 +79,7 @@ def imported(names: Sequence[str]) -> bool:
 
 
 def main(module: str, *packages: str) -> None:
-    """Serve jobs of `module` until stdin ends, see the docstring of this file."""
+    """Run ``module.main`` in a fork for each request on stdin, until that ends; packages: imported before the first."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a package that prints as it is imported does not answer
     if not imported(packages):

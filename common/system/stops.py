@@ -44,7 +44,7 @@ def stopped_ns() -> int:
 
 @contextmanager
 def with_children() -> Iterator[None]:
-    """Within the block Ctrl-Z stops everything that this process started too, and `fg` lets all of it go on.
+    """Let Ctrl-Z within the block also stop all processes that this one started, and `fg` continue them.
 
     Leaves the signal as it is where it is ignored or handled already, and in a thread, which may not handle signals."""
     main = threading.current_thread() is threading.main_thread()

@@ -65,7 +65,7 @@ def noise(samples: int, seed: int) -> torch.Tensor:
 
 
 def batch(path: Any, seconds: float, size: int, sample_rate: int, seed: int) -> torch.Tensor:
-    """(size, samples), equal rows: the audio of the file, or noise where `path` is None."""
+    """Return (size, samples) of equal rows: the audio of the file, or noise if `path` is None."""
     samples = samples_of(seconds, sample_rate)
     wave = noise(samples, seed) if path is None else fitted(read(Path(path), sample_rate), samples)
     return wave.repeat(size, 1)

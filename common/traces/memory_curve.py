@@ -53,7 +53,7 @@ def read(path: Path) -> Optional[Curve]:
 
 
 class Timeline:
-    """Keeps the highest and the last value in bins of equal width, which doubles whenever there are too many bins."""
+    """The highest and the last value in each of at most MOST_BINS bins, whose width doubles as time goes on."""
 
     def __init__(self) -> None:
         self.width = 1.0  # microseconds

@@ -182,7 +182,8 @@ class StepCollector(Collector):
     cut = False  # whether reading ended after MOST_STEPS steps
 
     def event(self, event: Event) -> None:
-        """Hand over an event of the kinds above; the fields of a garbled event may be of any type."""
+        """Hand a step, labelled span or memory event to its method; the fields of a garbled event may be of any
+        type."""
         if event.name == "[memory]":
             if event.args is not None:
                 total, device_type, device_id = event.args.total, event.args.device_type, event.args.device_id

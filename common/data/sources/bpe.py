@@ -18,7 +18,7 @@ _LOG_NOTHING_BELOW_FATAL = 3
 
 
 def load(path: Path) -> bytes:
-    """The SentencePiece model in `path`, checked.  Raises UserError for a file that is missing or not a model."""
+    """Return the SentencePiece model in `path`.  Raises UserError for a file that is missing or not a model."""
     try:
         with open_file(path) as stream:
             content = stream.read()
@@ -35,7 +35,7 @@ def load(path: Path) -> bytes:
 
 
 def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> bytes:
-    """A SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>.  icefall's own
+    """Train a SentencePiece model of `texts`, one utterance each; ids: 0 <blk>, 1 <sos/eos>, 2 <unk>. icefall's own
     lang_bpe_500 has the type ``unigram``, in spite of its name.  The same texts give the same model.  Raises UserError
     where `texts` cannot give so many tokens, with the largest or smallest possible number."""
     import sentencepiece
@@ -63,7 +63,7 @@ def train(texts: Sequence[str], vocab_size: int, model_type: str = "bpe") -> byt
 
 @lru_cache(maxsize=1)
 def counter(model: bytes) -> Callable[[List[str]], List[int]]:
-    """A function from texts to the number of tokens of each, in one thread."""
+    """Return a function from texts to the number of tokens of each, in one thread."""
     processor = _processor(model)
 
     def count(texts: List[str]) -> List[int]:

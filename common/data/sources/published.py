@@ -93,9 +93,11 @@ def _rounded(figures: Figures, frames: np.ndarray, tokens: np.ndarray) -> np.nda
 
 
 def _interpolate(at: np.ndarray, known_at: np.ndarray, tables: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Linear interpolation of row ``table[i]`` of `tables` (rows, points) at ``at[i]``.  Not np.interp: a compiler may
-    fuse its multiplication and addition, which rounds differently from machine to machine. Single numpy operations are
-    exact IEEE."""
+    """Interpolate row ``table[i]`` of `tables` (rows, points) linearly at ``at[i]``.
+
+    Not np.interp: a compiler may fuse its multiplication and addition, which rounds differently from machine to
+    machine.  Single numpy operations are exact IEEE.
+    """
     left = np.clip(np.searchsorted(known_at, at, side="right") - 1, 0, len(known_at) - 2)
     share = (at - known_at[left]) / (known_at[left + 1] - known_at[left])
     low, high = tables[table, left], tables[table, left + 1]

@@ -15,7 +15,7 @@ DIGEST = 16  # bytes of the hash of an id: two of 10^10 ids have the same one wi
 
 @dataclass(frozen=True)
 class Span:
-    """start and seconds in s; num_frames and frame_shift (s) where features of it exist."""
+    """A span of a recording: start and duration in s; num_frames and frame_shift (s) if it has features."""
 
     start: float
     seconds: float
@@ -25,7 +25,7 @@ class Span:
 
 
 class Named:
-    """Spans and their ids, packed: a digest and five float64 each, NaN for None."""
+    """Spans with their ids, packed: each is a digest of the id and five float64, with NaN for None."""
 
     def __init__(self) -> None:
         self.digests, self.numbers = bytearray(), array("d")

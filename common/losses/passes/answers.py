@@ -125,8 +125,8 @@ def _judged(
 
 
 def each_apart(adapter: Adapter, model: Joiner, batch: Batch, scope: str, upstream: torch.Tensor) -> Answer:
-    """Judge the weighted sum of the losses of single utterances, each from a call of its own, and one backward: what a
-    loss without reduction "none" can be asked for weights per utterance.
+    """Judge one backward of a weighted sum of losses, each from a call with a single utterance.  So a loss without the
+    reduction "none" can be given weights per utterance.
 
     upstream: (N,) factors.  A loss that keeps what its backward needs where the next call finds it is wrong.
     """

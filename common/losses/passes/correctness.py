@@ -67,9 +67,8 @@ class Correctness(Emitted):
 def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
     """Return the gap of a pruned loss to the exact one (common.losses.layouts.pruned) by kind of logits.
 
-    Each is the median, lowest and highest over some of the run's utterances, each alone, in float64, so that it is the
-    gap of the method and not of the dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact
-    loss is almost 0 with them.
+    A range is over some of the run's utterances, each alone, in float64: it is the gap of the method and not of the
+    dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact loss is almost 0 with them.
     """
     gaps: Dict[str, Optional[GapRange]] = dict.fromkeys(LOGITS)
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]

@@ -63,9 +63,9 @@ class Stop(Emitted):
 def run(context, round_number: Optional[int] = 1) -> Iterator[Union[Sample, Stop]]:
     """Yield the ``sample`` records of every scope, then their ``stop`` records; rounds differ in the order of scopes.
 
-    If rounds have batches of their own on a CPU, each round measures the step, which also warms up the loss, and then
-    the loss alone on some of its batches.  A loss that loops in Python needs no warm-up and takes seconds: only the
-    lightest batch of the first round is measured.
+    If rounds have batches of their own on a CPU, each round measures the step, which also warms up the loss.  Then it
+    measures the loss alone on some of its batches.  A loss that loops in Python needs no warm-up and takes seconds:
+    only the lightest batch of the first round is measured.
 
     `context` is a common.losses.context.Context.  Raises WrongResult if a loss was wrong.
     """

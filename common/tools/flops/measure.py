@@ -81,10 +81,16 @@ def _device(name: str) -> str:
 
 @dataclass(frozen=True)
 class Counting:
-    """A model, and how it is counted.
+    """A model, and the way it is counted.
 
-    method: of the model, dotted; backward: from ones for every output; strict, timed, convention: as FlopCounter has
-    them; hop: samples of a frame.
+    Attributes:
+        loaded: the model.
+        given: shapes of its inputs.
+        device: where it runs.
+        method: what is called, with dots for methods of its parts.
+        backward: also count the backward, from ones for every output.
+        strict, timed, convention: see FlopCounter.
+        hop: samples of a frame.
     """
 
     loaded: Loaded

@@ -1,4 +1,4 @@
-"""Counts of operations, as the page and the summary see them."""
+"""Register counts of operations with the page and the summary."""
 
 from __future__ import annotations
 

@@ -64,6 +64,6 @@ class Generation(nn.Module):
 
 
 def best(hypotheses: Any) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The converter from hypotheses to the next stage: the tokens (1, length) of the best one, and their length."""
+    """Convert hypotheses for the next stage: return the tokens (1, length) of the best one, and their length."""
     tokens = hypotheses[0][0]["tokens"].long()[None]
     return tokens, torch.tensor([tokens.shape[1]])

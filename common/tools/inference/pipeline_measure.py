@@ -97,7 +97,7 @@ def _send(outputs: Any, path: Path, stage: str) -> None:
 
 
 def of_example(example: Mapping[str, Any]) -> Tuple[Any, Any]:
-    """The inputs of a first stage without a builder."""
+    """Return the inputs of a first stage without a builder."""
     return example["src_tokens"], example["src_lengths"]
 
 
@@ -146,7 +146,7 @@ class StageCall:
 
 
 def _itself(call: StageCall) -> StageCall:
-    """It holds nothing of a call, so that it can be made again."""
+    """Return the call, which keeps no state and so can be repeated."""
     return call
 
 

@@ -29,12 +29,13 @@ KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 class Recogniser(nn.Module):
-    """sample_rate: of the audio that it takes."""
+    """A model from waves to tensors, symbols or words; sample_rate: of the audio that it takes."""
 
     sample_rate = SAMPLE_RATE
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Any:
-        """waves: (N, samples) float32; lengths: (N,) samples, int64 -> tensors, symbols, words in any nesting."""
+        """Return tensors, symbols or words in any nesting, from waves (N, samples), float32, and lengths (N,) in
+        samples, int64."""
         raise NotImplementedError
 
     #: Of a model that streams a method of the same arguments, which yields pieces of the outputs: empty ones or None
@@ -53,7 +54,7 @@ class Plain(Recogniser):
     """
 
     def __init__(self, module: nn.Module, sample_rate: Optional[int] = None):
-        """sample_rate: where the module has none of its own."""
+        """Wrap a module; sample_rate: for a module that has none of its own."""
         super().__init__()
         self.module = module
         rate: Any = sample_rate or getattr(module, "sample_rate", SAMPLE_RATE)
@@ -103,7 +104,7 @@ def _factory(source: str, arguments: Mapping[str, Any], device: torch.device) ->
 
 
 def _bundle(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """A bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
+    """Return a bundle of torchaudio.pipelines by its name, "WAV2VEC2_ASR_BASE_960H".  arguments: ``beam_width`` of a
     transducer."""
     pipelines = _imported("torchaudio.pipelines", "torchaudio")
     bundle: Any = getattr(pipelines, source, None)
@@ -173,7 +174,7 @@ class _Transducer(Recogniser):
 
 
 def _pipeline(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-    """A pipeline of transformers, from a folder or from what is cached.  arguments: of it, ``task`` among them."""
+    """Return a pipeline of transformers, from a folder or from the cache.  arguments: of it, ``task`` among them."""
     os.environ.update(loading.OFFLINE)
     transformers = _imported("transformers", "transformers")
     given = {"task": "automatic-speech-recognition", **arguments}
@@ -204,8 +205,11 @@ def _interface(name: str) -> Callable[[str, Mapping[str, Any], torch.device], Re
     module_name, method, labels = INTERFACES[name]
 
     def make(source: str, arguments: Mapping[str, Any], device: torch.device) -> Recogniser:
-        """From a folder, or from its hub.  arguments: of from_hparams.  The folder's hyperparams.yaml is SpeechBrain's
-        own format, which names classes to make: it is code, as the model is."""
+        """Return a SpeechBrain model from a folder, or from its hub.  arguments: of from_hparams.
+
+        The folder's hyperparams.yaml is SpeechBrain's own format, which names classes to make: it is code, as the model
+        is.
+        """
         module = _imported(f"speechbrain.inference.{module_name}", "speechbrain")
         given = {**arguments, "run_opts": {"device": str(device), **(arguments.get("run_opts") or {})}}
         with _making(source, "SpeechBrain has no such model here"):
@@ -238,7 +242,10 @@ def _imported(module: str, package: str) -> Any:
 
 @contextmanager
 def _making(source: str, missing: str) -> Iterator[None]:
-    """Around what a package makes of `source`.  missing: what it means that a file, or what would fetch it, fails."""
+    """Turn errors of a package that makes a model of `source` in the block into NotRunnable or UserError.
+
+    missing: advice for a file that is not there or cannot be fetched.
+    """
     try:
         yield
     except (MemoryError, NotRunnable, UserError):
@@ -322,7 +329,7 @@ class ConformerRNNT(Recogniser):
         self.search = RNNTBeamSearch(self.model, vocab_size - 1, step_max_tokens=symbols_per_frame)
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, List[List[int]]]:
-        """(encodings (N, T, encoding_dim), the symbols of the best hypothesis of each utterance)."""
+        """Return (encodings (N, T, encoding_dim), the symbols of the best hypothesis of each utterance)."""
         features = self.features(waves)
         frames = torch.full_like(lengths, features.shape[1])
         encoded, counts = self.model.transcribe(features, frames)
@@ -414,11 +421,11 @@ class SileroVad(Recogniser):
         self.detector = load_silero_vad()
 
     def forward(self, waves: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """(N, chunks)"""
+        """Return the probabilities of speech (N, chunks)."""
         return torch.cat(list(self.stream(waves, lengths)), 1)
 
     def stream(self, waves: torch.Tensor, lengths: torch.Tensor) -> Iterator[torch.Tensor]:
-        """(N, 1) for each chunk."""
+        """Yield the probabilities of speech (N, 1) of each chunk."""
         self.detector.reset_states()
         for chunk in nn.functional.pad(waves, (0, -waves.shape[1] % self.CHUNK)).split(self.CHUNK, 1):
             yield self.detector(chunk, self.sample_rate)

@@ -1,4 +1,4 @@
-"""Profiles of inference, and pipelines, as the page and the summary see them."""
+"""Register profiles of inference, and pipelines, with the page and the summary."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Generator(nn.Module):
         self.transformer = nn.Transformer(dim, heads, layers, layers, 4 * dim, dropout=0.0, batch_first=True)
 
     def forward(self, source: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """(1, samples) or (1, tokens) -> (1, tokens)"""
+        """Return tokens (1, length) of a source (1, samples) or (1, tokens)."""
         encoded = self.transformer.encoder(self._embedded(source))
         count = max(round(self.ratio * encoded.shape[1]), 1)
         tokens = torch.zeros(len(source), 1, dtype=torch.long, device=encoded.device)
@@ -110,12 +110,12 @@ class SpeechToSpeech(nn.Module):
 
 
 def text_of(example: Mapping[str, Any], vocab_size: int = 256) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The builder of a stage that takes text: tokens as many as are spoken in the example's audio."""
+    """Build the inputs of a stage that takes text: as many tokens as are spoken in the example's audio."""
     seconds = int(example["src_lengths"].max()) / SAMPLE_RATE
     count = max(round(TOKENS_PER_SECOND * seconds), 1)
     return (torch.arange(count) * 7 % vocab_size)[None], torch.tensor([count])
 
 
 def with_lengths(tokens: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The converter from tokens (1, length) to a stage that takes tokens and their lengths."""
+    """Convert tokens (1, length) for a stage that takes tokens and their lengths."""
     return tokens, torch.tensor([tokens.shape[1]])

@@ -171,7 +171,7 @@ class Positions(nn.Module):
         self.table: Optional[torch.Tensor] = None
 
     def forward(self, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(N, T, E) -> the same with dropout, and (1, 2T-1, E) of the positions T-1 ... 1-T."""
+        """Return the input (N, T, E) with dropout, and the encodings (1, 2T-1, E) of the positions T-1 ... 1-T."""
         T = x.shape[1]
         if self.table is None or len(self.table) < 2 * T - 1:
             angles = torch.arange(T - 1, -T, -1).unsqueeze(1) * self.frequencies
@@ -196,7 +196,8 @@ class RelativeAttention(nn.Module):
             register_parametrization(self, name, Scale(1.0))
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        """(T, N, E), (1, 2T-1, E), (N, T) true where there is padding -> (T, N, E)."""
+        """Return (T, N, E) of the input (T, N, E), encodings of positions (1, 2T-1, E), and padding (N, T), true where
+        there is some."""
         T, N, E = x.shape
         H, D = self.heads, E // self.heads
         query, key, value = self.in_proj(x).chunk(3, dim=-1)
@@ -287,7 +288,7 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList([EncoderLayer(of) for _ in range(of.layers)])
 
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(N, frames, features), (N,) -> (N, T, encoder_dim), (N,)."""
+        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
         x, positions = self.positions(self.embed(features))
         lengths = subsampled(lengths, SUBSAMPLING)
         padding = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)

@@ -70,7 +70,7 @@ class Labels:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A part of the step that is no module, after forward and backward."""
+        """Label a part of the step that is no module, after forward and backward."""
         with self._span(((name,), UPDATE), False):
             try:
                 yield
@@ -256,7 +256,8 @@ def by_patterns(
 
 
 def by_depth(model: torch.nn.Module, depth: int) -> Dict[str, str]:
-    """Return {path: label} of all modules so many names below the model, those of a list together: "layers.*"."""
+    """Return {path: label} of all modules at most `depth` names below the model; those of a list share a label,
+    "layers.*"."""
     called = [(path, module) for path, module in model.named_modules() if path and path.count(".") < depth]
     return {
         path: _starred(path)

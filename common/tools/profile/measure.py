@@ -294,7 +294,7 @@ class Profiling:
         self.model.zero_grad(set_to_none=True)
 
     def timed(self, run: Callable[[], None]) -> Tuple[int, Optional[int]]:
-        """Nanoseconds of the host, and on CUDA of the device."""
+        """Return the nanoseconds that a run takes of the host, and on CUDA of the device, else None."""
         self.clock.synchronize()
         host, device = time.perf_counter_ns(), self.clock.mark()
         run()
@@ -478,8 +478,10 @@ class _Recorded:
 
 
 def feature_rows(path: Path, fewest_targets: int) -> Any:
-    """(utterances, 2), feature frames and U, of a shape file; without utterances that are too short.  One of encoder
-    frames T at a subsampling gives the fewest frames that have so many.  Raises UserError."""
+    """Return feature frames and U of a shape file, (utterances, 2), without utterances that are too short.
+
+    A file of encoder frames gives the fewest feature frames that have so many.  Raises UserError.
+    """
     rows, factor = shapes.load(path), provenance.known_factor(path) or SUBSAMPLING
     rows[:, 0] = shapes.feature_frames(rows[:, 0], factor)
     fit = (shapes.subsampled(rows[:, 0], SUBSAMPLING) >= 1) & (rows[:, 1] >= fewest_targets)

@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
     @property
     def short(self) -> str:
-        """The label without the label that it lies in, where it begins with that."""
+        """Return the label, without the outer label if it begins with that."""
         return self.label.removeprefix(f"{self.above}_").removeprefix("rnnt_")
 
 

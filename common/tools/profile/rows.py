@@ -94,7 +94,7 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The label as "self_attn" or "self_attn.backward"."""
+        """Return the label as "self_attn" or "self_attn.backward"."""
         return f"{self.label}.{BACKWARD}" if self.phase == BACKWARD else self.label
 
 
@@ -143,12 +143,12 @@ class Profile:
 
     @property
     def busy(self) -> bool:
-        """True where other processes ran beside the timed steps."""
+        """Tell whether other processes ran beside the timed steps."""
         return bool(self.document.steps and self.document.steps.flags)
 
     @property
     def limit_was_busy(self) -> bool:
-        """True where other processes ran beside the measurement of the limit."""
+        """Tell whether other processes ran beside the measurement of the limit."""
         return bool((self.document.limits or {}).get("flags"))
 
     def outermost(self) -> Dict[str, float]:

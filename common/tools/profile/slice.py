@@ -1,4 +1,4 @@
-"""Profiles of training steps, as the page and the summary see them."""
+"""Register profiles of training steps with the page and the summary."""
 
 from __future__ import annotations
 

@@ -105,11 +105,11 @@ class Encoder(nn.Module):
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The layers of the Conformer."""
+        """Return the layers of the Conformer."""
         return self.conformer.conformer_layers
 
     def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
-        """(N, frames, features), (N,) -> (N, T, encoder_dim), (N,)."""
+        """Return outputs (N, T, encoder_dim) and lengths (N,) of features (N, frames, features) and lengths (N,)."""
         return self.conformer(self.embed(features), subsampled(lengths, SUBSAMPLING))
 
 
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
         self.convolution = nn.Conv1d(of.decoder_dim, of.decoder_dim, of.context, groups=of.decoder_dim, bias=False)
 
     def forward(self, symbols: torch.Tensor) -> torch.Tensor:
-        """(N, U+1), a blank first -> (N, U+1, decoder_dim)."""
+        """Return outputs (N, U+1, decoder_dim) of symbols (N, U+1), of which the first is a blank."""
         embedded = nn.functional.pad(self.embedding(symbols).transpose(1, 2), (self.context - 1, 0))
         return nn.functional.relu(self.convolution(embedded).transpose(1, 2))
 
@@ -158,7 +158,8 @@ class Criterion(nn.Module):
             self.rnnt_loss = Part()
 
     def forward(self, batch: Batch, prepared: Any, scores: Optional[Sequence[torch.Tensor]] = None) -> torch.Tensor:
-        """batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's `projections`."""
+        """Return the summed loss.  batch: its outputs are the joiner's inputs; scores: inputs of the pruned loss's
+        `projections`."""
         outputs = batch.encoder_out, batch.decoder_out
         if isinstance(self.layout, Pruned):
             return self._pruned(batch, prepared, *(scores or outputs))
@@ -184,7 +185,7 @@ class Criterion(nn.Module):
         return self.layout.step(self.joiner.layers, joined, prepared)
 
     def _pruned(self, batch: Batch, prepared: Any, to_am: torch.Tensor, to_lm: torch.Tensor) -> torch.Tensor:
-        """0.5 x simple + pruned, as icefall trains it."""
+        """Return 0.5 x the simple loss + the pruned one, as icefall trains it."""
         am, lm = self.projections["am"](to_am), self.projections["lm"](to_lm)
         simple, arcs = self._exact(
             self.rnnt_loss_simple, lambda am, lm: self.adapter.simple_loss(am, lm, prepared), am, lm
@@ -225,7 +226,8 @@ class Transducer(nn.Module):
             criterion.projections["lm"] = linear(of.decoder_dim, of.vocab_size)
 
     def forward(self, features, feature_lengths, symbols, batch, prepared) -> torch.Tensor:
-        """(N, frames, features), (N,), (N, U+1) with a blank first, and what the loss wants -> the summed loss."""
+        """Return the summed loss of features (N, frames, features), their lengths (N,), symbols (N, U+1) with a blank
+        first, and the batch with the arguments of the loss."""
         encoder_out, _ = self.encoder(features, feature_lengths)
         decoder_out = self.decoder(symbols)
         joined = replace(batch, encoder_out=self.encoder_proj(encoder_out), decoder_out=self.decoder_proj(decoder_out))
