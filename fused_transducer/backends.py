@@ -20,7 +20,7 @@ PACKED = {"native": True, "triton": False, "torch": False}
 #: Backends that keep logits for backward -> bytes into which those of all cells must fit, unless the call says more.
 KEPT_BYTES = {"native": 2**21}
 #: The lattices of a backend that does not have all.
-LATTICES = {"native": ("regular",), "triton": ("regular",)}
+LATTICES = {"triton": ("regular",)}
 
 
 def module_of(backend: str) -> ModuleType:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fused_transducer import compiling, library
 from fused_transducer.call import ACTIVATIONS, Call, accumulated
+from fused_transducer.lattices import REGULAR_ARCS, Lattice
 
 #: Activations and logits of a tile take about so many bytes for each two threads, up to so many cells: whole numbers of
 #: SUMMED of csrc/drivers.h, so that the gradients have the same bits with any number of threads.
@@ -20,7 +21,21 @@ TILE_BYTES, SUMMED, MOST = 3 * 2**17, 448, 2240
 #: With more symbols forward notes the normalisers, and backward has so many of a cell's logits at once.
 MANY, AT_ONCE = 1024, 512
 
+#: Lattices whose outputs are not all in one softmax -> the number of their kind in csrc/problem.h.
+NORMALISERS = {"tdt": 1, "hat": 2}
+
 _first = threading.Lock()
+
+
+class LatticeArc(ctypes.Structure):
+    """`LatticeArc` of csrc/problem.h, field by field."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("dt", "du")),
+        ("parts", ctypes.c_int64 * 2),
+        ("then_blank", ctypes.c_int64),
+        ("weight", ctypes.c_double),
+    ]
 
 
 class Problem(ctypes.Structure):
@@ -45,6 +60,11 @@ class Problem(ctypes.Structure):
                 "tile_cells",
                 "kept_cells",
                 "normalised",
+                "extra",
+                "of_symbols",
+                "normaliser",
+                "label_ends",
+                "arc_count",
                 "encoder_n",
                 "encoder_t",
                 "decoder_n",
@@ -66,6 +86,7 @@ class Problem(ctypes.Structure):
                 "targets",
                 "T_lengths",
                 "U_lengths",
+                "lattice_arcs",
                 "first_cells",
                 "seed",
                 "arcs",
@@ -129,7 +150,20 @@ def default_tile(H: int, V: int, dtype: torch.dtype) -> int:
 
 def rows(call: Call) -> int:
     """Do as the function of `plain` does."""
-    return 4 if call.V > MANY else 2
+    normalisers = 0 if call.V <= MANY else 4 if call.topology == "tdt" else 2
+    return 2 + len(call.durations) + normalisers
+
+
+def _arcs(lattice: Lattice) -> ctypes.Array[LatticeArc]:
+    """Return the arcs as the C++ code takes them; none for those that it knows."""
+    if lattice.topology in REGULAR_ARCS:
+        return (LatticeArc * 0)()
+    return (LatticeArc * len(lattice.arcs))(
+        *(
+            LatticeArc(arc.dt, arc.du, (ctypes.c_int64 * 2)(*(*arc.parts, -1, -1)[:2]), arc.then_blank, arc.weight)
+            for arc in lattice.arcs
+        )
+    )
 
 
 class _Arguments:
@@ -142,11 +176,15 @@ class _Arguments:
         first_cells = torch.zeros(call.N + 1, dtype=torch.int64)
         torch.cumsum(T_lengths * (U_lengths + 1), 0, out=first_cells[1:])
         cells = int(first_cells[-1])
+        lattice, self.lattice_arcs = call.lattice, _arcs(call.lattice)
         self.problem = Problem(
             N=call.N, T=call.T, U1=call.U1, H=call.H, V=call.V, blank=call.blank,
             activation=ACTIVATIONS.index(call.activation), drop_below=call.drop_below, is_double=dtype == torch.float64,
             is_bfloat16=call.encoder_out.dtype == torch.bfloat16,
-            threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > 2,
+            threads=torch.get_num_threads(), kept_cells=min(len(kept), cells), normalised=len(arcs) > lattice.parts,
+            extra=lattice.extra, of_symbols=lattice.of_symbols, label_ends=lattice.label_ends,
+            normaliser=NORMALISERS.get(call.topology, 0),
+            arc_count=len(self.lattice_arcs), lattice_arcs=ctypes.addressof(self.lattice_arcs),
             tile_cells=max(1, min(cells, call.tile_cells or default_tile(call.H, call.V, dtype))),
             encoder_n=encoder.stride(0), encoder_t=encoder.stride(1),
             decoder_n=decoder.stride(0), decoder_u=decoder.stride(1),
@@ -188,7 +226,7 @@ class _Arguments:
 def forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: Tensor, kept: Tensor) -> None:
     """Do as the function of `plain` does."""
     if not arcs.numel():
-        arcs = arcs.new_empty(2, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
+        arcs = arcs.new_empty(call.lattice.parts, int((call.T_lengths.long() * (call.U_lengths.long() + 1)).sum()))
     arguments = _Arguments(call, arcs, kept)
     arguments.problem.gradient = gradient
     arguments.point(losses=losses, dropped=dropped)

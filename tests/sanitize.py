@@ -20,6 +20,16 @@ from typing import List, Optional
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 INSTRUCTION_SETS = ["avx512", "avx2", "baseline"]
+#: Options of lattices other than the regular one.
+LATTICES = {
+    "modified": {},
+    "modified-last-blank": {},
+    "constrained": {},
+    "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
+    "multi-blank": {"durations": [2, 4, 8], "sigma": 0.05},
+    "hat": {},
+    "star": {"skip": -2.0},
+}
 
 
 def libasan() -> Optional[str]:
@@ -71,6 +81,7 @@ def _run_here(count: int, seed: int) -> int:
     from fused_helpers import ACTIVATIONS, NAMES, error, problem
 
     from fused_transducer import native
+    from fused_transducer.lattices import SMOOTHABLE
 
     random = Random(seed)
     largest = {torch.float32: 2e-5, torch.float64: 1e-10, torch.bfloat16: 3e-2, torch.float16: 6e-3}
@@ -79,13 +90,17 @@ def _run_here(count: int, seed: int) -> int:
         return int(most ** random.random())
 
     for number in range(count):
+        # every second problem is on another lattice than the regular one
+        lattice = random.choice(list(LATTICES)) if number % 2 else "regular"
+        of_lattice = {"topology": lattice, **LATTICES.get(lattice, {})}
+        further = len(of_lattice.get("durations", ()))
         V = random.choice([size(90), size(90), size(1600)])
         lengths = [(size(40), size(24) - 1) for _ in range(size(4))]
         dtype = random.choice([torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16])
         case = problem(
             lengths,
             H=size(90),
-            V=V,
+            V=V + further,
             dtype=dtype,
             bias=random.random() < 0.7,
             seed=random.randrange(2**30),
@@ -98,9 +113,11 @@ def _run_here(count: int, seed: int) -> int:
             fastemit_lambda=random.choice([0.0, 0.5]),
             dropout=random.choice([0.0, 0.0, 0.4]),
             dropout_seed=random.getrandbits(60),
-            label_smoothing=random.choice([0.0, 0.0, 0.1]),
+            label_smoothing=random.choice([0.0, 0.0, 0.1]) if lattice in SMOOTHABLE else 0.0,
+            **of_lattice,
             delay_penalty=random.choice([0.0, 0.1]),
         )
+        case.targets %= V
         if number == 0:  # full tiles of a whole group, where AVX-512 reads beyond the last row of a block of logits
             case = problem([(20, 9)], H=20, V=16, dtype=torch.float64, tile_cells=56, negligible=0.0)
             dtype = torch.float64

@@ -7,21 +7,13 @@ import inspect
 import pytest
 import torch
 from fused_helpers import NAMES, error, errors, found, logits_of, problem, right, topology_of
+from sanitize import LATTICES
 
 from common.losses import oracle, topologies
 from fused_transducer import TDTLoss, TransducerLoss, align, backends, lattices, native, transducer_loss
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
 ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each
-LATTICES = {
-    "modified": {},
-    "modified-last-blank": {},
-    "constrained": {},
-    "tdt": {"durations": [0, 1, 2, 3, 4], "sigma": 0.05},
-    "multi-blank": {"durations": [2, 4, 8], "sigma": 0.05},
-    "hat": {},
-    "star": {"skip": -2.0},
-}
 
 
 @pytest.fixture(params=["native", "torch"], autouse=True)

@@ -34,14 +34,26 @@ FT_INLINE Lattice lattice_of(const Problem& p, int64_t n) { return Lattice{p.T_l
 // What forward leaves of the cells for backward, in rows of a number for each.  The rows of the arcs are used in turn for
 // log-probabilities, for shares of the paths through the next cell (lattice.h), and for posteriors.
 template <class T> struct Arcs {
-  T *blank, *label;
+  int64_t cells;
+  T *blank, *label;  // the first parts of a cell; those of the further outputs follow
   T *largest, *others;  // where p.normalised: the largest logit, and the sum of exp(logit - largest) of the others
+  T *largest_duration, *other_durations;  // the same of durations that have a softmax of their own
 
-  explicit Arcs(const Problem& p) : blank(static_cast<T*>(p.arcs)) {
-    int64_t cells = p.first_cells[p.N];
+  explicit Arcs(const Problem& p) : cells(p.first_cells[p.N]), blank(static_cast<T*>(p.arcs)) {
     label = blank + cells;
-    largest = label + cells;
+    largest = part(2 + p.extra);
     others = largest + cells;
+    largest_duration = others + cells;
+    other_durations = largest_duration + cells;
+  }
+
+  T* part(int64_t number) const { return blank + number * cells; }
+
+  // The sum of the parts that are of symbols.
+  T posterior(const Problem& p, int64_t cell) const {
+    T sum = blank[cell] + label[cell];
+    for (int64_t number = 2; number < p.of_symbols; ++number) sum += part(number)[cell];
+    return sum;
   }
 };
 

@@ -5,8 +5,9 @@
 
 #include "activations.h"
 #include "bfloat16.h"
-#include "lattice.h"
+#include "groups.h"
 #include "meeting.h"
+#include "walk.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -59,7 +60,8 @@ template <class T> struct ForwardSpace {
   T *packed, *bias, *activations, *logits;
   T* mean;  // of the weights of all symbols (H,), and then of their bias; for label smoothing
   uint32_t* pairs;  // of the activations of each thread's group
-  char* diagonals;
+  T* further;  // logits of the further outputs of each thread's group
+  char *diagonals, *walks;
   int64_t columns, bytes;  // logits of a cell that are there at once
 
   explicit ForwardSpace(const Problem& p) {
@@ -71,7 +73,9 @@ template <class T> struct ForwardSpace {
     logits = space.take<T>(p.threads * GROUP * stride<T>(columns));
     mean = space.take<T>(p.label_smoothing ? p.H + 1 : 0);
     pairs = space.take<uint32_t>(in_pairs(p) ? p.threads * GROUP * pairs_of(p.H) : 0);
+    further = space.take<T>(p.threads * GROUP * p.extra);
     diagonals = space.take<char>(p.threads * Diagonals::bytes(p.U1));
+    walks = space.take<char>(p.threads * Walk<T>::bytes(p));
     bytes = space.used;
   }
 };
@@ -87,6 +91,7 @@ template <class T> struct BackwardSpace {
   T *packed, *bias, *panels, *activations, *logits;
   T* sums;  // gradients of encoder plus decoder
   uint32_t* pairs;  // of the activations of each thread's group
+  T* further;  // logits of the further outputs of each thread's cell
   Cell* cells[2];  // of this tile and, while its sums are added, of the one before
   int64_t* counted;  // cells that count before each block
   int64_t columns, blocks, bytes;  // columns: logits of a cell that are there at once
@@ -103,6 +108,7 @@ template <class T> struct BackwardSpace {
     logits = space.take<T>(rows * stride<T>(columns) + Block<T>::ROWS);  // a block of rows begins in the last columns
     sums = of_inputs ? space.take<T>(rows * stride<T>(p.H)) : activations;
     pairs = space.take<uint32_t>(in_pairs(p) ? p.threads * GROUP * pairs_of(p.H) : 0);
+    further = space.take<T>(p.threads * p.extra);
     for (Cell*& list : cells) list = space.take<Cell>(rows);
     blocks = round_up(p.first_cells[p.N], CELLS_A_BLOCK) / CELLS_A_BLOCK;
     counted = space.take<int64_t>(blocks + 1);
@@ -303,6 +309,31 @@ FT_INLINE void add_chunk(const Problem& p, Normaliser<T>& cell, T* logits, int64
   if (target >= first && target < first + columns) cell.label = logits[target - first];
 }
 
+// The parts of the further outputs of a cell, from their logits.  normaliser: of the softmax of the symbols.
+template <class T>
+void further_parts(const Problem& p, const Arcs<T>& arcs, int64_t cell, const T* logits, double normaliser) {
+  if (p.normaliser == APART) {
+    Sums sums = sums_of<T>(logits, p.extra);
+    normaliser = sums.high + log(sums.sum);
+    if (p.normalised) {
+      arcs.largest_duration[cell] = (T)sums.high;
+      arcs.other_durations[cell] = (T)(sums.sum - 1);
+    }
+  }
+  for (int64_t i = 0; i < p.extra; ++i) arcs.part(2 + i)[cell] = (T)(logits[i] - normaliser);
+}
+
+// The parts of a cell whose blank has a sigmoid, from its logit and the label's log-probability among the labels.
+template <class T>
+void sigmoid_parts(const Problem& p, const Arcs<T>& arcs, int64_t cell, T blank, int64_t target, double added) {
+  arcs.blank[cell] = (T)log_sigmoid(blank);
+  if (target < 0) return;
+  if (target == p.blank)
+    arcs.label[cell] = (T)(log_sigmoid(blank) + added);
+  else
+    arcs.label[cell] += (T)log_sigmoid(-blank);
+}
+
 // Log-probabilities of the arcs of `count` cells from `begin` on.
 template <class T>
 void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t begin, int64_t count) {
@@ -315,6 +346,8 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
   int64_t targets[GROUP];
   double added[GROUP];  // to the log-probability of a label: less the later it is
   Normaliser<T> cells[GROUP];
+  T* further = space.further + thread_number() * GROUP * p.extra;
+  T blanks[GROUP];  // logits of a blank that has a sigmoid
   FT_PART(activations);
   Cursor cursor(p, begin);
   for (int64_t i = 0; i < count; ++i, cursor.next()) {
@@ -327,10 +360,13 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
     FT_PART(products);
     logits_of<T>(p, activations, pairs, space.packed + first * p.H, space.bias + first, count, columns, logits, ldc);
     FT_PART(exponentials);
-    for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
     for (int64_t i = 0; i < least(count, p.kept_cells - begin); ++i)
       for (int64_t c = 0; c < least(columns, p.V - first); ++c)
         kept[(begin + i) * p.V + first + c] = logits[i * ldc + c];
+    if (p.extra || p.normaliser != TOGETHER)
+      for (int64_t i = 0; i < count; ++i)
+        set_aside<T>(p, first, columns, logits + i * ldc, further + i * p.extra, blanks + i);
+    for (int64_t i = 0; i < count; ++i) add_chunk<T>(p, cells[i], logits + i * ldc, first, columns, targets[i]);
   }
   for (int64_t i = 0; i < count; ++i) {
     double normaliser = log(cells[i].sum), high = cells[i].high;
@@ -341,6 +377,8 @@ void log_probabilities(const Problem& p, const ForwardSpace<T>& space, int64_t b
     }
     arcs.blank[begin + i] = (T)(cells[i].blank - high - normaliser);
     arcs.label[begin + i] = targets[i] < 0 ? -(T)INFINITY : (T)(cells[i].label - high - normaliser + added[i]);
+    if (p.extra) further_parts<T>(p, arcs, begin + i, further + i * p.extra, high + normaliser);
+    if (p.normaliser == SIGMOID) sigmoid_parts<T>(p, arcs, begin + i, blanks[i], targets[i], added[i]);
     if (!p.normalised) continue;
     arcs.largest[begin + i] = cells[i].high;
     arcs.others[begin + i] = (T)(cells[i].sum - 1);  // without the largest's own, which is exact
@@ -353,12 +391,18 @@ template <class T> void lattice_of_utterance(const Problem& p, const ForwardSpac
   Arcs<T> arcs(p);
   T *blank = arcs.blank + p.first_cells[n], *label = arcs.label + p.first_cells[n];
   Diagonals rows(space.diagonals + thread_number() * Diagonals::bytes(p.U1), p.U1);
-  double likelihood = alphas<T>(p, lattice, blank, label, rows);
+  Walk<T> walk(p, n, space.walks + thread_number() * Walk<T>::bytes(p));
+  double likelihood = p.arc_count ? walk.likelihood() : alphas<T>(p, lattice, blank, label, rows);
   p.losses[n] = -likelihood;
   p.dropped[n] = 0;
   if (!p.gradient) return;
   if (likelihood == -INFINITY) {  // no path: no gradient either
-    for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) blank[i] = label[i] = 0;
+    for (int64_t number = 0; number < 2 + p.extra; ++number)
+      for (int64_t i = 0; i < lattice.T * lattice.U1; ++i) arcs.part(number)[p.first_cells[n] + i] = 0;
+    return;
+  }
+  if (p.arc_count) {
+    p.dropped[n] = walk.posteriors(likelihood);
     return;
   }
   p.dropped[n] = posteriors<T>(p, lattice, blank, label, rows) / (double)lattice.diagonals();
@@ -393,8 +437,11 @@ template <class T> void forward(const Problem& p) {
 template <class T> int64_t counted_in(const Problem& p, int64_t block) {
   Arcs<T> arcs(p);
   int64_t count = 0, end = least(p.first_cells[p.N], (block + 1) * CELLS_A_BLOCK);
-  for (int64_t cell = block * CELLS_A_BLOCK; cell < end; ++cell)
-    count += counts<T>(p, arcs.blank[cell], arcs.label[cell]);
+  int64_t begin = block * CELLS_A_BLOCK;
+  if (p.of_symbols > 2)
+    for (int64_t cell = begin; cell < end; ++cell) count += counts<T>(p, arcs.posterior(p, cell));
+  else
+    for (int64_t cell = begin; cell < end; ++cell) count += counts<T>(p, arcs.blank[cell] + arcs.label[cell]);
   return count;
 }
 
@@ -424,7 +471,7 @@ void find_cells(const Problem& p, const BackwardSpace<T>& space, int64_t begin, 
   }
   int64_t cell = block * CELLS_A_BLOCK, skip = begin - space.counted[block];
   for (Cursor cursor(p, cell); count > 0; ++cell, cursor.next()) {
-    if (!counts<T>(p, arcs.blank[cell], arcs.label[cell]) || skip-- > 0) continue;
+    if (!counts<T>(p, arcs.posterior(p, cell)) || skip-- > 0) continue;
     *cells++ = Cell{cursor.n, cursor.t(), cursor.u, cursor.target(), cell};
     --count;
   }
@@ -441,28 +488,76 @@ struct Tile {
   Cell* cells;
 };
 
-// The logits of one cell to their gradient, in place.
-template <class T> void softmax_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T* logits) {
+// Posteriors of a cell's parts, times the gradient of the loss.  further: the sum of those of the further outputs, where
+// they are in the softmax.
+struct Posteriors {
+  double blank, label, further;
+};
+
+// The logits of one cell to their gradient, in place.  Returns the largest and the sum of the softmax.
+template <class T>
+Sums softmax_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, const Posteriors& of, T* logits) {
   constexpr int W = Simd<T>::W;
   Arcs<T> arcs(p);
   int64_t at_blank = p.blank - symbols.first, at_label = cell.target - symbols.first;
   bool has_blank = at_blank >= 0 && at_blank < symbols.count, has_label = at_label >= 0 && at_label < symbols.count;
-  double scale = static_cast<const T*>(p.grad_losses)[cell.n];
-  double of_blank = scale * arcs.blank[cell.number], of_label = scale * arcs.label[cell.number];
+  double of_blank = of.blank, of_label = of.label, all = of_blank + of_label + of.further;
   T high = p.normalised ? arcs.largest[cell.number] : largest_in<T>(logits, symbols.columns);
   double sum = sum_of_exp<T, true>(logits, symbols.columns, high);
   if (p.normalised) sum = 1 + (double)arcs.others[cell.number];
   double blank = has_blank ? logits[at_blank] : 0, label = has_label ? logits[at_label] : 0;
-  double shift = p.label_smoothing * (of_blank + of_label) / (double)p.V;
-  T factor = (T)((of_blank + of_label) / sum), less = (T)shift;
+  double shift = p.label_smoothing * all / (double)p.V;
+  T factor = (T)(all / sum), less = (T)shift;
   for (int64_t c = 0; c < symbols.columns; c += W) store<T>(logits + c, load<T>(logits + c) * factor - less);
-  // (arc + other) p - arc = other p - arc (1 - p), where 1 - p keeps its digits
   if (has_label)
-    logits[at_label] = (T)((of_blank * label - of_label * (sum - label)) / sum + p.label_smoothing * of_label - shift);
-  if (!has_blank) return;
+    logits[at_label] = (T)(gradient_at(label, sum, of_label, of_blank + of.further) + p.label_smoothing * of_label - shift);
+  if (!has_blank) return {high, sum};
   bool both = cell.target == p.blank;
-  double at_once = both ? of_blank + of_label : of_blank, other = both ? 0 : of_label;
-  logits[at_blank] = (T)((other * blank - at_once * (sum - blank)) / sum + p.label_smoothing * at_once - shift);
+  double at_once = both ? of_blank + of_label : of_blank, other = (both ? 0 : of_label) + of.further;
+  logits[at_blank] = (T)(gradient_at(blank, sum, at_once, other) + p.label_smoothing * at_once - shift);
+  return {high, sum};
+}
+
+// The same where there are further outputs, or a blank with a sigmoid.  further: room for the logits of the former.
+template <class T>
+void groups_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, Posteriors of, T* logits, T* further) {
+  Arcs<T> arcs(p);
+  T blank = 0;
+  set_aside<T>(p, symbols.first, symbols.count, logits, further, &blank);
+  if (p.normaliser == SIGMOID) {
+    if (cell.target == p.blank) of = {of.blank + of.label, 0, 0};
+    softmax_gradient<T>(p, cell, symbols, {0, of.label, 0}, logits);
+    int64_t at = p.blank - symbols.first;
+    if (at >= 0 && at < symbols.count) logits[at] = (T)(of.label * sigmoid(blank) - of.blank * sigmoid(-blank));
+    return;
+  }
+  double scale = static_cast<const T*>(p.grad_losses)[cell.n], all = 0;
+  for (int64_t number = 2; number < 2 + p.extra; ++number) all += scale * arcs.part(number)[cell.number];
+  bool apart = p.normaliser == APART;
+  Sums sums = softmax_gradient<T>(p, cell, symbols, {of.blank, of.label, apart ? 0 : all}, logits);
+  if (apart && p.normalised)
+    sums = {arcs.largest_duration[cell.number], 1 + (double)arcs.other_durations[cell.number]};
+  else if (apart)
+    sums = sums_of<T>(further, p.extra);
+  else
+    all += of.blank + of.label;
+  Further range(p, symbols.first, symbols.count);
+  for (int64_t c = range.begin, i = range.number; c < range.end; ++c, ++i) {
+    double own = scale * arcs.part(2 + i)[cell.number];
+    logits[c] = (T)gradient_at(exp((double)further[i] - sums.high), sums.sum, own, all - own);
+  }
+}
+
+// The logits of one cell to their gradient, in place.
+template <class T>
+void cell_gradient(const Problem& p, const Cell& cell, const Symbols& symbols, T* logits, T* further) {
+  Arcs<T> arcs(p);
+  double scale = static_cast<const T*>(p.grad_losses)[cell.n];
+  Posteriors of{scale * arcs.blank[cell.number], scale * arcs.label[cell.number], 0};
+  if (p.extra || p.normaliser != TOGETHER)
+    groups_gradient<T>(p, cell, symbols, of, logits, further);
+  else
+    softmax_gradient<T>(p, cell, symbols, of, logits);
 }
 
 // Activations of a group of cells, and the gradient of their logits.
@@ -490,7 +585,8 @@ void logit_gradients(const Problem& p, const BackwardSpace<T>& space, const Symb
     for (int64_t c = 0; c < symbols.columns; ++c) logits[i * ldc + c] = c < symbols.count ? from[c] : -(T)INFINITY;
   }
   FT_PART(exponentials);
-  for (int64_t i = 0; i < count; ++i) softmax_gradient<T>(p, cells[i], symbols, logits + i * ldc);
+  T* further = space.further + thread_number() * p.extra;
+  for (int64_t i = 0; i < count; ++i) cell_gradient<T>(p, cells[i], symbols, logits + i * ldc, further);
   FT_PART(waiting);
 }
 

@@ -80,9 +80,8 @@ double posteriors(const Problem& p, const Lattice& lattice, T* blank, T* label, 
   return dropped;
 }
 
-// Whether the gradient of a cell is computed; a NaN is.
-template <class T> FT_INLINE bool counts(const Problem& p, T of_blank, T of_label) {
-  T posterior = of_blank + of_label;
+// Whether the gradient of a cell of this posterior is computed; a NaN is.
+template <class T> FT_INLINE bool counts(const Problem& p, T posterior) {
   return !(posterior < (T)p.negligible) && posterior != 0;
 }
 

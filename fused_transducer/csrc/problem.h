@@ -3,6 +3,16 @@
 
 #include <stdint.h>
 
+// An arc of a lattice: Arc of lattices.py.  parts: -1 for none.
+struct LatticeArc {
+  int64_t dt, du, parts[2], then_blank;
+  double weight;
+};
+
+// How outputs become log-probabilities: one softmax; the further outputs with one of their own; blank by a sigmoid and
+// the others by a softmax.
+enum { TOGETHER = 0, APART = 1, SIGMOID = 2 };
+
 struct Problem {
   // sizes
   int64_t N, T, U1, H, V;  // U1 = longest U + 1
@@ -11,11 +21,14 @@ struct Problem {
   int64_t is_double, is_bfloat16;  // inputs; bfloat16 comes as float32
   int64_t gradient, threads, tile_cells, kept_cells;
   int64_t normalised;  // arcs has the rows of the normaliser too
+  int64_t extra, of_symbols;  // outputs behind those of the symbols; parts of a cell that are of symbols
+  int64_t normaliser, label_ends, arc_count;  // label_ends: a path may end with a label; arc_count: 0 for regular arcs
   int64_t encoder_n, encoder_t, decoder_n, decoder_u;  // strides, in elements; the last dimension is contiguous
   double negligible, fastemit_lambda, delay_penalty, label_smoothing, keep_scale;  // keep_scale: 1 / (1 - dropout)
   // inputs, float or double
   const void *encoder, *decoder, *weight, *bias, *grad_losses;
   const int64_t *targets, *T_lengths, *U_lengths;  // targets (N, U1 - 1) contiguous
+  const LatticeArc* lattice_arcs;
   const int64_t* first_cells;  // (N + 1,) cells before each utterance
   const int64_t* seed;  // of dropout; null without it
   // between forward and backward: rows of a number for each cell (`Arcs` in cells.h); the logits of the first cells
@@ -25,6 +38,8 @@ struct Problem {
   double *losses, *dropped;  // (N,)
   void *d_encoder, *d_decoder, *d_weight, *d_bias;  // contiguous, zero on entry; null where not wanted
   void* workspace;
+
+  int64_t symbols() const { return V - extra; }
 };
 
 // Cells whose number of those that count is known, so that any of these is found fast.
