@@ -244,8 +244,15 @@ def costs(folder: str = "results/2026-11-23-amd-epyc-2-cores") -> str:
 
 
 def written(page: str) -> str:
-    """Return the page with each block made anew from the records."""
-    return BLOCK.sub(lambda block: f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}", page)
+    """Return the page with each block made anew from the records; one of a folder that is not there stays as it is."""
+
+    def anew(block: re.Match[str]) -> str:
+        folder = (block[3] or "").split()
+        if folder and folder[0].startswith("results/") and not (ROOT / folder[0]).is_dir():
+            return block[0]
+        return f"{block[1]}{WRITERS[block[2]](*filter(None, [block[3]]))}\n{block[4]}"
+
+    return BLOCK.sub(anew, page)
 
 
 def write() -> None:
