@@ -2,6 +2,7 @@
 """Write what pages show of committed records, between their marks: `docs/_figures.py`.
 
 `table of FOLDER`: the Markdown table of the losses to choose from; `screen of FOLDER`: what summarize.py prints;
+`use of NAME`: how a joiner changes to a loss;
 `session of FOLDER`: the same below its command; `head of FOLDER`: its heading and first table; `allocators of FOLDER
 FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
 `machines`: what each machine of results/ found; `torch-versions`: the table of benchmarks/torch_versions.py; `fused`
@@ -31,6 +32,7 @@ from common.analysis import logs, ranking  # noqa: E402
 from common.analysis.groups import groups  # noqa: E402
 from common.analysis.metrics import COLUMNS, METRICS  # noqa: E402
 from common.analysis.row import Row  # noqa: E402
+from common.core import snippets  # noqa: E402
 from common.core.statistics import median  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
 from common.records import store  # noqa: E402
@@ -87,6 +89,14 @@ def typed(words: str) -> str:
     kept = re.sub(r"(--\S+) (?!--)", "\\1\N{NO-BREAK SPACE}", f"$ {words}")
     lines = wrap(kept, answer.WIDTH - 2, subsequent_indent="      ", break_on_hyphens=False)
     return " \\\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def use(name: str) -> str:
+    """Return how to install a loss, and the change of a joiner with torchaudio's loss to it."""
+    install, *new = snippets.snippet(name).splitlines()
+    old = (snippets.JOINER + snippets.snippet("torchaudio").partition("\n\n")[2]).splitlines()
+    changed = [*(f"-{line}" for line in old), *(f"+{line}" for line in new if line)]
+    return "\n".join(["```bash", install.lstrip("# "), "```", "", "```diff", *changed, "```"])
 
 
 def head(folder: str) -> str:
@@ -214,6 +224,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
     writer.__name__.replace("_", "-"): writer
     for writer in (
         table,
+        use,
         screen,
         session,
         head,
@@ -256,7 +267,7 @@ def written(page: str) -> str:
 
 
 def write() -> None:
-    """Write all pages anew, and the file of `rnnt-bench which`."""
+    """Write all pages anew, but for pictures (see _picture.py and _screens.py), and the file of `rnnt-bench which`."""
     which.write()
     (ROOT / "results" / "costs.json").write_text(costs(), encoding="utf-8")
     for path in PAGES:

@@ -65,6 +65,32 @@ def test_the_answer_fits_a_screen(log):
     assert {"202.0", "2.00", "slower", "90.00"} <= set(row)
 
 
+def test_the_verdict_begins_with_the_advice_and_is_whole_on_a_narrow_screen(log):
+    (group,) = groups(logs.rows([log]))
+    for width in (80, 100, 200):
+        text = answer.render(group, width=width)
+        advice = text.partition("VERDICT\n")[2].splitlines()[0]
+        assert advice.startswith("Use optimized_transducer: 2.0x faster (2.0 to 2.0) and 1.8x smaller")
+        assert max(map(len, text.splitlines())) <= width and " ..." not in text.partition("VERDICT")[2]
+
+
+def test_other_torch_is_explained_below_the_table(log):
+    lines = [
+        {**line, "torch": "1.13.1"} if line["record"] == "environment" else line
+        for line in records_of(log / "fast_rnnt")
+    ]
+    write_records(log / "fast_rnnt", lines)
+    text = " ".join(screen(log).split())
+    assert "other torch: ran under 1.13.1, the fastest under 2.11.0" in text
+
+
+def test_a_ratio_of_one_round_says_so(tmp_path):
+    for name, ms in (("a", 10), ("b", 500)):
+        timed(tmp_path, name, [ms])
+    line = next(line for line in screen(tmp_path).splitlines() if line.startswith("b "))
+    assert "one round" in line and "unclear" not in line
+
+
 def test_what_did_not_run_is_one_line_with_how_to_get_it(log):
     text = " ".join(screen(log).split())
     assert "did not run:" in text and "nemo (make setup ENVIRONMENTS=nemo)" in text and "apex (needs CUDA)" in text

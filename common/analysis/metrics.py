@@ -177,11 +177,17 @@ def _over_fastest(row: Row) -> str:
     standing = row.against_fastest
     if standing is None or standing.times is None:
         return "-"
-    return "1.00" if standing.is_fastest else f"{standing.times:.2f}x {standing.verdict}"
+    return "1.00" if standing.is_fastest else f"{standing.times:.2f}x {_verdict(row)}"
 
 
 def _verdict(row: Row) -> str:
-    return row.against_fastest.verdict if row.against_fastest else "-"
+    """Return the verdict; "one round" where there is no interval to judge by."""
+    standing = row.against_fastest
+    if standing is None:
+        return "-"
+    ratio = standing.ratio
+    has_one = ratio is not None and ratio.low is None and len(ratio.new) == 1
+    return "one round" if has_one and standing.verdict == "unclear" else standing.verdict
 
 
 def _same_torch(row: Row) -> str:

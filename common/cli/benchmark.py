@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any, Callable, List, Mapping, Optional, Sequence
 
@@ -122,9 +123,9 @@ def measured(
                 session = Session(
                     run_of, python_of, resolved, arguments.timeout, progress, executor, wait=parser.wait(arguments)
                 )
+                session.after_round = partial(verdict_so_far, run_of, progress, arguments)
                 if arguments.budget:
                     session.budget = Budget(arguments.budget)
-                    session.after_round = partial(first_verdict, run_of, progress, arguments)
                     progress.most = session.budget.left
                 if arguments.resume and session.wait:
                     session.loaded |= {(name, number) for name, run in run_of.items() for number in run.loaded_rounds()}
@@ -139,12 +140,20 @@ def measured(
         )
 
 
-def first_verdict(run_of: Mapping[str, Run], progress: Progress, arguments: argparse.Namespace, number: int) -> None:
-    """Print the table and the verdict of what is known after the rounds that every loss gets."""
-    if number == settings.FEWEST_ROUNDS:
+def verdict_so_far(run_of: Mapping[str, Run], progress: Progress, arguments: argparse.Namespace, number: int) -> None:
+    """Show the table and the verdict of what is known after a round, from the rounds on that every loss gets: on a
+    terminal in the place of those of the round before, elsewhere once, with --budget."""
+    if number < settings.FEWEST_ROUNDS or progress.quiet:
+        return
+    is_first = number == settings.FEWEST_ROUNDS
+    if progress.so_far is None and not (is_first and arguments.budget):
+        return
+    with suppress(UserError):  # what cannot be read now is said at the end
         log = logs.read([run.folder for run in run_of.values()], all_runs=True)
-        text = answer.render(log.rows, folders=[arguments.log_dir], **screen.how())
-        progress.say(f"after {number} rounds:\n{text}")
+        text = answer.so_far(log.rows, folders=[arguments.log_dir], **screen.how())
+        words = f"after {number} rounds:\n{text}"
+        if not progress.show(words):
+            progress.say(words)
 
 
 def _jobs(names: Sequence[str], resolved: Settings, arguments: argparse.Namespace) -> List[Job]:

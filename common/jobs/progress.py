@@ -1,5 +1,6 @@
-"""Progress on stderr: a bar of jobs on a terminal; elsewhere a line for each timing round and for each job of another
-pass; nothing when quiet.  With it the time left, and who is ahead after each timing round."""
+"""Progress on stderr: a bar of jobs on a terminal, with what is known so far above it; elsewhere a line for each timing
+round and for each job of another pass; nothing when quiet.  With it the time left, and who is ahead after each timing
+round."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from common.core import guard
 from common.core.statistics import mean, median
-from common.core.text import number
+from common.core.text import number, plain
+from common.jobs.redrawn import Redrawn, can_redraw, size_of_bar
 
 #: What a job is like, for how long it takes: the implementation and the pass.
 Like = Tuple[str, str]
@@ -37,16 +39,22 @@ class Progress:
         self.coming: List[Like] = []
         self.took: Dict[Like, List[float]] = defaultdict(list)  # seconds
         self.bar: Optional[Any] = None
+        self.so_far: Optional[Redrawn] = None
         if not quiet and sys.stderr.isatty():
             with suppress(ImportError):
                 from tqdm import tqdm
 
                 self.bar = tqdm(unit="job", dynamic_ncols=True, file=sys.stderr, bar_format=BAR)
+                if can_redraw(sys.stderr):
+                    self.so_far = Redrawn(sys.stderr, self.bar)
+                    self.bar.dynamic_ncols = size_of_bar
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.so_far is not None:
+            self.so_far.end()
         if self.bar is not None:
             self.bar.close()
 
@@ -93,16 +101,34 @@ class Progress:
         line = f"[{self.finished}{of_total}] {what}: {status}{why} ({seconds:.1f} s)"
         if self.bar is not None:
             if status != "ok":
-                self.bar.write(line, file=sys.stderr)
+                self.say(line)
             self.bar.update()
         elif not self.quiet and not (like is not None and like[1] == "timing" and status == "ok"):
             guard.say(", ".join(filter(None, [line, self.left()])))
 
     def say(self, line: str) -> None:
-        if self.bar is not None:
+        if self.so_far is not None:
+            self.so_far.above(line)
+        elif self.bar is not None:
             self.bar.write(line, file=sys.stderr)
         elif not self.quiet:
             guard.say(line)
+
+    def say_round(self, line: str) -> None:
+        """Say how a timing round ended, where `show` has not shown what is known already."""
+        if self.so_far is None or not self.so_far.lines:
+            self.say(line)
+
+    def warn(self, warning: str) -> None:
+        """Print a warning, whatever --quiet says: it is about the results."""
+        line = f"warning: {plain(warning)}"
+        (guard.say if self.bar is None else self.say)(line)
+
+    def show(self, text: str) -> bool:
+        """Show what is known so far in the place of what was shown before; return whether this terminal can."""
+        if self.so_far is not None:
+            self.so_far.draw(text)
+        return self.so_far is not None
 
     def _count(self, like: Optional[Like]) -> None:
         self.finished += 1

@@ -6,7 +6,6 @@ one device, as far as that lives.
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ from threading import RLock
 from typing import Callable, Deque, Dict, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.core.settings import Settings
-from common.core.text import plain
 from common.jobs.budget import Budget
 from common.jobs.executor import Executor, Interrupted
 from common.jobs.patience import Patience
@@ -92,7 +90,7 @@ class Session:
             with self.lock:
                 if pass_name == "timing" and standing.ms:
                     words = f"round {number}/{self.settings.rounds}: {standing.words()}"
-                    self.progress.say("; ".join(filter(None, [words, self.progress.left()])))
+                    self.progress.say_round("; ".join(filter(None, [words, self.progress.left()])))
                     self.after_round(number or 0)
 
         for correctness in (True, False):  # no time without it
@@ -265,7 +263,7 @@ class Session:
             for warning in record.get("warnings", []):
                 if warning not in self.warned:
                     self.warned.add(warning)
-                    print(f"warning: {plain(warning)}", file=sys.stderr)
+                    self.progress.warn(warning)
 
 
 def rounds_with_limits(jobs: Sequence[Job], devices: int = 1) -> List[int]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Dict, NamedTuple, Optional, Sequence
 
 from common.analysis import ranking, verdict
+from common.analysis.metrics import METRICS
 from common.analysis.ratios import Ratio
 from common.analysis.row import OTHER_TORCH, Row
 from common.core import statistics
@@ -69,7 +70,7 @@ def _dot(row: Row, base: Row, scope: str) -> Optional[Dot]:
         return Dot(row.marked, row.look, 1.0, verdict="fastest", source=row.results)
     if standing and standing.fastest is base and standing.scope == scope and standing.ratio:
         hollow = standing.other_torch or standing.beside_load
-        return _of_ratio(row, standing.ratio, standing.verdict, hollow)
+        return _of_ratio(row, standing.ratio, METRICS["verdict"].shown(row), hollow)
     if standing is None or row.kind == base.kind or row.of_one_model != base.of_one_model:
         return None
     ratio = ranking.over(base, row, scope)

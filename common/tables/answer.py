@@ -6,6 +6,7 @@ Stages, options, limits, errors at size and notes are in results.py's tables (--
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Dict, List, Mapping, Optional, Sequence
@@ -68,12 +69,29 @@ def render(
     return spaced(block for group in groups(rows) for block in _of_group(group, width, colors, folders))
 
 
+def so_far(
+    rows: Sequence[Row], width: int = WIDTH, colors: Mapping[str, str] = NO_COLORS, folders: Sequence[Path] = ()
+) -> str:
+    """Return the table and the verdict of a run that is not at its end, as lines of at most `width` characters: a row
+    that has measured counts as one that ended well."""
+    rows = [replace(row, status="ok", reason="") if row.is_comparable else row for row in rows]
+    return spaced(
+        block
+        for group in groups(rows)
+        for block in (
+            by_kind("answer", [row for row in group if row.is_measured], width, colors),
+            load(group, width, colors),
+            _of_times(group, width, colors, folders),
+        )
+    )
+
+
 def _of_group(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[List[str]]:
     of = "answer search" if rows[0].largest else "answer"
     return [
         wrapped(heading(rows), width),
         by_kind(of, [row for row in rows if row.is_measured], width, colors),
-        [*failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
+        [*torches(rows, width), *failures(rows, width, colors), *absent(rows, width), *correctness(rows, width)],
         load(rows, width, colors),
         (_of_search if rows[0].largest else _of_times)(rows, width, colors, folders),
     ]
@@ -139,6 +157,21 @@ def wrapped(text: str, width: int, indent: str = "", most: Optional[int] = None)
     return lines
 
 
+def torches(rows: Sequence[Row], width: int) -> List[str]:
+    """Return lines on the verdict "other torch", with what the ratios would be under one torch; empty without such
+    rows."""
+    apart = [row for row in rows if row.against_fastest and row.against_fastest.other_torch]
+    if not apart:
+        return []
+    theirs = ", ".join(dict.fromkeys(row.torch for row in apart))
+    homes = ", ".join(dict.fromkeys(row.against_fastest.fastest.torch for row in apart if row.against_fastest))
+    line = f"other torch: ran under {theirs}, the fastest under {homes}, so these ratios are of two torches too"
+    known = [f"{row.name} {metrics.METRICS['same_torch'].shown(row)}" for row in apart if row.same_torch]
+    if known:
+        line += f"; under one torch they would be {', '.join(known)}"
+    return wrapped(line, width, "  ", MOST_LINES)
+
+
 def failures(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str]:
     """Return lines on what could have run and did not come to its end, and why."""
     failed = [row for row in rows if row.status not in ("ok", *NOT_RUNNABLE)]
@@ -202,13 +235,14 @@ def load(rows: Sequence[Row], width: int, colors: Mapping[str, str]) -> List[str
 # The verdict.
 
 
-def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str]) -> List[str]:
-    """Return VERDICT and a line for each question, its answers under each other; empty without answers."""
+def verdict_lines(answers: Mapping[str, str], width: int, colors: Mapping[str, str], first: str = "") -> List[str]:
+    """Return VERDICT, the line `first` and a line for each question, its answers under each other; empty without
+    answers."""
     room = max(map(len, answers), default=0) + 4
-    lines = []
+    lines = [painted(line, "title", colors) for line in wrapped(first, width, "  ")] if first else []
     for question, answer in answers.items():
         head = f"  {question}:"
-        for line in wrapped(answer, width - room, most=MOST_LINES + 1):
+        for line in wrapped(answer, width - room, most=2 * MOST_LINES):
             lines.append(head.ljust(room) + line)
             head = ""
     return [painted("VERDICT", "title", colors), *lines] if lines else []
@@ -228,7 +262,8 @@ def _of_times(rows: Sequence[Row], width: int, colors: Mapping[str, str], folder
     if picks.fastest and not picks.fastest.withheld:
         question, words = wording.corners(picks.fastest)
         answers[question] = [words]
-    return verdict_lines({question: in_words(sentence) for question, sentence in answers.items()}, width, colors)
+    first = wording.headline(picks.fastest) if picks.fastest else ""
+    return verdict_lines({question: in_words(sentence) for question, sentence in answers.items()}, width, colors, first)
 
 
 def _of_search(rows: Sequence[Row], width: int, colors: Mapping[str, str], folders: Sequence[Path]) -> List[str]:
