@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy
+import pytest
 import torch
 from commands import ROOT
 
 os.environ.setdefault("FUSED_TRANSDUCER_CACHE", str(ROOT / ".build" / "fused_transducer"))  # compiled once
 
-from fused_transducer import transducer_loss  # noqa: E402
+from fused_transducer import native, transducer_loss  # noqa: E402
 
 NAMES = ("encoder_out", "decoder_out", "weight", "bias")
 ACTIVATIONS = {
@@ -25,6 +26,15 @@ ACTIVATIONS = {
     "leaky_relu": torch.nn.functional.leaky_relu,
     "snake": lambda x: x + x.sin() ** 2,
 }
+
+
+def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let fused_transducer compute by this backend within a test, and return it; skip the test where it cannot."""
+    reason = native.unavailable("cpu", torch.float32) if backend == "native" else None
+    if reason:
+        pytest.skip(reason)
+    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", backend)
+    return backend
 
 
 @dataclass

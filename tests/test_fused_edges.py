@@ -8,9 +8,9 @@ import warnings
 import numpy
 import pytest
 import torch
-from fused_helpers import NAMES, error, errors, found, problem, right
+from fused_helpers import NAMES, error, errors, found, problem, right, use
 
-from fused_transducer import TransducerLoss, native, transducer_loss
+from fused_transducer import TransducerLoss, transducer_loss
 
 RAGGED = [(5, 4), (4, 2)]
 LARGE = [(60, 30), (60, 30)]
@@ -18,10 +18,7 @@ LARGE = [(60, 30), (60, 30)]
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def backend(request, monkeypatch):
-    if request.param == "native" and native.unavailable("cpu", torch.float32):
-        pytest.skip(native.unavailable("cpu", torch.float32))
-    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", request.param)
-    return request.param
+    return use(request.param, monkeypatch)
 
 
 def call(case, tensors, **options):

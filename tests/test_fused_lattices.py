@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 import torch
-from fused_helpers import NAMES, error, errors, found, logits_of, problem, right, topology_of
+from fused_helpers import NAMES, error, errors, found, logits_of, problem, right, topology_of, use
 from sanitize import LATTICES
 
 from common.losses import oracle, topologies
-from fused_transducer import TDTLoss, TransducerLoss, align, backends, lattices, native, transducer_loss
+from fused_transducer import TDTLoss, TransducerLoss, align, backends, lattices, transducer_loss
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
 ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each
@@ -18,12 +18,9 @@ ROOMY = [(12, 4), (9, 3), (8, 1), (7, 0)]  # every lattice has a path for each
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def backend(request, monkeypatch):
-    if request.param == "native" and native.unavailable("cpu", torch.float32):
-        pytest.skip(native.unavailable("cpu", torch.float32))
     if request.param == "native" and "tdt" not in backends.LATTICES.get("native", ["tdt"]):
         pytest.skip("the C++ code has the regular lattice alone")
-    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", request.param)
-    return request.param
+    return use(request.param, monkeypatch)
 
 
 def on(topology, lengths=ROOMY, **options):

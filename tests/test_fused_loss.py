@@ -9,9 +9,7 @@ import sys
 import pytest
 import torch
 from commands import ROOT
-from fused_helpers import NAMES, Problem, error, errors, found, problem, right
-
-from fused_transducer import native
+from fused_helpers import NAMES, Problem, error, errors, found, problem, right, use
 
 BACKENDS = ["native", "torch"]
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]  # T < U, T = 1 and U = 0 among them
@@ -20,10 +18,7 @@ EXACT = {"negligible": 0.0}
 
 @pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request, monkeypatch):
-    if request.param == "native" and native.unavailable("cpu", torch.float32):
-        pytest.skip(native.unavailable("cpu", torch.float32))
-    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", request.param)
-    return request.param
+    return use(request.param, monkeypatch)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "none"])

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, logits_of, mask_of, problem, right
+from fused_helpers import ACTIVATIONS, NAMES, error, errors, found, logits_of, mask_of, problem, right, use
 
-from fused_transducer import align, native, transducer_loss
+from fused_transducer import align, transducer_loss
 
 RAGGED = [(9, 4), (6, 5), (8, 1), (1, 3), (5, 0)]
 EXACT = {"negligible": 0.0}
@@ -17,10 +17,7 @@ DTYPES = [(torch.float64, 1e-12), (torch.float32, 5e-6)]
 
 @pytest.fixture(params=["native", "torch"], autouse=True)
 def backend(request, monkeypatch):
-    if request.param == "native" and native.unavailable("cpu", torch.float32):
-        pytest.skip(native.unavailable("cpu", torch.float32))
-    monkeypatch.setenv("FUSED_TRANSDUCER_BACKEND", request.param)
-    return request.param
+    return use(request.param, monkeypatch)
 
 
 # -- activations ---------------------------------------------------------------------------------------------------

@@ -49,6 +49,12 @@ Nanoseconds = Annotated[float, Meta(gt=0, le=1e18, extra={"unit": "ns"})]
 Duration = Annotated[float, Meta(ge=0, le=1e18, extra={"unit": "ns"})]
 Share = Annotated[float, Meta(ge=-1, le=1e6)]
 Length = Annotated[float, Meta(ge=0, lt=1e15)]
+#: Of what is timed beside other processes.
+ForeignCpu = Annotated[Optional[Share], Meta(description="other processes' share of the CPUs that it may use, 0 to 1")]
+Flags = Annotated[
+    Optional[List[str]],
+    Meta(description='"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
+]
 #: Of a setting that a sweep varies.
 Value = Union[int, float, bool, str, None]
 
@@ -415,11 +421,8 @@ class Sample(JobLine, kw_only=True, frozen=True, tag="sample"):
     total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
     stages: Annotated[Optional[Dict[str, Duration]], of("wall time of each stage; of CUDA events on CUDA")] = None
     minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
-    flags: Annotated[
-        Optional[List[str]],
-        of('"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
-    ] = None
+    foreign_cpu: ForeignCpu = None
+    flags: Flags = None
     loss: Annotated[Optional[float], of("what the step returned; 1e300 where it is not finite")] = None
 
     @property
@@ -505,7 +508,7 @@ class Limits(Line, kw_only=True, frozen=True, tag="limits"):
     streams: Annotated[List[Stream], of("reading and writing, of buffers of several sizes")] = []
     products: Annotated[List[Products], of("of matrices of the dtype")] = []
     exps: Annotated[List[Exps], of("in float64 for that dtype, else in float32")] = []
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
+    foreign_cpu: ForeignCpu = None
     flags: Annotated[Optional[List[str]], of('"busy" and "loaded", as of ``sample``')] = None
     reason: Annotated[Optional[str], of('why a list is empty, else ""')] = ""
 
@@ -602,11 +605,8 @@ class Call(JobLine, kw_only=True, frozen=True, tag="call"):
     total_event_ns: Annotated[Optional[Duration], of("of CUDA events; null on a CPU")] = None
     first_ns: Annotated[Optional[Duration], of("until the first token of a model that streams")] = None
     minor_faults: Annotated[Optional[int], of("pages that the system mapped meanwhile")] = None
-    foreign_cpu: Annotated[Optional[Share], of("other processes' share of the CPUs that it may use, 0 to 1")] = None
-    flags: Annotated[
-        Optional[List[str]],
-        of('"busy": it ran beside other load; "loaded" too: beside so much that losses may change places'),
-    ] = None
+    foreign_cpu: ForeignCpu = None
+    flags: Flags = None
 
 
 class CallMemory(JobLine, kw_only=True, frozen=True, tag="call_memory"):
