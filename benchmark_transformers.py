@@ -3,7 +3,8 @@
 
 Plain PyTorch, an anti-diagonal at a time, any device; it trains Parakeet TDT.  Tokens and durations are two tensors:
 here views of the joiner's one.  Its reduction "mean" divides each loss by its target length, so the mean over the batch
-is its "mean_batch".  Half precision is computed in float32.
+is its "mean_batch".  Half precision is computed in float32.  Variant kernel: kernels-community/tdt-loss of the Hugging
+Face hub, which takes the same arguments: CUDA kernels that sum in float64, loaded by the package kernels.
 """
 
 import sys
@@ -13,7 +14,11 @@ from types import SimpleNamespace
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # Python leaves it out with -P and PYTHONSAFEPATH
 
 from common.command import script_main
-from common.losses.adapter import Adapter
+from common.core.errors import NotRunnable
+from common.losses.adapter import Adapter, import_package
+
+#: The kernel on the hub, and its version there.
+KERNEL, VERSION = "kernels-community/tdt-loss", 1
 
 
 class Transformers(Adapter):
@@ -22,6 +27,21 @@ class Transformers(Adapter):
     imports = "transformers.loss.loss_tdt"
     topology = "tdt"
     dtypes = ("float32", "float16", "bfloat16")
+    variants = {"kernel": {"from_hub": True, "devices": ("cuda",), "hint": "pip install kernels"}}
+    from_hub = False
+
+    def import_module(self, device):
+        if not self.from_hub:
+            return super().import_module(device)
+        kernels = import_package("kernels", self.hint)
+        try:
+            return kernels.get_kernel(KERNEL, version=VERSION)
+        except Exception as error:  # it asks the hub, and may lack a build for this torch
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise NotRunnable("missing", f"{KERNEL} cannot be loaded from the Hugging Face hub: {reason}") from error
+
+    def version(self):
+        return str(VERSION) if self.from_hub else super().version()
 
     def prepare(self, batch):
         return SimpleNamespace(

@@ -165,7 +165,9 @@ IMPLEMENTATIONS = (
         },
         control=True,
     ),
-    Implementation("transformers", "benchmark_transformers", "main", "transformers", kind="tdt"),
+    Implementation(
+        "transformers", "benchmark_transformers", "main", "transformers", kind="tdt", variants={"kernel": "tdt"}
+    ),
     Implementation("mine", "benchmark_mine", "main", "torch", template=True),
     Implementation(
         "fast_rnnt-pruned", "benchmark_fast_rnnt_pruned", "main", "fast_rnnt", built=True, kind="pruned", control=True

@@ -111,6 +111,7 @@ class Adapter:
         self.prune_range = settings.prune_range
         self.package = implementation.package
         self.built = implementation.built
+        self.called = implementation.name
         self.kind = implementation.kind
         for attribute, value in self.variants[variant].items() if variant else ():
             setattr(self, attribute, value)
@@ -120,14 +121,14 @@ class Adapter:
     def load(self, device: str) -> None:
         """Import the package; raise NotRunnable if it cannot run on `device` ("cpu" or "cuda") or in the dtype."""
         if device not in self.devices and not (device == "cpu" and self.simulated):
-            reason = f"{self.name} has no {device} version; it runs on {' and '.join(self.devices)}"
+            reason = f"{self.called} has no {device} version; it runs on {' and '.join(self.devices)}"
             if self.simulator:
                 reason += f", and for --passes correctness in the simulator of {self.simulator_variables}"
             raise NotRunnable("unsupported", reason)
         if self.settings.dtype not in self.dtypes:
             raise NotRunnable(
                 "unsupported",
-                f"{self.name} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}",
+                f"{self.called} does not take {self.settings.dtype}; use --dtype {' or '.join(self.dtypes)}",
             )
         self.module = self.import_module(device)
 

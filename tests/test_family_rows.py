@@ -1,0 +1,67 @@
+"""The rows of the family: every lattice can be ranked, and what cannot run here says why."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmark_transformers import Transformers
+from common.conformance.isolated import simulator
+from common.core import settings
+from common.core.errors import NotRunnable
+from common.core.implementations import LATTICES, find, with_variants
+from common.losses import inputs
+from common.losses.layouts import table
+from common.losses.passes import answers
+
+
+@pytest.mark.parametrize("lattice", [name for name in LATTICES])
+def test_each_lattice_has_losses_to_rank(lattice):
+    packages = {row.package for row in with_variants() if row.kind == lattice}
+    assert "torch" in packages and len(packages) >= 2
+
+
+def test_every_loss_that_takes_log_probabilities_has_hat():
+    rows = {row.name: row for row in with_variants()}
+    for name in ("torchaudio", "optimized_transducer", "fast_rnnt", "k2", "warp-rnnt", "warp-transducer", "nemo"):
+        assert rows[f"{name}:hat"].kind == "hat"
+
+
+def test_a_variant_that_runs_on_a_cpu_is_not_simulated():
+    assert simulator(find("nemo-multi-blank"), "cpu") == {"NUMBA_ENABLE_CUDASIM": "1"}
+    assert simulator(find("nemo-multi-blank:pytorch"), "cpu") == simulator(find("nemo-multi-blank"), "cuda") == {}
+
+
+def kernel_of(monkeypatch, get_kernel):
+    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(get_kernel=get_kernel))
+    adapter = Transformers(settings.resolve({"preset": "quick", "vocab_size": 9, "encoder_dim": 8}, "cpu"), "kernel")
+    adapter.load("cuda")
+    return adapter
+
+
+def test_a_kernel_that_the_hub_does_not_give_is_missing_and_says_why(monkeypatch):
+    def get_kernel(name, version):
+        raise OSError("no route to the hub\nlong story")
+
+    with pytest.raises(NotRunnable, match=r"tdt-loss cannot be loaded from the Hugging Face hub: no route to the hub$"):
+        kernel_of(monkeypatch, get_kernel)
+    with pytest.raises(NotRunnable, match="transformers:kernel has no cpu version"):
+        Transformers(settings.resolve({"preset": "quick"}, "cpu"), "kernel").load("cpu")
+
+
+def test_a_kernel_of_the_hub_is_called_as_transformers_is(monkeypatch):
+    """By transformers' own function in its place, since it has the same signature."""
+    pytest.importorskip("transformers")
+    from transformers.loss import loss_tdt
+
+    adapter = kernel_of(monkeypatch, lambda name, version: loss_tdt)
+    where = torch.device("cpu")
+    model = table.of(adapter).model(where, torch.float32)
+    batch = inputs.make_batch(
+        [(6, 3), (4, 1)], vocab_size=9, encoder_dim=8, device=where, dtype=torch.float32, key=(1, 1)
+    )
+    loss_error, grad_error = answers.loss_scope(adapter, model, batch).errors
+    assert loss_error < 1e-5 and grad_error < 1e-4 and adapter.version() == "1"
