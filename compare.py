@@ -24,6 +24,7 @@ from common.core.settings import with_correctness
 from common.core.statistics import TOLERANCE
 from common.core.text import plain
 from common.jobs import revisions
+from common.setup import interpreters
 from common.tables.comparison import FORMATS, on_one_side, render, screen
 
 #: With --rev, where the flags do not say.  Rounds: the fewest and the most.
@@ -120,6 +121,9 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--details", action="store_true", help="print every number with its reason, and what changed in the code"
     )
+    result.add_argument(
+        "--output", type=flag_types.path, metavar="FILE", help="also write a page that opens offline: FILE.html"
+    )
     result.add_argument("--format", choices=FORMATS, default="table", help="json is a list of objects. Default: table")
     return result
 
@@ -195,6 +199,8 @@ def main(arguments: Sequence[str]) -> int:
         end = mine.index("--")
         mine, flags = mine[:end], mine[end + 1 :]
     options = parser().parse_args(mine)
+    if options.output is not None and interpreters.lacks("msgspec", "jinja2"):
+        interpreters.continue_in("main")  # returns where there is no such environment
     sides = sides_of(options, flags)
     rows = compared(sides, options)
     failures = []
@@ -205,6 +211,10 @@ def main(arguments: Sequence[str]) -> int:
     else:
         text = render(rows, on_one_side(sides), options.format)
     print(text, end="", flush=True)
+    if options.output is not None:
+        from common.report import comparison as page
+
+        print(f"page: {page.write(rows, on_one_side(sides), options.output)}", file=sys.stderr)
     for failure in failures:
         print(f"--fail-on-slower: {plain(failure)}", file=sys.stderr)
     return EXIT_FAILED if failures else EXIT_OK

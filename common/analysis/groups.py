@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from common.analysis import ranking
 from common.analysis.identity import grouped, same_configuration
@@ -56,24 +56,31 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
 
 
 def give_looks(rows: Sequence[Row]) -> None:
-    """Give each implementation a colour and a form, the same in every plot: the colour of its family; the form of its
-    kind, or the next one where another of that colour has it already."""
-    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
+    """Give each implementation a colour and a form, the same in every plot."""
     measured = {row.name for row in rows if row.is_measured}
+    look_of = looks({row.name: row.kind for row in rows}, measured)
+    for row in rows:
+        row.look = look_of[row.name]
+
+
+def looks(kind_of: Mapping[str, Optional[str]], first: Collection[str] = ()) -> Dict[str, Look]:
+    """Return the look of each implementation: the colour of its family; the form of its kind, or the next one where
+    another of that colour has it already.
+
+    kind_of: name -> kind; first: those that get their form before others.
+    """
+    order = {implementation.name: index for index, implementation in enumerate(with_variants())}
 
     def rank_of(name: str) -> Tuple[bool, bool, int, str]:
-        return name not in measured, "@" in name, order.get(name.partition("@")[0], len(order)), name
+        return name not in first, "@" in name, order.get(name.partition("@")[0], len(order)), name
 
-    kind_of = {row.name: row.kind for row in rows}
     look_of: Dict[str, Look] = {}
     for name in sorted(kind_of, key=rank_of):
         color = _color(name, {look.color for look in look_of.values()})
-        first = FORMS.get(kind_of[name] or "exact", 0)
-        forms = (first + step for step in range(len(rows)))
+        forms = (FORMS.get(kind_of[name] or "exact", 0) + step for step in range(len(kind_of)))
         free = (look for form in forms if (look := Look(color, form)) not in look_of.values())
         look_of[name] = next(free)
-    for row in rows:
-        row.look = look_of[row.name]
+    return look_of
 
 
 #: The form of the first loss of a kind in its family.

@@ -18,7 +18,7 @@ class Verdict:
     """An answer to a question.
 
     question: short; answer: a name or "unclear"; clear: whether it is sure; reason: why, in a sentence; lines: what
-    there is to know of the answer, each with its title; code: what a user copies.
+    there is to know of the answer, each with its title; code: what a user copies; bad: news that nobody wants.
     """
 
     question: str
@@ -27,6 +27,7 @@ class Verdict:
     reason: Sentence = ()
     lines: Sequence[Line] = ()
     code: str = ""
+    bad: bool = False
 
 
 class Failure(NamedTuple):

@@ -29,6 +29,7 @@ Paths = Sequence[Path]
 ABOVE_AND_BELOW = 80
 HERE = Path(__file__).resolve().parent
 TITLE = "Which transducer loss?"
+OVERLINE = "Transducer (RNN-T) losses, side by side"
 LIBRARY = HERE / "plotly" / "plotly-basic.min.js"
 
 
@@ -64,8 +65,9 @@ def assembled(
     lead: str,
     library: Optional[str] = None,
     reading: bool = False,
+    overline: str = OVERLINE,
 ) -> str:
-    """Return the page of these sections.  reading: with how to read the tables of losses."""
+    """Return the page of these sections.  reading: with how to read the tables of losses; overline: above the title."""
     library = _source(LIBRARY) if library is None else library
     script = _source(HERE / "page.js")
     policy = (
@@ -91,6 +93,7 @@ def assembled(
         sections=sections,
         entries=contents(sections),
         reading=reading,
+        overline=overline,
         style=_source(HERE / "page.css"),
         policy=policy,
         figures=drawn,

@@ -40,16 +40,16 @@ def render(rows: Sequence[Change], remarks: Sequence[str], format: str = "table"
         return json_text([row.as_json() for row in rows])
     if format not in FORMATS:
         raise ValueError(f"not a format: {format}")
-    shown = [row for row in rows if _measured(row)] or rows
+    shown = [row for row in rows if is_measured(row)] or rows
     if len(shown) < len(rows):
-        others = dict.fromkeys(row.name for row in rows if not _measured(row))
+        others = dict.fromkeys(row.name for row in rows if not is_measured(row))
         remarks = [*remarks, f"measured on neither side: {', '.join(others)}"]
-    below = [sentence for row in shown for sentence in _sentences(row.name, _lines(row))]
-    below += [*_power(shown), *_notes(shown), *remarks]
+    below = [sentence for row in shown for sentence in explained(row.name, lines_of(row))]
+    below += [*_power(shown), *all_notes(shown), *remarks]
     if format == "markdown":
-        blocks = [*map(escaped, _head(rows)), markdown(table(shown))]
+        blocks = [*map(escaped, origins(rows)), markdown(table(shown))]
     else:
-        blocks = [listed(_head(rows), format), aligned(table(shown))]
+        blocks = [listed(origins(rows), format), aligned(table(shown))]
     return "\n\n".join([*blocks, listed(below, format)]) + "\n"
 
 
@@ -61,8 +61,8 @@ def screen(
 ) -> str:
     """Return what the comparison comes to, as lines of at most `width` characters, the last with a newline: all times,
     what else is not the same, and the verdict."""
-    shown = [row for row in rows if _measured(row)] or rows
-    lines = [(row.name, line) for row in shown for line in _lines(row)]
+    shown = [row for row in rows if is_measured(row)] or rows
+    lines = [(row.name, line) for row in shown for line in lines_of(row)]
     lines = [(name, line) for name, line in lines if line.what.endswith(" time") or line.verdict != "same"]
     cells = [[Cell(name), Cell(of.what), Cell(of.verdict, mark=MARKS.get(of.verdict, ""))] for name, of in lines]
     body = [[*first, *map(Cell, line.cells[:4])] for first, (_, line) in zip(cells, lines)]
@@ -70,10 +70,10 @@ def screen(
     below = [*(f"{row.name}: {note}" for row in shown for note in _notes_of(row) if note in failed), *remarks]
     table = Table("comparison", "Comparison", COLUMNS[:7], body)
     blocks = [
-        [line for text in _head(rows)[:2] for line in answer.wrapped(text, width, "  ")],
+        [line for text in origins(rows)[:2] for line in answer.wrapped(text, width, "  ")],
         aligned(table, answer.LONGEST_NAME, colors).splitlines(),
         [line for text in below for line in answer.wrapped(text, width, "  ", answer.MOST_LINES)],
-        answer.verdict_lines(_verdict(shown, lines), width, colors),
+        answer.verdict_lines(answers_of(shown, lines), width, colors),
     ]
     return spaced(blocks)
 
@@ -87,7 +87,10 @@ MARKS = {
 }
 
 
-def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[str, str]:
+def answers_of(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[str, str]:
+    """Return question -> answer: how many times changed, the rows of each verdict, and why some have none.
+
+    lines: (name of the row, line) of those that are asked about."""
     answers = {"times": next(_power(rows), "none to compare").partition("times: ")[2] or "none to compare"}
     names_by_verdict = gathered((line.verdict, f"{name} {line.what.replace(' time', '')}") for name, line in lines)
     for verdict in MARKS:
@@ -101,11 +104,14 @@ def _verdict(rows: Sequence[Change], lines: Sequence[Tuple[str, Line]]) -> Dict[
 
 
 def table(rows: Sequence[Change]) -> Table:
-    lines = [[row.name, line.what, line.verdict, *line.cells] for row in rows for line in _lines(row)]
-    return Table("comparison", "Comparison", COLUMNS, [[Cell(words) for words in line] for line in lines])
+    """Return the table of all lines."""
+    lines = [[row.name, line.what, line.verdict, *line.cells] for row in rows for line in lines_of(row)]
+    cells = [[Cell(words, None if words == "-" else words) for words in line] for line in lines]
+    return Table("comparison", "Comparison", COLUMNS, cells)
 
 
-def _measured(row: Change) -> bool:
+def is_measured(row: Change) -> bool:
+    """Return whether a side of the row has something to compare."""
     return row.baseline.measured or row.new.measured
 
 
@@ -118,7 +124,7 @@ def on_one_side(sides: Sides) -> List[str]:
     ]
 
 
-def _head(rows: Sequence[Change]) -> List[str]:
+def origins(rows: Sequence[Change]) -> List[str]:
     """Say where both sides come from, and how the intervals were made."""
     lines = []
     for side in ("baseline", "new"):
@@ -141,7 +147,7 @@ def _head(rows: Sequence[Change]) -> List[str]:
     return lines
 
 
-def _lines(row: Change) -> List[Line]:
+def lines_of(row: Change) -> List[Line]:
     """Without what neither side measured, such as the scope `loss` of a loss that has none."""
     lines = []
     for scope, time in row.time.items():
@@ -167,7 +173,7 @@ def _line(what: str, change: Any, cells: Sequence[str]) -> Line:
     return Line(what, change.verdict, change.reason, [ratio, *cells])
 
 
-def _sentences(name: str, lines: Sequence[Line]) -> Iterator[str]:
+def explained(name: str, lines: Sequence[Line]) -> Iterator[str]:
     """One for each line of the table, but those that need no explanation are one together."""
     plainly_same = []
     for line in lines:
@@ -210,7 +216,7 @@ def _sides(change: Any, metric: Metric) -> List[str]:
     return ["-" if value is None else f"{number(value)} {metric.unit}" for value in values]
 
 
-def _notes(rows: Sequence[Change]) -> List[str]:
+def all_notes(rows: Sequence[Change]) -> List[str]:
     """Each note once, with the rows it is about."""
     names_by_note = gathered((note, row.name) for row in rows for note in _notes_of(row))
     return [f"{', '.join(names)}: {note}" for note, names in names_by_note.items()]
