@@ -215,8 +215,8 @@ def test_too_few_frames_leave_none_and_odd_factors_are_refused():
 
 
 def test_the_draw_holds_to_the_published_figures():
-    known = published.load_figures()
-    rows = published.draw(known)
+    known = json.loads(published.FIGURES.read_text())
+    rows = published.draw(published.load_figures())
     assert rows.dtype == np.int32 and rows.shape == (85617, 2)
     for column, name in enumerate("TU"):
         assert known[f"{name}_min"] <= rows[:, column].min() and rows[:, column].max() <= known[f"{name}_max"]
@@ -234,7 +234,7 @@ def test_the_draw_holds_to_the_published_figures():
 
 def test_the_draw_follows_its_description_to_the_letter():
     """One utterance after another, in plain Python, as the figures' "about" says."""
-    known = published.load_figures()
+    known = json.loads(published.FIGURES.read_text())
     count = known["utterances"]
     raw = [int(number) for number in np.random.PCG64(7).random_raw(2 * count)]
 
@@ -242,7 +242,7 @@ def test_the_draw_follows_its_description_to_the_letter():
         right = next(i for i in range(1, len(xs)) if at <= xs[i])
         return ys[right - 1] + (at - xs[right - 1]) / (xs[right] - xs[right - 1]) * (ys[right] - ys[right - 1])
 
-    rows = published.draw(known, seed=7)
+    rows = published.draw(published.load_figures(), seed=7)
     for index in range(0, count, 997):
         percent_t, percent_u = (100 * (raw[index + column * count] >> 11) / 2**53 for column in range(2))
         frames = interpolated(percent_t, known["T_percent"], known["T_at_percent"])
