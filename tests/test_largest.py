@@ -281,13 +281,13 @@ def test_no_more_than_there_is_is_used_whatever_is_asked_for(capsys):
         return memory_limit(chosen, memory.total_memory(), memory.available_memory())
 
     available = memory.available_memory()
-    assert limit_of("1GiB")["bytes"] == 2**30
-    assert 0.5 * available < limit_of(None)["bytes"] < memory.total_memory()
-    assert limit_of("1%")["bytes"] == memory.total_memory() // 100
+    assert limit_of("1GiB").bytes == 2**30
+    assert 0.5 * available < limit_of(None).bytes < memory.total_memory()
+    assert limit_of("1%").bytes == memory.total_memory() // 100
     assert not capsys.readouterr().err
     clamped = limit_of("900TiB")
-    assert 0.5 * available < clamped["bytes"] < memory.total_memory()
-    assert "--memory-limit 900TiB" in clamped["source"] and "available" in clamped["source"]
+    assert 0.5 * available < clamped.bytes < memory.total_memory()
+    assert "--memory-limit 900TiB" in clamped.source and "available" in clamped.source
     warning = capsys.readouterr().err
     assert warning.startswith("warning: --memory-limit 900TiB: the limit is ") and "GiB" in warning
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Tuple, Type, TypeVar
+from typing import Any, Type, TypeVar
 
 from common.core.guard import require
 
@@ -26,18 +26,8 @@ def typed(content: Any, kind: Type[T]) -> T:
 def read(path: Path, kind: Type[T]) -> T:
     """Return what a file holds as `kind`.  Raises FileNotFoundError, and UserError with the reason for what cannot be
     read."""
-    return _read(path, kind)[1]
-
-
-def written(path: Path, kind: Any) -> Any:
-    """Return the JSON of a file as it is written, with what only newer versions know, checked like `read`."""
-    return _read(path, kind)[0]
-
-
-def _read(path: Path, kind: Type[T]) -> Tuple[Any, T]:
     try:
-        content = json.loads(read_bytes(path).decode("utf-8"))
-        return content, typed(content, kind)
+        return typed(json.loads(read_bytes(path).decode("utf-8")), kind)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, OverflowError, RecursionError, MemoryError) as error:
