@@ -21,7 +21,7 @@ FILES = [
     "docs/conformance.json",
     "results/*.json",
 ]
-FILES += [f"common/**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "LICENSE")]
+FILES += [f"common/**/{name}" for name in ("*.jinja", "*.css", "*.js", "*.json", "*.hxx", "*.npz", "LICENSE")]
 FILES += ["fused_transducer/csrc/*", "fused_transducer/py.typed"]
 
 scratch = tempfile.mkdtemp(prefix="rnnt-bench-")  # so that a checkout stays as it is

@@ -303,7 +303,13 @@ def parser() -> Parser:
     result = Parser(prog=Path(sys.argv[0]).name, description=(__doc__ or "").partition("\n\n")[0])
     add = result.add_argument
     add("--workloads", type=flag_types.some_of(tuple(WORKLOADS)), default=tuple(WORKLOADS), metavar="A,B")
-    add("--logits", type=flag_types.some_of(LOGITS), default=LOGITS, metavar="A,B", help="Default: random,peaky")
+    add(
+        "--logits",
+        type=flag_types.some_of(LOGITS),
+        default=("random", "peaky"),
+        metavar="A,B",
+        help="Default: random,peaky",
+    )
     add("--peers", type=lambda text: tuple(text.split(",")), metavar="A,B", help="the rows beside fused in all runs")
     add("--size", choices=("cpu", "full", "quick"), default="cpu", help="preset of benchmark_all.py. Default: cpu")
     add("--device", type=flag_types.device, default="auto", help="auto, cpu, cuda or cuda:N. Default: auto")

@@ -7,7 +7,7 @@
 FOLDER`: the rows that both have; `comparison of ARGUMENTS`: what compare.py prints; `runs`: the folders of results/;
 `machines`: what each machine of results/ found; `torch-versions`: the table of benchmarks/torch_versions.py; `fused`
 and `fused-parts of FOLDER`: the tables of benchmarks/fused_table.py; `training of FILE`:
-that of benchmarks/train_table.py.  A test compares pages and records.
+that of benchmarks/train_table.py; `logits of FOLDER`: a sweep over kinds of logits.  A test compares pages and records.
 """
 
 from __future__ import annotations
@@ -215,6 +215,25 @@ def fused_parts(folder: str) -> str:
     return fused_table.render_parts(ROOT / folder)
 
 
+def logits(folder: str) -> str:
+    """Return a Markdown table of a sweep over kinds of logits: each loss's step, and what the logits are like."""
+    (swept,) = logs.read([ROOT / folder]).sweeps
+    by_kind: Dict[str, Dict[str, Row]] = {}
+    for run in swept.runs:
+        if run.row.status == "ok":
+            by_kind.setdefault(str(run.values["logits"]), {})[run.row.name] = run.row
+    names = [name for name in CHOICES if any(name in rows for rows in by_kind.values())]
+    heads = ["logits", "cells needed", *(f"{name} ms" for name in names), "pruned gap"]
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    for kind, rows in by_kind.items():
+        shares = [row.needed_share for row in rows.values() if row.needed_share is not None]
+        gaps = [row.approximation_gap for row in rows.values() if row.approximation_gap is not None]
+        needed, gap = (f"{100 * abs(values[0]):.2g}%" if values else "-" for values in (shares, gaps))
+        steps = [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
+        lines.append([kind, needed, *steps, gap])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def training(path: str) -> str:
     """Return a Markdown table of trainings with several losses."""
     return train_table.render(ROOT / path)
@@ -236,6 +255,7 @@ WRITERS: Dict[str, Callable[..., str]] = {
         fused,
         fused_parts,
         training,
+        logits,
     )
 }
 

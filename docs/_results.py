@@ -38,6 +38,9 @@ RUNS: Dict[str, str] = {
     "--find-largest batch-size --memory-limit 2GiB --largest-cap 48 --num-batches 1",  # 12 minutes
     "vocabulary": "--only fused,optimized_transducer,fast_rnnt,torchaudio,k2,fast_rnnt@k2,fast_rnnt-pruned "
     "--sweep vocab-size=500,1000,4096 --frames 100 --tokens 20 --num-batches 1 --rounds 5",  # 8 minutes
+    "logits": "--only fused,optimized_transducer,fast_rnnt,torchaudio,fast_rnnt-pruned --sweep "
+    "logits=random,early,middle,trained --num-batches 1 --rounds 3 --scope step --max-seconds 0.5 "
+    "--passes correctness,timing",  # 8 minutes
     "tdt": "--topology tdt",  # 5 minutes
     "fused-table": "--parts",  # 27 minutes
 }

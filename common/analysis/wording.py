@@ -21,7 +21,12 @@ Words = List[Union[str, Link]]
 #: In the place of a winner, where other load may have made it one.
 WITHHELD = "withheld: samples ran beside other load; measure again when the machine is quiet"
 #: Made logits whose name says too little.
-LOGITS = {"peaky": "peaky logits (made, sharper than a trained model's)"}
+LOGITS = {
+    "peaky": "peaky logits (made, sharper than a trained model's)",
+    "early": "logits of a small model's first steps",
+    "middle": "logits of a small model halfway through training",
+    "trained": "logits of a small trained model",
+}
 
 
 class Measure(NamedTuple):
@@ -165,7 +170,8 @@ def accuracy(row: Row) -> str:
     gaps = row.approximation_gaps
     if gaps:
         off = [f"{_percent(gap)} on {LOGITS.get(kind, f'{kind} logits')}" for kind, gap in gaps.items()]
-        return f"off by {' and '.join(off)}, which does not bound it in training"
+        listed = " and ".join([", ".join(off[:-1]), off[-1]] if off[1:] else off)
+        return f"off by {listed}, which does not bound it in training"
     return "" if row.approximation_gap is None else f"off by {_percent(row.approximation_gap)}"
 
 

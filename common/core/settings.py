@@ -15,7 +15,9 @@ from common.core.setting import Setting, declared, setting, tupled, worded
 
 PASSES = ("correctness", "timing", "memory", "trace")
 SCOPES = ("loss", "step")
-LOGITS = ("random", "peaky")
+#: Stages of a small model in training whose logits can be measured (common.losses.speech).
+STAGES = ("early", "middle", "trained")
+LOGITS = ("random", "peaky", *STAGES)
 #: What --find-largest searches the largest of, and whether that is of sorted utterances.
 FIND_LARGEST = {"batch-size": False, "max-frames": True}
 #: The name of --find-largest among the presets of a setting.
@@ -276,6 +278,7 @@ class Settings:
         "random",
         MEASURED,
         "kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
+        "early, middle, trained: of a small model on speech, at its first steps, halfway in training and at the end; "
         "peaky: inputs and weights that give one random alignment almost all of the probability, more than a trained "
         "model does",
         choices=LOGITS,
@@ -699,8 +702,8 @@ def _check(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
             raise UserError(f"{declaration.flag} needs CUDA, and this run uses the CPU: remove {declaration.flag}")
         condition = f"{SETTINGS[needed].flag} {' or '.join(accepted)}"
         raise UserError(f"{declaration.flag} only applies with {condition}: add that, or remove {declaration.flag}")
-    if values["logits"] == "peaky" and values["pruned_recipe"] == "benchmark-2022":
+    if values["logits"] != "random" and values["pruned_recipe"] == "benchmark-2022":
         raise UserError(
-            "--logits peaky does not go with --pruned-recipe benchmark-2022, whose scores are the encoder outputs: "
-            "remove one of them"
+            f"--logits {values['logits']} does not go with --pruned-recipe benchmark-2022, whose scores are the "
+            "encoder outputs: remove one of them"
         )

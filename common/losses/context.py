@@ -44,7 +44,7 @@ class Context:
 
     def new_batch(self, batch: int, repeat: int = 0, utterances: Optional[int] = None, first: int = 0):
         """Return inputs as `make_batch` does, but always in new tensors, even if those of the batch are held."""
-        from common.losses import inputs, peaky
+        from common.losses import inputs
 
         return inputs.make_batch(
             self.shapes(batch)[first:][:utterances],
@@ -53,7 +53,7 @@ class Context:
             device=self.device,
             dtype=self.dtype,
             key=(self.settings.seed, batch, repeat),
-            codes=peaky.codes_of(self.settings),
+            source=inputs.source_of(self.settings),
         )
 
     def hold_inputs(self, batches: Iterable[int]) -> None:

@@ -2,21 +2,23 @@
 
 The numbers come from the raw output of numpy's PCG64, which is guaranteed never to change (NEP 19), and become floats
 by exact arithmetic (common.data.streams).  torch's own generators may change between versions.  Random inputs are
-uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for peaky
-ones see common.losses.peaky.
+uniform in [0, 1), as in the 2022 suite, and weights uniform in +-1/sqrt(D), as torch.nn.Linear draws them; for others
+see common.losses.peaky and common.losses.speech.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Dict, List, Sequence, Tuple, Union
 
 import numpy as np
 import torch
 
-from common.data.streams import ALIGNMENT, DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
-from common.losses import peaky
+from common.core.settings import STAGES
+from common.data.streams import DECODER, ENCODER, TARGETS, WEIGHTS, symbols, uniform
+from common.losses.peaky import Peaky
+from common.losses.speech import Speech
 
 if TYPE_CHECKING:
     from common.core.settings import Settings
@@ -38,6 +40,18 @@ class Batch:
         return replace(self, **{name: getattr(self, name).detach().requires_grad_() for name in OUTPUTS})
 
 
+#: What inputs and weights are from where they are not random.
+Source = Union[Peaky, Speech, None]
+
+
+def source_of(settings: Settings) -> Source:
+    """Return the source of a run's inputs and weights, None if they are random; raise UserError if it does not have the
+    run's sizes."""
+    if settings.logits in STAGES:
+        return Speech(settings.logits, settings.vocab_size, settings.encoder_dim)
+    return Peaky.of(settings) if settings.logits == "peaky" else None
+
+
 #: Leaves of a batch.
 OUTPUTS = ("encoder_out", "decoder_out")
 
@@ -55,7 +69,7 @@ def make_batch(
     device: torch.device,
     dtype: torch.dtype,
     key: Sequence[int],
-    codes: Optional[np.ndarray] = None,
+    source: Source = None,
 ) -> Batch:
     """Return a batch of fresh inputs.
 
@@ -64,16 +78,15 @@ def make_batch(
         vocab_size, encoder_dim: V and D.
         device, dtype: of encoder_out and decoder_out.
         key: (seed, batch, ...), which names the stream of random numbers.
-        codes: of common.losses.peaky, for inputs that follow an alignment; None: random inputs.
+        source: of inputs that are not random (source_of).
     """
     pairs = [(int(T), int(U)) for T, U in shapes]
     N, T, U = padded_sizes(pairs)
     encoder_out = uniform(N * T * encoder_dim, ENCODER, *key).reshape(N, T, encoder_dim)
     decoder_out = uniform(N * (U + 1) * encoder_dim, DECODER, *key).reshape(N, U + 1, encoder_dim)
     targets = symbols((N, U), vocab_size, TARGETS, *key)
-    if codes is not None:
-        draws = uniform(N * T, ALIGNMENT, *key).reshape(N, T)
-        encoder_out, decoder_out = peaky.outputs(encoder_out, decoder_out, targets, pairs, codes, draws)
+    if source is not None:
+        encoder_out, decoder_out, targets = source.outputs(encoder_out, decoder_out, targets, pairs, key)
     lengths = torch.tensor(pairs, dtype=torch.int32, device=device)
     return Batch(
         encoder_out=torch.from_numpy(encoder_out).to(device, dtype).requires_grad_(),
@@ -111,13 +124,12 @@ def _layer(weight: np.ndarray, bias: np.ndarray, device: torch.device, dtype: to
 def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: torch.dtype) -> torch.nn.Linear:
     """Return the joiner's Linear(D, outputs) of a run; its first V outputs are the symbols.
 
-    With peaky logits the symbols follow the alignment, and further outputs (durations) are random.  Raises UserError as
-    common.losses.peaky.codes does.
+    Further outputs (durations) are random with any logits.  Raises UserError as source_of does.
     """
-    codes = peaky.codes_of(settings)
-    if codes is None:
+    source = source_of(settings)
+    if source is None:
         return linear(settings.encoder_dim, outputs, device=device, dtype=dtype, key=(settings.seed, 0))
-    parts = [peaky.joiner_layer(codes, settings.margin)]
+    parts = [source.joiner_layer()]
     if outputs > settings.vocab_size:
         parts.append(_drawn(settings.encoder_dim, outputs - settings.vocab_size, (settings.seed, 3)))
     weight, bias = (np.concatenate(both) for both in zip(*parts))
@@ -126,9 +138,9 @@ def output_layer(settings: Settings, outputs: int, device: torch.device, dtype: 
 
 def simple_projections(settings: Settings, device: torch.device, dtype: torch.dtype) -> Dict[str, torch.nn.Module]:
     """Return the two Linear(D, V) whose outputs an additive joiner adds: "am" of the encoder, "lm" of the decoder."""
-    codes, D, V = peaky.codes_of(settings), settings.encoder_dim, settings.vocab_size
-    if codes is None:
+    source, D, V = source_of(settings), settings.encoder_dim, settings.vocab_size
+    if source is None:
         layers = [linear(D, V, device=device, dtype=dtype, key=(settings.seed, number)) for number in (1, 2)]
     else:
-        layers = [_layer(*layer, device, dtype) for layer in peaky.simple_layers(codes, settings.margin)]
+        layers = [_layer(*layer, device, dtype) for layer in source.simple_layers()]
     return dict(zip(("am", "lm"), layers))

@@ -21,13 +21,14 @@ out other effects of training: wrong and uncertain frames, and targets with diff
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, List, Sequence, Tuple
 
 import numpy as np
 
 from common.core.errors import UserError
-from common.data.streams import CODES, uniform
+from common.data.streams import ALIGNMENT, CODES, uniform
 
 if TYPE_CHECKING:
     from common.core.settings import Settings
@@ -42,11 +43,38 @@ CORRELATION = 1 / 3
 CANDIDATES = 1000
 
 
-def codes_of(settings: Settings) -> Optional[np.ndarray]:
-    """Return the codes of a run, None if its logits are random; raise UserError as `codes` does."""
-    if settings.logits == "random":
-        return None
-    return codes(settings.vocab_size, settings.encoder_dim, settings.seed)
+@dataclass(frozen=True)
+class Peaky:
+    """The source of a run's inputs and weights (common.losses.inputs)."""
+
+    codes: np.ndarray  # (V, D), see `codes`
+    margin: float  # nats
+
+    @classmethod
+    def of(cls, settings: Settings) -> Peaky:
+        """Return the source of a run; raise UserError as `codes` does."""
+        return cls(codes(settings.vocab_size, settings.encoder_dim, settings.seed), settings.margin)
+
+    def outputs(
+        self,
+        encoder_noise: np.ndarray,
+        decoder_noise: np.ndarray,
+        targets: np.ndarray,
+        shapes: Sequence[Tuple[int, int]],
+        key: Sequence[int],
+    ) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the inputs of `outputs` along alignments of the stream that `key` names, and the targets as given."""
+        N, T, _ = encoder_noise.shape
+        draws = uniform(N * T, ALIGNMENT, *key).reshape(N, T)
+        return (*outputs(encoder_noise, decoder_noise, targets, shapes, self.codes, draws), targets)
+
+    def joiner_layer(self) -> Tuple[np.ndarray, np.ndarray]:
+        """Return weights (V, D) and bias (V,) of the joiner's output layer."""
+        return joiner_layer(self.codes, self.margin)
+
+    def simple_layers(self) -> Tuple[Tuple[np.ndarray, ...], Tuple[np.ndarray, ...]]:
+        """Return (weights, bias) of the projections am and lm."""
+        return simple_layers(self.codes, self.margin)
 
 
 @lru_cache(maxsize=8)

@@ -391,7 +391,7 @@ class Correctness(JobLine, kw_only=True, frozen=True, tag="correctness"):
     ] = None
     approximation_gaps: Annotated[
         Optional[Dict[str, Optional[float]]],
-        of('likewise with "random" and "peaky" logits; null where they cannot be made'),
+        of('likewise by kind of logits, "random", "peaky" and "trained" among them; null where they cannot be made'),
     ] = None
     gap_ranges: Annotated[
         Dict[str, GapRange],

@@ -2,8 +2,8 @@
 
 Both scopes: the gradient of what the loss is given, and the step's gradients of encoder_out, decoder_out and every
 weight.  A pruned loss is judged with its range widened to all of U, where it must be exact; the record also has its gap
-to the exact loss at the run's own range, over the measured utterances, under random and under peaky logits.  Then a
-loss that passes is judged on a measured batch at its own size (at_size.py), and once more on a small one.  Leaves out
+to the exact loss at the run's own range, over the measured utterances, under several kinds of logits.  Then a loss
+that passes is judged on a measured batch at its own size (at_size.py), and once more on a small one.  Leaves out
 the corner cases, which conformance.py asks: this pass decides whether a loss is timed.
 """
 
@@ -19,12 +19,13 @@ import torch
 from common.core import statistics
 from common.core.emitted import Emitted
 from common.core.errors import UserError
-from common.core.settings import LOGITS
 from common.core.text import UNBOUNDED, finite
 from common.losses.layouts import table
 from common.losses.oracle import TOLERANCE
 from common.losses.passes import at_size, small_batches
 
+#: Kinds of logits whose gap is measured beside that of the run's own.
+KINDS = ("random", "peaky", "trained")
 #: Utterances of the measured batch with --find-largest, which has yet to find the size that fits.
 SEARCH_UTTERANCES = 2
 #: Utterances whose gap to the exact loss is measured, half a second each: with the run's logits, and the other kind.
@@ -70,17 +71,17 @@ def approximation_gaps(context) -> Dict[str, Optional[GapRange]]:
     A range is over some of the run's utterances, each alone, in float64: it is the gap of the method and not of the
     dtype.  None if the run's sizes or recipe do not allow such logits, or if the exact loss is almost 0 with them.
     """
-    gaps: Dict[str, Optional[GapRange]] = dict.fromkeys(LOGITS)
+    gaps: Dict[str, Optional[GapRange]] = dict.fromkeys((*KINDS, context.settings.logits))
     every = [(batch, n) for batch in context.batches for n, (_, U) in enumerate(context.shapes(batch)) if U > 0]
-    for kind in LOGITS:
-        if kind == "peaky" and context.settings.pruned_recipe == "benchmark-2022":
+    for kind in gaps:
+        if kind != "random" and context.settings.pruned_recipe == "benchmark-2022":
             continue
         adapter = copy.copy(context.adapter)
         adapter.settings = replace(context.settings, logits=kind, amp=None, compile=False)
         layout, double = table.of(adapter), replace(context, settings=adapter.settings, dtype=torch.float64)
         try:
             model = layout.model(context.device, torch.float64)
-        except UserError:  # D is too small for peaky logits, which the user did not ask for
+        except UserError:  # D or V is too small for these logits, which the user did not ask for
             continue
         most = GAP_UTTERANCES if kind == context.settings.logits else OTHER_UTTERANCES
         chosen = every[:: math.ceil(len(every) / most) or 1]

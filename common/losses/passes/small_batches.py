@@ -15,7 +15,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from common.losses import fingerprint, inputs, peaky
+from common.losses import fingerprint, inputs
 from common.losses.adapter import Adapter
 from common.losses.inputs import Batch
 from common.losses.joiner import Joiner
@@ -169,7 +169,7 @@ def given(adapter: Adapter, case: Case, device: torch.device, dtype: torch.dtype
         device=device,
         dtype=dtype,
         key=(small.settings.seed, case.draw),
-        codes=peaky.codes_of(small.settings),
+        source=inputs.source_of(small.settings),
     )
     if case.largest is not None:
         table.of(small).score_up_to(case.largest, model, batch)
