@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any, Dict
 
 import pytest
 import torch
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis draws the examples: pip install hypothesis")
 
-from fused_helpers import ACTIVATIONS, Problem, errors, problem, right  # noqa: E402
+from fused_helpers import ACTIVATIONS, Problem, error, errors, found, problem, right  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 from hypothesis.internal.constants_ast import Constants  # noqa: E402
+from sanitize import LATTICES  # noqa: E402
 
 ALLOWED = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 
@@ -48,6 +50,20 @@ def spread(tensor: torch.Tensor, order: int, step: int) -> torch.Tensor:
     dims = dims[order % len(dims) :] + dims[: order % len(dims)]
     back = [dims.index(d) for d in range(tensor.dim())]
     return torch.stack([tensor.permute(dims)] * step, -1)[..., 0].permute(back)
+
+
+@st.composite
+def lattices(draw) -> Dict[str, Any]:
+    """Options of a lattice other than the regular one."""
+    topology = draw(st.sampled_from([*LATTICES]))
+    options: Dict[str, Any] = {"topology": topology}
+    if topology in ("tdt", "multi-blank"):
+        least = 0 if topology == "tdt" else 1
+        options["durations"] = draw(st.lists(st.integers(least, 9), min_size=1, max_size=6).filter(any))
+        options["sigma"] = draw(st.sampled_from([0.0, 0.05]))
+    if topology == "star":
+        options["skip"] = draw(st.sampled_from([0.0, -3.0]))
+    return options
 
 
 @st.composite
@@ -107,6 +123,28 @@ def test_it_is_the_oracles(one):
     assert loss < (1e-11 if one.tensors[0].dtype == torch.float64 else 1e-5) or expected_losses.abs().max() < 1e-5
     for name, value in made.items():
         assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)
+
+
+@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.given(problems(), lattices(), st.sampled_from([0.0, 0.2]))
+def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
+    """Of the columns drawn, the last are durations'; utterances without a path cost inf and have no gradient."""
+    further = len(options.get("durations", ()))
+    V = len(drawn.tensors[2])
+    hypothesis.assume(V > further + 1)
+    blank = drawn.options["blank"] % (V - further)
+    case = drawn.with_options(**options, blank=blank, delay_penalty=delay_penalty)
+    case.targets = case.targets % (V - further - 1)
+    case.targets += case.targets >= blank
+    expected_losses, expected = right(case)
+    losses, gradients = found(case)
+    assert torch.equal(losses.isinf(), expected_losses.isinf())
+    finite, dtype = losses.isfinite(), case.tensors[0].dtype
+    scale = max([1e-2, *(gradient.abs().max().item() for gradient in expected.values())])
+    allowed = {torch.float64: 1e-11, torch.bfloat16: 3e-3}.get(dtype, 1e-5)
+    assert error(losses[finite], expected_losses[finite]) < allowed or expected_losses[finite].abs().max() < 1e-5
+    for name, gradient in expected.items():
+        assert (gradients[name].double() - gradient).abs().max().item() < ALLOWED[dtype] * scale, name
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)

@@ -46,6 +46,43 @@ def answer(kernel, dtype, logits, targets, logit_lengths, target_lengths, blank,
     return losses.detach().numpy(), leaf.grad.numpy() if leaf.grad is not None else np.zeros_like(logits)
 
 
+def of_joiner(backend, dtype, logits, targets, logit_lengths, target_lengths, blank, topology, upstream, **options):
+    """Losses and gradient of fused_transducer, whose joiner has an activation for each cell, and logits as weights.
+
+    A symbol at -inf in every cell has a bias of that.
+    """
+    from fused_helpers import transducer_loss  # which keeps what is compiled
+
+    given = {"delay_penalty": options.pop("penalty", 0.0), "backend": backend, "blank": blank, "activation": "relu"}
+    given.update(options, topology="regular" if topology == "delay-penalty" else topology)
+    losses, gradient = np.zeros(len(logits)), np.zeros_like(logits)
+    for n, (T, U) in enumerate(zip(logit_lengths, target_lengths)):
+        cells = torch.from_numpy(logits[n, :T, : U + 1]).to(dtype).flatten(0, 1)
+        impossible = cells.isinf().all(0)
+        weight = cells.masked_fill(impossible, 0).t().contiguous().requires_grad_()
+        bias = torch.zeros(len(weight), dtype=dtype).masked_fill_(impossible, -torch.inf)
+        encoder_out = torch.eye(T, dtype=dtype).repeat_interleave(U + 1, 1).unsqueeze(0)
+        decoder_out = torch.eye(U + 1, dtype=dtype).repeat(1, T).unsqueeze(0) - 1
+        integers = [torch.as_tensor([x]) for x in (targets[n, :U], T, U)]
+        loss = transducer_loss(
+            encoder_out, decoder_out, weight, bias, *integers, reduction="sum", negligible=0.0, **given
+        )
+        (loss * upstream[n]).backward()
+        losses[n] = loss.item()
+        gradient[n, :T, : U + 1] = weight.grad.t().unflatten(0, (T, U + 1))
+    return losses.astype(str(dtype)[6:]), gradient
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_fused_loss_is_right(backend, dtype):
+    native = pytest.importorskip("fused_transducer.native")
+    if backend == "native" and native.unavailable("cpu", dtype):
+        pytest.skip(native.unavailable("cpu", dtype))
+    wrong = check.check(lambda *given, **named: of_joiner(backend, dtype, *given, **named))
+    assert wrong == []
+
+
 def test_every_topology_has_its_cases_and_the_folder_is_small():
     names = {case["topology"] for case in check.cases()}
     assert names == {"regular", *LATTICES} and sum(file.stat().st_size for file in FOLDER.iterdir()) < 2e6
