@@ -158,7 +158,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
     if options.output.exists():
         results = json.loads(options.output.read_text(encoding="utf-8"))
     computer = machine.describe()
-    results["machine"] = {key: computer[key] for key in ("cpu", "cores")}
+    results["machine"] = {"cpu": computer.cpu, "cores": computer.cores}
     options.log.write_text("", encoding="utf-8")
     for version in options.versions:
         print(f"torch {version}", file=sys.stderr)

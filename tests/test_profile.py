@@ -416,6 +416,13 @@ def test_steps_beside_other_load_are_said_to_be(tmp_path):
     assert "45.0% of the CPUs" in tables.text(busy) and "other load" in tables.lines(busy)[-1]
 
 
+def test_the_machine_is_named_with_its_node_only_on_a_cluster(tmp_path):
+    here = made_up(tmp_path)
+    assert "made up, 2 threads" in tables.text(here)
+    here.document.node = "node-1, GPU 0"
+    assert "made up of node-1, GPU 0, 2 threads" in tables.text(here)
+
+
 def test_the_labels_cost_is_not_negative(tmp_path):
     slower = made_up(tmp_path, bare_ns=[3e7, 3e7])
     assert slower.hooks_ms < 0 and "-" not in tables.text(slower).partition("labels' own cost:")[2].splitlines()[0]
