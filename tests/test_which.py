@@ -17,18 +17,13 @@ sys.path.append(str(ROOT / "docs"))
 import _figures  # noqa: E402
 
 
-def entry(**settings):
+def entry(device="cpu", **settings):
+    """Return a made measurement with these settings."""
     given = {"vocab_size": 500, "dtype": "float32", "batch_size": 2, "max_frames": None, "sort_utterance": False}
     row = {"kind": "exact", "step_ms": 10.0, "loss_ms": 2.0, "peak_mb": 100.0}
-    return {
-        **{
-            "results": "r",
-            "date": "2026-01-01",
-            "device": "cpu",
-            "device_name": "a CPU",
-            "cores": 2,
-            "torch": "2.11.0",
-        },
+    content = {
+        **{"results": "r", "date": "2026-01-01", "device": device, "device_name": "a CPU", "cores": 2},
+        "torch": "2.11.0",
         "settings": {**given, "encoder_dim": 512, "frames": "as in the shape file", "tokens": None, **settings},
         "picks": {
             "outputs": {"name": "a", "scope": "step", "rivals": [], "next": "b", "times": [2.0, 1.5, 2.5]},
@@ -36,6 +31,7 @@ def entry(**settings):
         },
         "rows": [{"name": "a", **row}, {"name": "b", **row, "peak_mb": 50.0}, {"name": "c", **row, "loss_ms": None}],
     }
+    return answer.Measurement.from_json(content)
 
 
 def test_the_committed_file_is_what_the_records_say():
@@ -47,10 +43,10 @@ def test_the_committed_costs_are_what_the_records_say():
 
 
 def test_the_nearest_vocabulary_and_device_are_taken():
-    entries = [entry(), entry(vocab_size=4096), {**entry(vocab_size=30), "device": "cuda"}]
-    sizes = {V: answer.nearest(Question(V), entries)["settings"]["vocab_size"] for V in (500, 700, 3000, 30)}
+    entries = [entry(), entry(vocab_size=4096), entry("cuda", vocab_size=30)]
+    sizes = {V: answer.nearest(Question(V), entries).settings.vocab_size for V in (500, 700, 3000, 30)}
     assert sizes == {500: 500, 700: 500, 3000: 4096, 30: 500}
-    assert answer.nearest(Question(4096, device="cuda"), entries)["device"] == "cuda"
+    assert answer.nearest(Question(4096, device="cuda"), entries).device == "cuda"
 
 
 def test_the_answer_has_the_pick_its_interval_the_machine_and_the_date():
