@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 import torch
 
@@ -59,16 +59,14 @@ def _applied(frame: Optional[Any]) -> Iterator[Applied]:
 
 
 def _call(function: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return the name of a custom autograd function, and its call with these arguments and the defaults of others."""
     name = f"{function.__module__}.{function.__qualname__}"
-    return name, FunctionCall(name, {**_defaults(function), **arguments})
+    parameters = inspect.signature(function.forward).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return name, FunctionCall(name, {**defaults, **arguments})
 
 
 def _parameters(function: Any) -> List[str]:
     """Return the names of what `forward` takes, without the context."""
     names = list(inspect.signature(function.forward).parameters)
     return names if function.setup_context is not torch.autograd.Function.setup_context else names[1:]
-
-
-def _defaults(function: Any) -> Dict[str, Any]:
-    parameters = inspect.signature(function.forward).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}

@@ -10,7 +10,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from common.cli import devices, ending, flags
 from common.cli.ending import Shown
@@ -38,6 +38,7 @@ require("msgspec")
 
 from msgspec import UNSET, Struct, UnsetType, defstruct, field, structs  # noqa: E402
 
+Value = TypeVar("Value")
 DESCRIPTION = """Measure what an utterance costs in a speech system or cascade: time, peak memory and operations.
 
 The configuration names the stages; every example of the data set is measured in a process of its own.
@@ -316,7 +317,7 @@ def configured(path: Path, flags: Mapping[str, Any]) -> Pipeline:
     return Pipeline(general=whole, stages=stages)
 
 
-def _with_keys_of(kind: Any, values: Mapping[str, Any]) -> Dict[str, Any]:
+def _with_keys_of(kind: Type[Struct], values: Mapping[str, Value]) -> Dict[str, Value]:
     """Return the values whose keys a Struct has."""
     return {key: value for key, value in values.items() if key in configuration.keys_of(kind)}
 
