@@ -62,6 +62,8 @@ def environment(losses: Sequence[str]) -> Dict[str, str]:
     losses.  Raises UserError if that cannot be built."""
     paths = [str(ROOT)]
     if "fast_rnnt-pruned" in losses:
+        import torch  # noqa: F401  # whose libraries fast_rnnt needs
+
         try:
             paths.append(str(Path(str(extensions.load("fast_rnnt", "cpu").__file__)).parents[1]))
         except NotRunnable as error:

@@ -97,7 +97,7 @@ def main(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder = arguments.saved or Path(scratch)
         if not arguments.saved:
-            trained(folder, ["--vocab", "101", "--utterances", "1600", "--steps", "1000", *arguments.flags])
+            trained(folder, ["--vocab", "101", "--utterances", "1600", "--steps", "1600", *arguments.flags])
         paths = sorted(folder.glob("*.pt"), key=lambda path: int(path.stem))
         if len(paths) != len(STAGES):
             raise UserError(f"{folder}: has {len(paths)} saved models and not {len(STAGES)}")

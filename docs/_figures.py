@@ -226,9 +226,10 @@ def logits(folder: str) -> str:
     heads = ["logits", "cells needed", *(f"{name} ms" for name in names), "pruned gap"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
     for kind, rows in by_kind.items():
-        shares = [row.needed_share for row in rows.values() if row.needed_share is not None]
-        gaps = [row.approximation_gap for row in rows.values() if row.approximation_gap is not None]
-        needed, gap = (f"{100 * abs(values[0]):.2g}%" if values else "-" for values in (shares, gaps))
+        judged = [row.at_size for row in rows.values() if row.kind == "exact" and row.at_size]
+        shares = [size.needed_cells / size.useful_cells for size in judged if size.needed_cells is not None]
+        gaps = [abs(row.approximation_gap) for row in rows.values() if row.approximation_gap is not None]
+        needed, gap = (f"{100 * values[0]:.2f}%" if values else "-" for values in (shares, gaps))
         steps = [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
         lines.append([kind, needed, *steps, gap])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

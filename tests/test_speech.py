@@ -88,9 +88,9 @@ def test_the_loss_falls_from_stage_to_stage():
     symbols = sum(U for _, U in shapes)
     nats = [float(losses_of(chosen(logits=stage), shapes).sum()) / symbols for stage in settings.STAGES]
     early, middle, trained = nats
-    assert early > 5 > middle > trained and trained < 1.5
+    assert early > 5 > middle > trained and trained < 0.5
     for stage, value in zip(settings.STAGES, nats):
-        assert value == pytest.approx(float(speech.load(stage)["nats"]), rel=0.7)
+        assert 1 / 4 < value / float(speech.load(stage)["nats"]) < 4
 
 
 def test_sizes_that_it_does_not_have():

@@ -24,7 +24,7 @@ WITHHELD = "withheld: samples ran beside other load; measure again when the mach
 LOGITS = {
     "peaky": "peaky logits (made, sharper than a trained model's)",
     "early": "logits of a small model's first steps",
-    "middle": "logits of a small model halfway through training",
+    "middle": "logits of a small model on the way through its training",
     "trained": "logits of a small trained model",
 }
 

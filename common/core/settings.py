@@ -278,7 +278,7 @@ class Settings:
         "random",
         MEASURED,
         "kind of logits. random: uniform inputs and weights, as in the 2022 suite, so the posteriors are diffuse; "
-        "early, middle, trained: of a small model on speech, at its first steps, halfway in training and at the end; "
+        "early, middle, trained: of a small model on speech, after 20 steps, on the way, and at the end; "
         "peaky: inputs and weights that give one random alignment almost all of the probability, more than a trained "
         "model does",
         choices=LOGITS,
