@@ -57,8 +57,9 @@ from optimized_transducer import transducer_loss
 
 cells = [each[:T, : U + 1].flatten(0, 1)
          for each, T, U in zip(logits, T_lengths, U_lengths)]
-loss = transducer_loss(torch.cat(cells), targets, T_lengths, U_lengths,
-                       blank=0, reduction="mean", from_log_softmax=False)
+loss = transducer_loss(
+    torch.cat(cells), targets, T_lengths, U_lengths,
+    blank=0, reduction="mean", from_log_softmax=False)
 """,
     "warprnnt_numba": """\
 from warprnnt_numba import RNNTLossNumba

@@ -281,7 +281,8 @@ def _note(axes: Any, note: Plotly) -> None:
 
 def _background(axes: Any, line: Plotly) -> None:
     ends = ([line["x0"], line["x1"]], [line["y0"], line["y1"]])
-    style = {"ls": LINES[line["line"]["dash"]], "lw": POINT, "alpha": line["opacity"], "zorder": 0.5}
+    of = line["line"]
+    style = {"ls": LINES[of["dash"]], "lw": POINT * of["width"], "alpha": line["opacity"], "zorder": 0.9}
     axes.plot(*ends, color=QUIET, label="_", **style)
 
 
