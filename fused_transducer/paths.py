@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fused_transducer.lattices import Lattice
-from fused_transducer.plain import Walk, skewed
+from fused_transducer.plain import Walk
 
 
 def _numbers(T: int, U1: int, T_lengths: Tensor, U_lengths: Tensor) -> Tensor:
@@ -47,6 +47,15 @@ def of_cells(
     return numbers.masked_fill(~inside.unsqueeze(-1), padding)
 
 
+def _skewed(cells: Tensor) -> Tensor:
+    """Return the anti-diagonals (T+U, N, U+1) of (N, T, U+1); -inf where there is no cell."""
+    N, T, U1 = cells.shape
+    d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
+    t = d[:, None] - u
+    diagonals = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
+    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), diagonals, -torch.inf)
+
+
 def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattice: Lattice) -> Tuple[Tensor, Tensor]:
     """Return (frames (N, U) int64, log-probabilities (N,)) of the best paths, as `align` does.
 
@@ -54,7 +63,7 @@ def best(log_probabilities: Tensor, T_lengths: Tensor, U_lengths: Tensor, lattic
     """
     N, _, U1, _ = log_probabilities.shape
     U_lengths, device = U_lengths.long(), log_probabilities.device
-    walk = Walk(lattice, [skewed(x) for x in log_probabilities.unbind(-1)], T_lengths.long(), U_lengths)
+    walk = Walk(lattice, [_skewed(x) for x in log_probabilities.unbind(-1)], T_lengths.long(), U_lengths)
     scores, chosen = walk.best()
     n, u, d = torch.arange(N, device=device), U_lengths.clone(), T_lengths.long() + U_lengths
     total = scores[d, n, u]

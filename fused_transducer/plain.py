@@ -212,15 +212,6 @@ def _counts(call: Call, arcs: Tensor) -> Tensor:
     return ~(posterior < call.negligible) & (posterior != 0)
 
 
-def skewed(cells: Tensor) -> Tensor:
-    """Return the anti-diagonals (T+U, N, U+1) of (N, T, U+1); -inf where there is no cell."""
-    N, T, U1 = cells.shape
-    d, u = (torch.arange(size, device=cells.device) for size in (T + U1 - 1, U1))
-    t = d[:, None] - u
-    diagonals = cells[:, t.clamp(0, T - 1), u].transpose(0, 1)
-    return torch.where(((t >= 0) & (t < T)).unsqueeze(1), diagonals, -torch.inf)
-
-
 def _straight(diagonals: Tensor, T: int) -> Tensor:
     """Return (..., N, T, U+1) from anti-diagonals (..., T+U, N, U+1)."""
     U1 = diagonals.shape[-1]
@@ -241,9 +232,10 @@ class Walk:
         device = parts[0].device
         self.n, self.last_d, self.last_u = torch.arange(N, device=device), T_lengths + U_lengths, U_lengths
         self.arc = torch.arange(len(lattice.arcs), device=device)
-        self.steps = torch.tensor([arc.dt + arc.du for arc in lattice.arcs], device=device)
+        # an arc that goes beyond the last diagonal from any cell is as good as a shorter one
+        steps = [min(arc.dt + arc.du, self.diagonals + 1) for arc in lattice.arcs]
+        self.steps, self.margin = torch.tensor(steps, device=device), max(steps)
         self.blanks = sum(arc.du == 0 for arc in lattice.arcs)
-        self.margin = max(arc.dt + arc.du for arc in lattice.arcs)
         t = torch.arange(self.diagonals, device=device).view(-1, 1, 1) - torch.arange(U1, device=device)
         inside = (t >= 0) & (t < T_lengths.view(-1, 1)) & (torch.arange(U1, device=device) <= U_lengths.view(-1, 1))
         #: log-weights (arcs, T+U, N, U+1)

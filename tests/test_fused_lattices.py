@@ -93,7 +93,9 @@ def test_utterances_without_a_path_cost_inf_and_leave_no_gradient(topology):
     assert not gradients["encoder_out"][~finite].any()
 
 
-@pytest.mark.parametrize("durations", [[1, 2, 3, 4], [0, 2, 4], [1], [3], [0, 7], [4, 0, 1], [2, 2]], ids=str)
+@pytest.mark.parametrize(
+    "durations", [[1, 2, 30_000], [1, 2, 3, 4], [0, 2, 4], [1], [3], [0, 7], [4, 0, 1], [2, 2]], ids=str
+)
 @pytest.mark.parametrize("dtype, allowed", [(torch.float64, 1e-12), (torch.float32, 5e-6)])
 def test_durations_without_0_with_gaps_and_one_alone(durations, dtype, allowed):
     """Some utterances are shorter than any path of such durations."""
