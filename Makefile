@@ -13,14 +13,16 @@ BUNDLE ?=
 PLATFORM ?=
 WITHOUT_TORCH ?=
 NAME ?=
-# Most tests wait for a process that starts; more than two get in the way of those that watch time or memory.
-TEST_PROCESSES ?= 2
+# One more than two cores can run: most tests wait for a process now and then.
+TEST_PROCESSES ?= 3
 
 # What a user or a stranger's folder is called is no text of make or of the shell: recipes read it from the environment.
 $(foreach name,BUNDLE K2_WHEEL LOGDIR NAME PLATFORM,$(eval override $(name) := $$(value $(name))))
 export BUNDLE ENVIRONMENTS K2_WHEEL LOGDIR NAME PLATFORM PORT WINDOW
 # Python would not find common/ beside the scripts.
 export PYTHONSAFEPATH :=
+# The tests start some thousand processes: what these import is compiled once.
+test coverage: export PYTHONDONTWRITEBYTECODE :=
 
 # With BUNDLE=folder set-up takes every package from there, and no index is asked.
 space := $() $()

@@ -57,8 +57,7 @@ def environment(tmp_path_factory):
     return folder
 
 
-def install(environment, **variables):
-    shutil.rmtree(environment / "source" / "build", ignore_errors=True)
+def install(environment, package, **variables):
     pip = [
         *(sys.executable, "-m", "pip", "--python", environment / "venv" / "bin" / "python"),
         "install",
@@ -67,7 +66,7 @@ def install(environment, **variables):
         "--force-reinstall",
     ]
     done = subprocess.run(
-        [*pip, "--no-build-isolation", environment / "source"],
+        [*pip, "--no-build-isolation", package],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -99,7 +98,7 @@ print(encoder_out.grad.abs().sum().item() > 0)
 
 
 def test_without_a_compiler_it_is_plain_pytorch(environment):
-    install(environment, CXX="no-such-compiler")
+    install(environment, environment / "source", CXX="no-such-compiler")
     assert example(environment) == "torch"
 
 
@@ -147,14 +146,10 @@ def test_a_wheel_says_what_it_is(environment, tmp_path):
 
 @pytest.mark.compiles
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
-def test_a_wheel_is_for_every_python_of_a_platform(environment, tmp_path):
+def test_with_a_compiler_it_is_native_code_for_every_python_of_a_platform(environment, tmp_path):
+    """`pip install` makes this wheel and installs it."""
     files, name = built(environment, tmp_path)
     assert re.search(r"-py3-none-(?!any)\w+\.whl$", name)
     assert sum(file.startswith("fused_transducer/_native-") for file in files) == 1
-
-
-@pytest.mark.compiles
-@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
-def test_with_a_compiler_it_is_native_code(environment):
-    install(environment)
+    install(environment, tmp_path / name)
     assert example(environment) == "native"
