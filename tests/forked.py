@@ -28,6 +28,8 @@ from ctypes import CDLL
 from functools import cache, partial
 from pathlib import Path
 
+from common.core.errors import UserError
+from common.present import html
 from common.system import forkserver, processes
 from common.system.processes import Server, die_with_parent
 
@@ -42,6 +44,7 @@ MODULES = (
     "numpy",
     "torch.optim",
     "torch.fx.experimental.symbolic_shapes",  # which the first backward of a process imports, with sympy
+    "torch._inductor",  # which torch.profiler imports
     "torchaudio",
     "matplotlib.figure",
     "common.tools.profile.command",
@@ -195,6 +198,10 @@ def fork(call, *arguments):
 
 def serve():
     forkserver.imported(sys.argv[1:])
+    with suppress(UserError):  # no jinja2
+        templates = html.environment()
+        for name in templates.list_templates(["jinja"]):
+            templates.get_template(name)  # compiled once, for the pages of all commands
     gc.collect()
     gc.freeze()
     for line in sys.stdin:

@@ -67,7 +67,7 @@ def interpreted():
     """{case: what tests/fused_interpreted.py found}; one process, since Triton reads TRITON_INTERPRET once."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     script = str(ROOT / "tests" / "fused_interpreted.py")
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
     return {case["name"]: case for case in map(json.loads, done.stdout.splitlines())}
 
@@ -109,7 +109,7 @@ def as_launched(*arguments):
     """Return the lines that tests/compiled_launches.py prints; a process, since it takes the place of Triton's
     driver."""
     command = [sys.executable, str(ROOT / "tests" / "compiled_launches.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
