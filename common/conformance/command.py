@@ -13,8 +13,6 @@ from pathlib import Path
 from threading import RLock
 from typing import Callable, List, Mapping, Optional, Sequence
 
-from msgspec import convert
-
 from common.cli import devices, flags
 from common.cli.parser import Parser, add_loss, implementations
 from common.cli.screen import how, in_color
@@ -35,6 +33,7 @@ from common.jobs.spec import Job
 from common.jobs.spread import OnceMore, spread
 from common.present.table import Cell, tabulated
 from common.present.text import aligned
+from common.records import documents
 from common.records.schema import Machine, Record
 from common.setup import interpreters
 from common.system import machine
@@ -150,7 +149,7 @@ def judge(
     """
     choices = executor.choose(arguments.only, arguments.in_place, arguments.loss)
     device = executor.resolve_device(arguments.device, choices)
-    computer = convert(executor.machine or vars(machine.describe()), Machine)
+    computer = documents.typed(executor.machine or vars(machine.describe()), Machine)
     earlier = conformance.read(folder / JSON_NAME, device, computer.cpu) if arguments.update else None
     command = [Path(sys.argv[0]).name, *sys.argv[1:]]
     judged: List[MatrixRow] = []
@@ -258,4 +257,4 @@ def _judged(name: str, records: Sequence[Record], large: bool) -> MatrixRow:
     *results, end = records
     if end["status"] != "ok":
         return MatrixRow.from_judged(Judged(name, find(name).kind, end["status"], end["reason"]), large=large)
-    return MatrixRow.from_judged(convert(results[0]["judged"], Judged), results[0].get("node"), large)
+    return MatrixRow.from_judged(documents.typed(results[0]["judged"], Judged), results[0].get("node"), large)
