@@ -58,12 +58,12 @@ def _labelled(rows: Sequence[Row]) -> List[Row]:
 def give_looks(rows: Sequence[Row]) -> None:
     """Give each implementation a colour and a form, the same in every plot."""
     measured = {row.name for row in rows if row.is_measured}
-    look_of = looks({row.name: row.kind for row in rows}, measured)
+    look_of = look_of_each({row.name: row.kind for row in rows}, measured)
     for row in rows:
         row.look = look_of[row.name]
 
 
-def looks(kind_of: Mapping[str, Optional[str]], first: Collection[str] = ()) -> Dict[str, Look]:
+def look_of_each(kind_of: Mapping[str, Optional[str]], first: Collection[str] = ()) -> Dict[str, Look]:
     """Return the look of each implementation: the colour of its family; the form of its kind, or the next one where
     another of that colour has it already.
 

@@ -7,7 +7,7 @@ from typing import List, Optional, Sequence
 
 from common.analysis.change_verdicts import WITHHELD, percent
 from common.analysis.comparison import Change, TimeChange
-from common.analysis.groups import looks
+from common.analysis.groups import look_of_each
 from common.core.errors import UserError
 from common.core.files import another, make_folder, write_whole
 from common.core.text import gathered
@@ -95,7 +95,7 @@ def _cards(rows: Sequence[Change]) -> List[Verdict]:
 
 def _figure(rows: Sequence[Change]) -> Optional[Figure]:
     """Return the plot of the ratios of all times; None where there are none."""
-    look_of = looks({row.new.name: row.new.kind for row in rows})
+    look_of = look_of_each({row.new.name: row.new.kind for row in rows})
     dots = [
         Dot(
             f"{row.name}, {scope}",
