@@ -32,7 +32,8 @@ simple_loss, gradients = {package}.rnnt_loss_smoothed(
 ranges = {package}.get_rnnt_prune_ranges(*gradients, boundary, s_range=5)
 pruned = {package}.do_rnnt_pruning(encoder_out, decoder_out, ranges)
 loss = 0.5 * simple_loss + {package}.rnnt_loss_pruned(
-    output_linear(torch.tanh(sum(pruned))), targets.long(), ranges, 0, boundary)
+    output_linear(torch.tanh(sum(pruned))), targets.long(), ranges, 0,
+    boundary)
 """
 )
 
