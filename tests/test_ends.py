@@ -217,6 +217,26 @@ def test_every_script_starts_under_a_bare_python(bare, tmp_path):
     assert listed.returncode == 0 and "ragged" in listed.stdout, listed.stderr
 
 
+def test_the_commands_of_the_readme_say_what_they_would_do(bare, tmp_path):
+    """Measuring commands with --dry-run, under a bare Python; targets of make and commands of rnnt-bench are there."""
+    if environments.interpreter("main") is None:
+        pytest.skip("the main environment is not there, or out of date")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    measuring = [shlex.split(line) for line in re.findall(r"`\./(benchmark_all\.py [^`\n]*)`", text)]
+    dry = [[bare, ROOT / words[0], *words[1:], "--dry-run", "--log-dir", tmp_path / "log"] for words in measuring]
+    others = {line.split()[0] for line in re.findall(r"(?:`\./|^\./)rnnt-bench ([^`\n]*)", text, flags=re.MULTILINE)}
+    lines = dry + [[bare, ROOT / "rnnt-bench", word, "--help"] for word in sorted(others)]
+    targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, flags=re.MULTILINE))
+    assert {"bench", "test"} <= targets and len(dry) >= 5
+    lines += [["make", "-n", "-C", ROOT, target, "NAME=k2"] for target in sorted(targets)]
+    with ThreadPoolExecutor(4) as pool:
+        ended = pool.map(lambda line: subprocess.run(line, cwd=tmp_path, capture_output=True, text=True), lines)
+    for line, done in zip(lines, ended):
+        assert done.returncode == 0 or (line in dry and done.returncode == 2), (line, done.stderr)
+        assert "Traceback" not in done.stderr and ("would" in done.stdout or line not in dry or done.returncode)
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_script_starts_in_an_isolated_python(tmp_path):
     ((_, done),) = help_of([["summarize.py"]], sys.executable, "-I", cwd=tmp_path)
     assert done.returncode == 0 and "summarize.py" in done.stdout, done.stderr

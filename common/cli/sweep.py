@@ -13,21 +13,22 @@ from contextlib import closing
 from typing import Any, List, Mapping, Sequence
 
 from common.analysis.logs import Log
-from common.cli import ending, parser, screen
+from common.cli import ending, listing, parser, screen
 from common.cli.ending import Shown
 from common.core import grid, settings
-from common.core.errors import UserError
+from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
 from common.core.setting import worded
 from common.core.settings import Settings
 from common.core.statistics import mean
 from common.core.text import count
+from common.jobs import costs
 from common.jobs.executor import Executor
 from common.jobs.plan import plan
 from common.jobs.progress import Progress, time_left
 from common.jobs.session import Session
 from common.jobs.sweep import reuse
 from common.records.sweep import SweepFile, resume, start
-from common.setup import interpreters
+from common.setup.interpreters import Choice
 from common.tables import sweep as tables
 
 
@@ -36,7 +37,7 @@ def benchmark(
     arguments: argparse.Namespace,
     given: Mapping[str, Any],
     device: str,
-    python_of: Mapping[str, interpreters.Choice],
+    python_of: Mapping[str, Choice],
     executor: Executor,
 ) -> int:
     """Measure the implementations `names` in every cell and print the table; return the exit code.  given: the
@@ -47,6 +48,8 @@ def benchmark(
     given = {**given, "passes": given.get("passes") or grid.PASSES}
     settings_of = [settings.resolve({**given, **cell}, device) for cell in cells]
     _check(axes, settings_of)
+    if arguments.dry_run:
+        return dry_run(python_of, axes, settings_of, arguments)
     shared = grid.shared(settings_of, axes)
     log_dir = arguments.log_dir
     file = (
@@ -91,6 +94,33 @@ def benchmark(
         if not arguments.quiet:
             announce(names, axes, settings_of)
         return ending.finish(measure, lambda log: show(file, log, arguments), discard, arguments)
+
+
+def dry_run(
+    python_of: Mapping[str, Choice],
+    axes: Sequence[grid.Axis],
+    settings_of: Sequence[Settings],
+    arguments: argparse.Namespace,
+) -> int:
+    """Print what a sweep would do and how long; return EXIT_OK.
+
+    Args:
+        python_of: the Python of each row.
+        axes: what is swept.
+        settings_of: the settings of each cell.
+        arguments: the flags.
+    """
+    states = listing.states(python_of, settings_of[0].device)
+    names = [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
+    announce(names, axes, settings_of)
+    jobs = [plan(names, resolved) for resolved in settings_of]
+    limits = parser.with_limits(arguments, settings_of[0])
+    seconds = sum(costs.seconds(of_cell, resolved, limits) for of_cell, resolved in zip(jobs, settings_of))
+    minutes = "time not known before the first cell"
+    if seconds:
+        minutes = f"about {seconds / 60:.0f} min on two cores if each cell takes as long as the preset's own sizes"
+    print(f"would run {count(sum(map(len, jobs)), 'job')} of {count(len(names), 'row')}: {minutes}")
+    return EXIT_OK
 
 
 def _check(axes: Sequence[grid.Axis], settings_of: Sequence[Settings]) -> None:
