@@ -44,7 +44,8 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "fast_rnnt-simple": (),
 }
 #: Outcomes, the best first.
-RIGHT, WRONG, NO_IMPORT, NO_INSTALL = "right", "wrong", "does not run", "does not install"
+RIGHT, WRONG, NO_ANSWER = "right", "wrong", "no answer in time"
+NO_IMPORT, NO_INSTALL = "does not run", "does not install"
 #: What torch leaves out of its own requirements, and the suite needs to compile losses.
 TOOLS = ("numpy", "setuptools<82", "wheel", "ninja", "pip")
 
@@ -111,7 +112,7 @@ def outcome_of(row: Mapping[str, Any]) -> Dict[str, str]:
     elif "wrong result" in reason:
         outcome = WRONG
     else:
-        outcome = NO_IMPORT
+        outcome = NO_ANSWER if row["status"] == "timeout" else NO_IMPORT
     version = row.get("implementation_version") or row.get("version") or ""
     return {"outcome": outcome, "version": str(version), "reason": "" if outcome == RIGHT else plain(reason)}
 
@@ -125,7 +126,7 @@ def table(results: Mapping[str, Any]) -> str:
     """Return the Markdown table of what FILE holds, with the reasons below it."""
     versions = results["versions"]
     heads = ["loss", *(f"torch {each['torch'].partition('+')[0]}" for each in versions)]
-    names = list(dict.fromkeys(name for each in versions for name in each["losses"]))
+    names = [name for name in PACKAGES if any(name in each["losses"] for each in versions)]
     notes: List[str] = []
     lines = [heads, ["---"] * len(heads)]
     for name in names:
@@ -167,7 +168,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         except subprocess.CalledProcessError:
             print(f"torch {version}: left out: {last_error(options.log)}; see {options.log}", file=sys.stderr)
             continue
-        others = [each for each in results["versions"] if each["torch"].partition("+")[0] != version]
+        others = [each for each in results["versions"] if each["torch"] != result["torch"]]
+        for each in results["versions"]:
+            if each["torch"] == result["torch"]:  # of other losses
+                result["losses"] = {**each["losses"], **result["losses"]}
         results["versions"] = sorted([*others, result], key=lambda each: _numbers(each["torch"]))
         options.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0
