@@ -76,6 +76,8 @@ def tried(version: str, names: Sequence[str], log: Path) -> Dict[str, Any]:
             except subprocess.CalledProcessError:
                 stream.flush()
                 reason = _last_error_since(log, before)
+                if "there is no version of" in reason:
+                    reason = f"{name} has no release for this torch"
                 losses[name] = {"outcome": NO_INSTALL, "reason": reason}
         left = [name for name in names if name not in losses]
         losses.update(_measured(python, left, Path(folder)))
