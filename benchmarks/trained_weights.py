@@ -5,7 +5,7 @@
 
 It trains the model of examples/train.py in icefall's manner (fast_rnnt-pruned, so that there are projections of the
 simple loss too) with 100 syllables, which takes a few minutes on two quiet cores and needs espeak-ng, and packs what
-the joiner sees of it after 20 steps, after half of them and at the end, in float16.
+the joiner sees of it after 20 steps, after a third of them and at the end, in float16.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def main():
         optimizer.step()
         schedule.step()
         curve.append(loss.item())
-        if given.save and step in (20, given.steps // 2, given.steps):
+        if given.save and step in (20, given.steps // 3, given.steps):
             torch.save({"model": model.state_dict(), "held_out": pairs[:100]}, f"{given.save}/{step}.pt")
     result = {"cpu_seconds": time.process_time() - cpu, "seconds": time.time() - start, "mb": peak() - before}
     with torch.no_grad():

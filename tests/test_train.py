@@ -52,7 +52,7 @@ def test_a_model_is_saved_and_recognises(tmp_path):
     flags = (*SMALL, "--steps", 20, "--autocast", 1, "--save", tmp_path)
     done = run("examples/train.py", *flags, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"10.pt", "20.pt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"6.pt", "20.pt"}
     saved = torch.load(tmp_path / "20.pt", weights_only=True)
     model = train.Model(9)
     model.load_state_dict(saved["model"])
