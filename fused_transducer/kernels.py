@@ -14,6 +14,8 @@ import triton.language as tl
 
 #: Numbers that differ from batch to batch: a kernel is not compiled anew for those that are 1 or multiples of 16.
 OF_A_BATCH = ("T", "U1", "cells", "tile", "rows", "blocks")
+#: Exponent of a probability of 0 in the lattice: below every sum of exponents of a path.
+IMPOSSIBLE = tl.constexpr(-(2**56))
 
 
 def _kernel(function):
@@ -84,6 +86,65 @@ def _slope(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def _log1p(x):
+    """log(1 + x) of float32 x >= 0, with all digits of float32 for a small x too."""
+    bits = (1.0 + x).to(tl.int32, bitcast=True)
+    exponent = (bits - 0x3F3504F3) >> 23  # 1 + x is 2**exponent times a number from 0.707 to 1.414
+    near_one = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    y = tl.where(exponent == 0, x, near_one - 1.0)
+    s = y / (2.0 + y)
+    z = s * s
+    log = 2.0 * s * (1.0 + z * (0.33333334 + z * (0.2 + z * (0.14285715 + z * 0.11111111))))
+    k = exponent.to(tl.float32)
+    return k * 0.693359375 + (log - k * 2.12194440e-4)
+
+
+@triton.jit
+def _expm1(x):
+    """exp(x) - 1 of float32 x, with all digits of float32 for a small x too."""
+    p = 1.3888889e-3 + x * (1.9841270e-4 + x * 2.4801587e-5)
+    p = 1.0 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (8.3333338e-3 + x * p))))
+    return tl.where(tl.abs(x) < 0.5, x * p, tl.exp(x) - 1.0)
+
+
+@triton.jit
+def _two_to(exponent):
+    """2**exponent as float64, for int64 exponents up to 1023; 0 for those below -1022."""
+    return ((tl.maximum(exponent, -1023) + 1023) << 52).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def _power(x):
+    """exp(x) of float32 as (mantissa float64 near 1, exponent int64), which do not underflow.  The mantissa is 1 plus a
+    float32, which keeps the digits of a small x.  x below -1e8 counts as that, and -inf gives (0, IMPOSSIBLE)."""
+    zero = x == -float("inf")
+    x = tl.where(zero, 0.0, tl.where(x < -1e8, -1e8, x))
+    k = tl.floor(x * 1.44269504 + 0.5)
+    mantissa = 1.0 + _expm1((x - k * 0.693359375) + k * 2.12194440e-4).to(tl.float64)
+    return tl.where(zero, 0.0, mantissa), tl.where(zero, IMPOSSIBLE, k.to(tl.int64))
+
+
+@triton.jit
+def _high_half(x):
+    """float32 x rounded to the 11 bits of TF32."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _product(a, w, w_low, sums, PRECISION: tl.constexpr, OPERAND: tl.constexpr):
+    """sums plus a @ w.  PRECISION "halves": a @ (w + w_low) of float32 as three products of TF32, where w has at most
+    the bits of TF32."""
+    if PRECISION == "halves":
+        a_high = _high_half(a)
+        sums = tl.dot(a - a_high, w, sums, input_precision="tf32")
+        sums = tl.dot(a_high, w_low, sums, input_precision="tf32")
+        sums = tl.dot(a_high, w, sums, input_precision="tf32")
+    else:
+        sums = tl.dot(a.to(OPERAND), w.to(OPERAND), sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit
 def _mixed(x):
     """A hash of uint32."""
     x = (x ^ (x >> 16)) * 0x21F0AAAD
@@ -108,9 +169,10 @@ def _dropout(x, seed, n, t, u, h, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.const
 
 
 @triton.jit
-def _sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u):
-    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 beyond H and where not valid."""
-    inside = valid[:, None] & (h < H)[None, :]
+def _sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u):
+    """encoder_out + decoder_out of some cells: (cells, columns) float32; 0 where not valid."""
+    inside = valid[:, None] & (h < HP)[None, :]
+    n, t, u = n.to(tl.int64), t.to(tl.int64), u.to(tl.int64)
     x = tl.load(encoder + (n * encoder_n + t * encoder_t)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
     y = tl.load(decoder + (n * decoder_n + u * decoder_u)[:, None] + h[None, :], mask=inside, other=0.0).to(tl.float32)
     return x + y
@@ -119,9 +181,9 @@ def _sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_
 @triton.jit
 def _block_of_cells(block, blocks, T_lengths, U_lengths, BM: tl.constexpr):
     """Block number `block` of all, each utterance having `blocks`: which of its rows are cells, and where these are."""
-    n = (block // blocks).to(tl.int64)
+    n = block // blocks
     states = tl.load(U_lengths + n) + 1
-    within = (block % blocks).to(tl.int64) * BM + tl.arange(0, BM)
+    within = (block % blocks) * BM + tl.arange(0, BM)
     valid = within < tl.load(T_lengths + n) * states
     return valid, n + tl.zeros_like(within), within // states, within % states
 
@@ -140,47 +202,56 @@ def _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM: tl.co
 def activate(
     encoder, decoder, T_lengths, U_lengths, numbers, positions, activations, cells, tile, rows, blocks,
     T, U1, encoder_n, encoder_t, decoder_n, decoder_u, seed,
-    H: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    HP: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     LISTED: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """activations (rows, H) of a tile: of the cells from number `tile` of those that count on (LISTED), or of blocks of
-    cells from block `tile` on."""
+    """activations (rows, HP) of a tile: of the cells from number `tile` of those that count on (LISTED), or of blocks
+    of cells from block `tile` on."""
     first = tl.program_id(0).to(tl.int64) * BM
     if LISTED:
         valid, n, t, u = _listed_cells(numbers, positions, cells, tile, first, rows, T, U1, BM)
     else:
         valid, n, t, u = _block_of_cells(tile + tl.program_id(0), blocks, T_lengths, U_lengths, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
-    x = _activate(_sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u), KIND)
+    x = _activate(_sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u), KIND)
     if DROP_BELOW != 0:
         x = _dropout(x, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
-    to = activations + (first + tl.arange(0, BM))[:, None] * H + h[None, :]
-    tl.store(to, x.to(activations.dtype.element_ty), mask=valid[:, None] & (h < H)[None, :])
+    to = activations + (first + tl.arange(0, BM))[:, None] * HP + h[None, :]
+    tl.store(to, x.to(activations.dtype.element_ty), mask=valid[:, None] & (h < HP)[None, :])
 
 
 @triton.jit
 def _logits(
     activations, weight, bias, row, valid, v,
-    H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """(BM, BV) float32 for the symbols v; -inf beyond V."""
     sums = tl.zeros((BM, BV), dtype=tl.float32)
-    for first in range(0, H, BH):
+    for first in range(0, HP, BH):
         h = first + tl.arange(0, BH)
-        a = tl.load(activations + row[:, None] * H + h[None, :], mask=valid[:, None] & (h < H)[None, :], other=0.0)
-        w = tl.load(weight + v[None, :] * H + h[:, None], mask=(v < V)[None, :] & (h < H)[:, None], other=0.0)
-        sums = tl.dot(a.to(w.dtype).to(OPERAND), w.to(OPERAND), sums, input_precision=PRECISION)
+        a = tl.load(activations + row[:, None] * HP + h[None, :], mask=valid[:, None] & (h < HP)[None, :], other=0.0)
+        at = weight + v[None, :] * WV + h[:, None] * WH
+        inside = (v < VP)[None, :] & (h < HP)[:, None]
+        w = tl.load(at, mask=inside, other=0.0)
+        w_low = w
+        if PRECISION == "halves":
+            w_low = tl.load(at + VP * HP, mask=inside, other=0.0)
+        sums = _product(a.to(w.dtype), w, w_low, sums, PRECISION, OPERAND)
     if HAS_BIAS:
         sums += tl.load(bias + v, mask=v < V, other=0.0).to(tl.float32)[None, :]
-    return tl.where((v < V)[None, :], sums, -float("inf"))
+    if V % BV != 0:
+        sums = tl.where((v < V)[None, :], sums, -float("inf"))
+    return sums
 
 
 @_kernel
 def log_probabilities(
     activations, weight, bias, targets, T_lengths, U_lengths, arcs, cells, tile, blocks, T, U1, BLANK,
     delay_penalty, label_smoothing,
-    H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """arcs (4, cells) float32 of each cell: log-probability of the blank and of the label, the largest logit, and the
@@ -200,17 +271,20 @@ def log_probabilities(
     at_label = tl.zeros((BM,), dtype=tl.float32)
     mean = tl.zeros((BM,), dtype=tl.float32)  # of the logits, where label smoothing needs it
     for first in range(0, V, BV):
-        v = first + tl.arange(0, BV).to(tl.int64)
-        x = _logits(activations, weight, bias, row, valid, v, H, V, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH)
+        v = first + tl.arange(0, BV)
+        x = _logits(
+            activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
+        )
         higher = tl.maximum(high, tl.max(x, 1))
         shift = tl.where(higher == -float("inf"), 0.0, higher)
-        is_high = (x == higher[:, None]) & (higher != -float("inf"))[:, None]
-        ties = tl.sum(is_high.to(tl.float32), 1)
+        is_high = x == higher[:, None]
+        ties = tl.where(higher == -float("inf"), 0.0, tl.sum(is_high.to(tl.float32), 1))
         scale = tl.exp(high - shift)
         others = tl.sum(tl.where(is_high, 0.0, tl.exp(x - shift[:, None])), 1)
         rest = rest * scale + others + tl.where(higher > high, scale + ties - 1.0, ties)
         high = higher
-        at_blank += tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
+        if (first <= BLANK) & (BLANK < first + BV):
+            at_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
         at_label += tl.sum(tl.where(v[None, :] == target[:, None], x, 0.0), 1)
         if SMOOTHS:
             mean += tl.sum(tl.where((v < V)[None, :], x, 0.0), 1) / V
@@ -218,91 +292,106 @@ def log_probabilities(
     if SMOOTHS:
         at_blank += label_smoothing * (mean - at_blank)
         at_label += label_smoothing * (mean - at_label)
-    normaliser = tl.log(1.0 + rest.to(tl.float64))
-    blank = ((at_blank - high).to(tl.float64) - normaliser).to(tl.float32)
-    penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float64) / 2 - t.to(tl.float64))
-    label = ((at_label - high).to(tl.float64) - normaliser + penalty).to(tl.float32)
-    label = tl.where(target < 0, -float("inf"), label)
-    to = arcs + (n * T + t) * U1 + u
-    tl.store(to, blank, mask=valid)
+    normaliser = _log1p(rest)
+    penalty = delay_penalty * ((tl.load(T_lengths + n) - 1).to(tl.float32) / 2 - t.to(tl.float32))
+    label = tl.where(target < 0, -float("inf"), ((at_label - high) - normaliser) + penalty)
+    to = arcs + (n.to(tl.int64) * T + t) * U1 + u
+    tl.store(to, (at_blank - high) - normaliser, mask=valid)
     tl.store(to + cells, label, mask=valid)
     tl.store(to + 2 * cells, high, mask=valid)
-    tl.store(to + 3 * cells, normaliser.to(tl.float32), mask=valid)
+    tl.store(to + 3 * cells, normaliser, mask=valid)
+
+
+@triton.jit
+def _arcs_into(blank, label, d, u, frames, last, U1):
+    """The arcs into the cells (d - u, u) of diagonal d: where each is, whether it is there, its log-probability."""
+    t = d - u
+    inside = (t >= 0) & (t < frames) & (u <= last)
+    has_blank, has_label = inside & (t > 0), inside & (u > 0)
+    at_blank, at_label = blank + (t - 1) * U1, label + t * U1 - 1
+    by_blank = tl.load(at_blank, mask=has_blank, other=-float("inf"))
+    by_label = tl.load(at_label, mask=has_label, other=-float("inf"))
+    return at_blank, at_label, has_blank, has_label, by_blank, by_label
+
+
+@triton.jit
+def _shares_from(blank, label, d, u, frames, last, U1):
+    """The arcs from the cells (d - u, u) of diagonal d: whether the cell and its label are there, and both shares."""
+    t = d - u
+    inside = (t >= 0) & (t < frames) & (u <= last)
+    has_label = inside & (u < last)
+    of_blank = tl.load(blank + t * U1, mask=inside, other=0.0)
+    of_label = tl.load(label + t * U1, mask=has_label, other=0.0)
+    return inside, has_label, of_blank, of_label
 
 
 @_kernel
 def lattice(
-    arcs, cells, T_lengths, U_lengths, losses, dropped, scratch, T, U1, negligible, label_factor,
+    arcs, cells, T_lengths, U_lengths, losses, dropped, T, U1, negligible, label_factor,
     GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One utterance: its loss, and posteriors in place of its log-probabilities.  csrc/lattice.h explains how.
 
-    scratch (N, 2, BLOCK) float64 hands a diagonal from lane to lane.
+    alpha is mantissa (float64) times two to the exponent (int64), so no exp and no log waits for the diagonal before.
+    A diagonal stays in registers; what the next one needs of memory is loaded one ahead.
     """
     n = tl.program_id(0).to(tl.int64)
     frames = tl.load(T_lengths + n)
     last = tl.load(U_lengths + n)
-    u = tl.arange(0, BLOCK).to(tl.int64)
+    u = tl.arange(0, BLOCK)
     blank = arcs + n * T * U1 + u  # of (t, u), once t * U1 is added
     label = blank + cells
-    row = scratch + n * 2 * BLOCK + u
 
-    alpha = tl.where(u == 0, 0.0, -float("inf")).to(tl.float64)
-    tl.store(row, alpha)
+    left, right = tl.maximum(u - 1, 0), tl.minimum(u + 1, BLOCK - 1)
+    mantissa = tl.where(u == 0, 1.0, 0.0).to(tl.float64)
+    exponent = tl.where(u == 0, 0, IMPOSSIBLE)
     diagonals = frames + last
     d = tl.zeros_like(diagonals) + 1
+    at_blank, at_label, has_blank, has_label, by_blank, by_label = _arcs_into(blank, label, d, u, frames, last, U1)
     while d < diagonals:
-        tl.debug_barrier()
-        t = d - u
-        inside = (t >= 0) & (t < frames) & (u <= last)
-        has_blank = inside & (t > 0)
-        has_label = inside & (u > 0)
-        left = tl.load(row + ((d - 1) % 2) * BLOCK - 1, mask=has_label, other=-float("inf"))
-        by_blank = tl.load(blank + (t - 1) * U1, mask=has_blank, other=-float("inf")).to(tl.float64)
-        by_label = tl.load(label + t * U1 - 1, mask=has_label, other=-float("inf")).to(tl.float64)
-        x = tl.where(has_blank, alpha + by_blank, -float("inf"))
-        y = tl.where(has_label, left + by_label, -float("inf"))
-        high = tl.where(x > y, x, y)
-        low = tl.where(x > y, y, x)
-        impossible = (high == -float("inf")) & (low == -float("inf"))
-        share = tl.where(impossible, 0.0, tl.exp(low - high))
-        alpha = high + tl.log(1.0 + share)
-        tl.store(row + (d % 2) * BLOCK, alpha)
+        ahead = _arcs_into(blank, label, d + 1, u, frames, last, U1)
+        x, of_x = _power(by_blank)
+        y, of_y = _power(by_label)
+        x, of_x = x * mantissa, of_x + exponent
+        y, of_y = y * tl.gather(mantissa, left, 0), of_y + tl.gather(exponent, left, 0)
+        high = tl.maximum(of_x, of_y)
+        x *= _two_to(of_x - high)
+        y *= _two_to(of_y - high)
+        total = x + y
         if GRADIENT:
-            larger = 1.0 / (1.0 + share)
-            smaller = share * larger
-            tl.store(blank + (t - 1) * U1, tl.where(x > y, larger, smaller).to(tl.float32), mask=has_blank)
-            tl.store(label + t * U1 - 1, tl.where(x > y, smaller, larger).to(tl.float32), mask=has_label)
+            divisor = tl.where(total == 0, 1.0, total).to(tl.float32)
+            tl.store(at_blank, x.to(tl.float32) / divisor, mask=has_blank)
+            tl.store(at_label, y.to(tl.float32) / divisor, mask=has_label)
+        more = (total.to(tl.int64, bitcast=True) >> 52) - 1023
+        mantissa = total * _two_to(-more)
+        exponent = tl.where(total == 0, IMPOSSIBLE, high + more)
+        at_blank, at_label, has_blank, has_label, by_blank, by_label = ahead
         d += 1
     ends = u == last
-    final = tl.load(blank + (frames - 1) * U1, mask=ends, other=0.0).to(tl.float64)
-    likelihood = tl.sum(tl.where(ends, alpha + final, 0.0), 0)
+    final = tl.sum(tl.where(ends, tl.load(blank + (frames - 1) * U1, mask=ends, other=0.0), 0.0), 0).to(tl.float64)
+    scale = tl.sum(tl.where(ends, exponent, 0), 0).to(tl.float64) * 0.6931471805599453
+    likelihood = tl.log(tl.sum(tl.where(ends, mantissa, 0.0), 0)) + scale + final
     tl.store(losses + n, -likelihood)
 
     if GRADIENT:
         possible = tl.where(likelihood == -float("inf"), 0.0, 1.0)
         after = tl.zeros((BLOCK,), dtype=tl.float64)
         lost = tl.zeros((BLOCK,), dtype=tl.float64)
-        tl.debug_barrier()
-        tl.store(row + (diagonals % 2) * BLOCK, after)
+        tl.debug_barrier()  # shares that other lanes stored
         d = diagonals - 1
+        inside, has_label, by_blank, by_label = _shares_from(blank, label, d, u, frames, last, U1)
         while d >= 0:
-            tl.debug_barrier()
+            ahead = _shares_from(blank, label, d - 1, u, frames, last, U1)
             t = d - u
-            inside = (t >= 0) & (t < frames) & (u <= last)
-            has_label = inside & (u < last)
-            right = tl.load(row + ((d + 1) % 2) * BLOCK + 1, mask=has_label, other=0.0)
-            of_blank = after * tl.load(blank + t * U1, mask=inside, other=0.0).to(tl.float64)
-            of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), of_blank)
-            of_label = right * tl.load(label + t * U1, mask=has_label, other=0.0).to(tl.float64)
-            of_label = tl.where(has_label, of_label, 0.0)
+            of_blank = tl.where(t == frames - 1, tl.where(ends, possible, 0.0), after * by_blank.to(tl.float64))
+            of_label = tl.where(has_label, tl.gather(after, right, 0) * by_label.to(tl.float64), 0.0)
             after = tl.where(inside, of_blank + of_label, 0.0)
-            tl.store(row + (d % 2) * BLOCK, after)
             to_blank = of_blank.to(tl.float32)
             to_label = (of_label * label_factor).to(tl.float32)
             tl.store(blank + t * U1, to_blank, mask=inside)
             tl.store(label + t * U1, to_label, mask=inside)
             lost += tl.where(inside & (to_blank + to_label < negligible), after, 0.0)
+            inside, has_label, by_blank, by_label = ahead
             d -= 1
         tl.store(dropped + n, tl.sum(lost, 0) / diagonals.to(tl.float64))
 
@@ -321,59 +410,66 @@ def list_cells(numbers, positions, cells, BLOCK: tl.constexpr):
 def logit_gradients(
     activations, weight, bias, targets, U_lengths, arcs, grad_losses, numbers, positions, gradients,
     cells, tile, rows, T, U1, BLANK, label_smoothing,
-    H: tl.constexpr, V: tl.constexpr, HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
+    V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     SMOOTHS: tl.constexpr, BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """gradients (rows, V) of the logits of a tile's cells."""
+    """gradients (rows, VP) of the logits of a tile's cells; 0 beyond V."""
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
     valid, n, t, u = _listed_cells(numbers, positions, cells, tile, begin, rows, T, U1, BM)
     row = begin + tl.arange(0, BM)
-    has_target = valid & (u < tl.load(U_lengths + n))
-    target = tl.load(targets + n * (U1 - 1) + u, mask=has_target, other=-1)
-    cell = (n * T + t) * U1 + u
+    target = tl.load(targets + n * (U1 - 1) + u, mask=valid & (u < tl.load(U_lengths + n)), other=-1)
+    cell = (n.to(tl.int64) * T + t) * U1 + u
     scale = tl.load(grad_losses + n).to(tl.float32)
     of_blank = tl.load(arcs + cell, mask=valid, other=0.0) * scale
     of_label = tl.load(arcs + cells + cell, mask=valid, other=0.0) * scale
     high = tl.load(arcs + 2 * cells + cell, mask=valid, other=0.0)
     normaliser = tl.load(arcs + 3 * cells + cell, mask=valid, other=0.0)
+    both = of_blank + of_label
+    to = gradients + row * VP
+    log_blank = tl.zeros((BM,), dtype=tl.float32)
+    log_label = tl.zeros((BM,), dtype=tl.float32)
     for first in range(0, V, BV):
-        v = first + tl.arange(0, BV).to(tl.int64)
-        x = _logits(activations, weight, bias, row, valid, v, H, V, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH)
+        v = first + tl.arange(0, BV)
+        x = _logits(
+            activations, weight, bias, row, valid, v, V, HP, VP, WV, WH, HAS_BIAS, PRECISION, OPERAND, BM, BV, BH
+        )
         x = (x - high[:, None]) - normaliser[:, None]
-        is_blank = (v == BLANK)[None, :]
-        is_label = v[None, :] == target[:, None]
-        p_blank = tl.exp(tl.sum(tl.where(is_blank, x, 0.0), 1).to(tl.float64))
-        p_label = tl.exp(tl.sum(tl.where(is_label, x, 0.0), 1).to(tl.float64))
-        # (arc + other) p - arc = other p - arc (1 - p), where float64 keeps the digits of 1 - p
-        at_blank = tl.where(
-            target == BLANK, -(of_blank + of_label) * (1.0 - p_blank), of_label * p_blank - of_blank * (1.0 - p_blank)
-        ).to(tl.float32)
-        at_label = (of_blank * p_label - of_label * (1.0 - p_label)).to(tl.float32)
+        if (first <= BLANK) & (BLANK < first + BV):
+            log_blank = tl.sum(tl.where((v == BLANK)[None, :], x, 0.0), 1)
+        log_label += tl.sum(tl.where(v[None, :] == target[:, None], x, 0.0), 1)
+        g = tl.exp(x)
         if SMOOTHS:
-            less = label_smoothing / V
-            g = (of_blank + of_label)[:, None] * (tl.exp(x) - less)
-            at_label += label_smoothing * of_label - (of_blank + of_label) * less
-            at_blank += label_smoothing * tl.where(target == BLANK, of_blank + of_label, of_blank)
-            at_blank -= (of_blank + of_label) * less
-        else:
-            g = (of_blank + of_label)[:, None] * tl.exp(x)
-        g = tl.where(is_label, at_label[:, None], g)
-        g = tl.where(is_blank, at_blank[:, None], g)
-        inside = valid[:, None] & (v < V)[None, :]
-        tl.store(gradients + row[:, None] * V + v[None, :], g.to(gradients.dtype.element_ty), mask=inside)
+            g = tl.where((v < V)[None, :], g - label_smoothing / V, 0.0)
+        g = both[:, None] * g
+        tl.store(to[:, None] + v[None, :], g.to(gradients.dtype.element_ty), mask=valid[:, None] & (v < VP)[None, :])
+
+    # (arc + other) p - arc is other p + arc (p - 1), where expm1 keeps the digits of p - 1
+    is_blank = target == BLANK
+    at_blank = tl.where(is_blank, both, of_blank) * _expm1(log_blank)
+    at_blank += tl.where(is_blank, 0.0, of_label * tl.exp(log_blank))
+    at_label = of_blank * tl.exp(log_label) + of_label * _expm1(log_label)
+    if SMOOTHS:
+        at_blank += label_smoothing * (tl.where(is_blank, both, of_blank) - both / V)
+        at_label += label_smoothing * (of_label - both / V)
+    tl.debug_barrier()  # other lanes have stored these columns in the loop
+    tl.store(to + BLANK, at_blank.to(gradients.dtype.element_ty), mask=valid)
+    is_label = valid & (target >= 0) & (target < V) & (target != BLANK)
+    tl.store(to + target, at_label.to(gradients.dtype.element_ty), mask=is_label)
 
 
 @_kernel
 def input_gradients(
     encoder, decoder, weight, numbers, positions, gradients, sums, cells, tile, rows, T, U1,
     encoder_n, encoder_t, decoder_n, decoder_u, seed,
-    H: tl.constexpr, V: tl.constexpr, KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    HP: tl.constexpr, VP: tl.constexpr, WV: tl.constexpr, WH: tl.constexpr,
+    KIND: tl.constexpr, DROP_BELOW: tl.constexpr, KEEP_SCALE: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """sums (rows, H) float32: the gradient of encoder plus decoder of each cell of a tile."""
+    """sums (rows, HP): the gradient of encoder plus decoder of each cell of a tile."""
     begin = tl.program_id(0).to(tl.int64) * BM
     if tile + begin >= tl.load(positions + cells - 1):
         return
@@ -381,23 +477,30 @@ def input_gradients(
     row = begin + tl.arange(0, BM)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_sums = tl.zeros((BM, BH), dtype=tl.float32)
-    for first in range(0, V, BV):
-        v = first + tl.arange(0, BV).to(tl.int64)
-        g = tl.load(gradients + row[:, None] * V + v[None, :], mask=valid[:, None] & (v < V)[None, :], other=0.0)
-        w = tl.load(weight + v[:, None] * H + h[None, :], mask=(v < V)[:, None] & (h < H)[None, :], other=0.0)
-        of_sums = tl.dot(g.to(OPERAND), w.to(OPERAND), of_sums, input_precision=PRECISION)
+    for first in range(0, VP, BV):
+        v = first + tl.arange(0, BV)
+        g = tl.load(gradients + row[:, None] * VP + v[None, :], mask=valid[:, None] & (v < VP)[None, :], other=0.0)
+        at = weight + v[:, None] * WV + h[None, :] * WH
+        inside = (v < VP)[:, None] & (h < HP)[None, :]
+        w = tl.load(at, mask=inside, other=0.0)
+        w_low = w
+        if PRECISION == "halves":
+            w_low = tl.load(at + VP * HP, mask=inside, other=0.0)
+        of_sums = _product(g, w, w_low, of_sums, PRECISION, OPERAND)
     if KIND != 0:
-        x = _sums(encoder, decoder, n, t, u, valid, h, H, encoder_n, encoder_t, decoder_n, decoder_u)
+        x = _sums(encoder, decoder, n, t, u, valid, h, HP, encoder_n, encoder_t, decoder_n, decoder_u)
         of_sums = of_sums * _slope(x, KIND)
     if DROP_BELOW != 0:
         of_sums = _dropout(of_sums, seed, n, t, u, h, DROP_BELOW, KEEP_SCALE)
-    tl.store(sums + row[:, None] * H + h[None, :], of_sums, mask=valid[:, None] & (h < H)[None, :])
+    to = sums + row[:, None] * HP + h[None, :]
+    tl.store(to, of_sums.to(sums.dtype.element_ty), mask=valid[:, None] & (h < HP)[None, :])
 
 
 @_kernel
 def weight_gradients(
     activations, gradients, positions, d_weight, d_bias, cells, tile, rows,
-    H: tl.constexpr, V: tl.constexpr, SHARE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    H: tl.constexpr, V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
+    SHARE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
@@ -406,17 +509,17 @@ def weight_gradients(
     end = tl.minimum(tl.minimum(begin + SHARE, rows), tl.load(positions + cells - 1) - tile)
     if begin >= end:
         return
-    v = tl.program_id(0).to(tl.int64) * BV + tl.arange(0, BV)
+    v = tl.program_id(0) * BV + tl.arange(0, BV)
     h = tl.program_id(1) * BH + tl.arange(0, BH)
     of_weight = tl.zeros((BV, BH), dtype=tl.float32)
     of_bias = tl.zeros((BV,), dtype=tl.float32)
     for first in range(0, SHARE, BM):
         row = begin + first + tl.arange(0, BM)
-        g = tl.load(gradients + row[None, :] * V + v[:, None], mask=(v < V)[:, None] & (row < end)[None, :], other=0.0)
+        at = gradients + row[None, :] * VP + v[:, None]
+        g = tl.load(at, mask=(v < VP)[:, None] & (row < end)[None, :], other=0.0)
         if WEIGHT:
-            a = tl.load(
-                activations + row[:, None] * H + h[None, :], mask=(row < end)[:, None] & (h < H)[None, :], other=0.0
-            )
+            at = activations + row[:, None] * HP + h[None, :]
+            a = tl.load(at, mask=(row < end)[:, None] & (h < HP)[None, :], other=0.0)
             of_weight = tl.dot(g.to(OPERAND), a.to(OPERAND), of_weight, input_precision=PRECISION)
         if BIAS:
             of_bias += tl.sum(g.to(tl.float32), 1)
@@ -432,7 +535,9 @@ def weight_gradients(
 
 
 @_kernel
-def add_to_encoder(sums, numbers, positions, d_encoder, cells, tile, rows, U1, H, BM: tl.constexpr, BH: tl.constexpr):
+def add_to_encoder(
+    sums, numbers, positions, d_encoder, cells, tile, rows, U1, H, HP, BM: tl.constexpr, BH: tl.constexpr
+):
     """Adds the cells of a tile to their frames; program i has every frame i + k * programs from the tile's first on.
 
     The cells of a frame follow each other."""
@@ -452,16 +557,17 @@ def add_to_encoder(sums, numbers, positions, d_encoder, cells, tile, rows, U1, H
             while begin < end:
                 row = begin + tl.arange(0, BM)
                 inside = (row < end)[:, None] & (h < H)[None, :]
-                total += tl.sum(tl.load(sums + row.to(tl.int64)[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
+                x = tl.load(sums + row.to(tl.int64)[:, None] * HP + h[None, :], mask=inside, other=0.0)
+                total += tl.sum(x.to(tl.float32), 0)
                 begin += BM
-            to = d_encoder + frame * H + h
+            to = d_encoder + frame.to(tl.int64) * H + h
             tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
         frame += tl.num_programs(0)
 
 
 @_kernel
 def add_to_decoder(
-    sums, numbers, positions, d_decoder, cells, tile, rows, T, U1, H, BM: tl.constexpr, BH: tl.constexpr
+    sums, numbers, positions, d_decoder, cells, tile, rows, T, U1, H, HP, BM: tl.constexpr, BH: tl.constexpr
 ):
     """Adds the cells of a tile to their states (n, u): one cell of each frame that the tile meets.  Program i has every
     state i + k * programs of the utterances from the tile's first on."""
@@ -485,8 +591,9 @@ def add_to_decoder(
             row = (before - tile).to(tl.int64)
             mine = (here > before) & (row >= 0) & (row < rows)
             inside = mine[:, None] & (h < H)[None, :]
-            total += tl.sum(tl.load(sums + row[:, None] * H + h[None, :], mask=inside, other=0.0), 0)
+            x = tl.load(sums + row[:, None] * HP + h[None, :], mask=inside, other=0.0)
+            total += tl.sum(x.to(tl.float32), 0)
             begin += BM
-        to = d_decoder + state * H + h
+        to = d_decoder + state.to(tl.int64) * H + h
         tl.store(to, tl.load(to, mask=h < H, other=0.0) + total, mask=h < H)
         state += tl.num_programs(0)

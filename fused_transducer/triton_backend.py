@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, ContextManager, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from triton import language as tl
 
 #: A tile has this many blocks for each multiprocessor, so that none of them waits long for the last ones, ...
-WAVES = 5
+WAVES = 3
+#: ... and so many cells on a small GPU, so that launches stay few, ...
+FEWEST_CELLS = 2**15
 #: ... and its activations, gradients of logits and gradients of inputs take no more bytes than this.
 TILE_BYTES = 2**29
 #: Programs that share the frames, or the decoder's states, of a tile.
@@ -30,17 +32,21 @@ ADDERS = 1024
 ADDED, COLUMNS = 16, 64
 #: Least compute capability whose tensor cores Triton uses: before it, kernels of 16 bits spill 8 kB a thread.
 TENSOR_CORES_FROM = (8, 0)
-#: Longest U + 1: a diagonal is one program's vector.
-LONGEST = 2**15
+#: Longest U + 1: a diagonal is one program's vector, and passes through shared memory.
+LONGEST = 2**13
+#: Rows of what is multiplied begin at multiples of so many bytes, as asynchronous copies to shared memory ask.
+ALIGNED = 16
 
 
 @cache
 def _import_error() -> str:
     try:
+        import triton.language
+
         import fused_transducer.kernels  # noqa: F401
     except ImportError as error:
         return f"Triton does not import ({error})"
-    return ""
+    return "" if hasattr(triton.language, "gather") else f"it needs Triton 3.2 or newer, not {triton.__version__}"
 
 
 def unavailable(device_type: str, dtype: torch.dtype) -> str:
@@ -66,7 +72,7 @@ class Blocks(NamedTuple):
     BM: int
     BV: int
     BH: int
-    num_warps: int
+    num_warps: int = 8
     num_stages: int = 3
 
 
@@ -77,11 +83,23 @@ class Products(NamedTuple):
     OPERAND: tl.dtype
 
 
-def _blocks(dtype: torch.dtype) -> Blocks:
-    """Return what 64 to 128 kB of shared memory hold in three stages."""
-    if dtype == torch.float32:
-        return Blocks(BM=64, BV=64, BH=32, num_warps=4)
-    return Blocks(BM=128, BV=128, BH=64, num_warps=8)
+#: Blocks of each product by bytes of a number, for GPUs before compute capability 9.0 and from it on.  Their registers,
+#: stack and shared memory are in docs/gpu.md.
+BLOCKS = {
+    ("logits", 4): (Blocks(BM=128, BV=64, BH=32), Blocks(BM=128, BV=128, BH=32)),
+    ("inputs", 4): (Blocks(BM=128, BV=32, BH=64), Blocks(BM=128, BV=32, BH=128)),
+    ("weight", 4): (Blocks(BM=32, BV=128, BH=64), Blocks(BM=32, BV=128, BH=128)),
+    ("logits", 2): (Blocks(BM=128, BV=128, BH=64),) * 2,
+    ("inputs", 2): (Blocks(BM=128, BV=64, BH=128),) * 2,
+    ("weight", 2): (Blocks(BM=64, BV=128, BH=128),) * 2,
+}
+
+
+def _blocks(product: str, dtype: torch.dtype, launch: _Launch) -> Blocks:
+    """Return the blocks of a product, no larger than V and H ask."""
+    blocks = BLOCKS[product, torch.finfo(dtype).bits // 8][bool(launch.gpu and launch.gpu.capability >= (9, 0))]
+    BV, BH = (max(16, 1 << (size - 1).bit_length()) for size in (launch.call.V, launch.call.H))
+    return blocks._replace(BV=min(blocks.BV, BV), BH=min(blocks.BH, BH))
 
 
 def _ceil(a: int, b: int) -> int:
@@ -107,7 +125,8 @@ def _precision(gpu: Optional[Gpu], dtype: torch.dtype) -> str:
     """Return Triton's `input_precision` for products of float32 that come from tensors of `dtype`.
 
     tf32x3 adds three products of TF32 halves on tensor cores: 22 bits of each operand count, so a product is within
-    2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32 within 2**-10.
+    2**-21 of the exact one, where one in float32 is within 2**-24 and one in TF32 within 2**-10.  For products with the
+    weight it becomes "halves": the same, with the weight's halves made once instead of in each block.
     """
     if _uses_tf32() or dtype == torch.float16:
         return "tf32"
@@ -133,18 +152,21 @@ class _Launch:
 
     def __init__(self, call: Call):
         self.call, self.gpu = call, _gpu(call.device)
-        self.encoder, self.decoder = (
-            x if x.stride(2) == 1 else x.contiguous() for x in (call.encoder_out, call.decoder_out)
-        )
-        self.weight = call.weight.contiguous()
-        self.bias = self.weight if call.bias is None else call.bias.contiguous()
-        self.targets = call.targets.long().contiguous()
+        self.bias = call.weight if call.bias is None else call.bias.contiguous()
+        self.targets = call.targets.int().contiguous()
         self.T_lengths, self.U_lengths = (
-            x.to(call.device, torch.int64).contiguous() for x in (call.T_lengths, call.U_lengths)
+            x.to(call.device, torch.int32).contiguous() for x in (call.T_lengths, call.U_lengths)
         )
-        self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
         self.cells = call.N * call.T * call.U1
-        self.sizes = {"H": call.H, "V": call.V}
+        of_16_bytes = ALIGNED // call.weight.element_size()
+        self.HP, self.VP = (_ceil(size, of_16_bytes) * of_16_bytes for size in (call.H, call.V))
+        self.encoder, self.decoder = (self._rows(x) for x in (call.encoder_out, call.decoder_out))
+        self.strides = (*self.encoder.stride()[:2], *self.decoder.stride()[:2])
+        if max(self.HP * self.VP, call.T * call.U1) >= 2**31:
+            raise ValueError(
+                "the Triton kernels take weights and utterances of up to 2^31 numbers: use backend='torch'"
+            )
+        self.padded = {"HP": self.HP, "VP": self.VP}
         self.seed = self.T_lengths if call.seed is None else call.seed
         self.activation = {
             "KIND": ACTIVATIONS.index(call.activation),
@@ -152,7 +174,14 @@ class _Launch:
             "KEEP_SCALE": call.keep_scale,
         }
         self.smoothing = {"label_smoothing": float(call.label_smoothing), "SMOOTHS": bool(call.label_smoothing)}
-        self.flags = {**self.sizes, **self.products(call.weight.dtype)._asdict(), "HAS_BIAS": call.bias is not None}
+        self.flags = {"V": call.V, **self.padded, "HAS_BIAS": call.bias is not None}
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """Return x (N, rows, H), copied and padded with zeros to (N, rows, HP) where its rows are not ALIGNED."""
+        if self.HP != self.call.H:
+            return torch.nn.functional.pad(x.detach(), (0, self.HP - self.call.H))
+        of_row = [stride * x.element_size() for stride in x.stride()[:2]]
+        return x if x.stride(2) == 1 and not any(stride % ALIGNED for stride in of_row) else x.contiguous()
 
     @property
     def multiprocessors(self) -> int:
@@ -168,32 +197,50 @@ class _Launch:
         operands = operands if self.gpu else torch.float32
         return Products(_precision(self.gpu, self.call.weight.dtype), names[operands])
 
+    def weights(self, operands: torch.dtype, along: str) -> Tuple[Tensor, Dict[str, Any]]:
+        """Return the weight as kernels take it, its rows and columns padded with zeros, and their arguments for it.
+
+        along: the dimension that products with it sum over, "H" or "V".  Tensor cores want numbers of 32 bits to follow
+        each other along it, plain products to follow each other across it, and 16 bits are free to choose."""
+        call, how = self.call, self.products(operands)
+        weight = call.weight.detach().to(operands)
+        if (self.VP, self.HP) != (call.V, call.H):
+            weight = torch.nn.functional.pad(weight, (0, self.HP - call.H, 0, self.VP - call.V))
+        if operands == torch.float32 and (along == "V") == (how.PRECISION != "ieee"):
+            weight, strides = weight.t().contiguous(), {"WV": 1, "WH": self.VP}
+        else:
+            weight, strides = weight.contiguous(), {"WV": self.HP, "WH": 1}
+        if operands == torch.float32 and how.PRECISION == "tf32x3":
+            high = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+            weight, how = torch.stack([high, weight - high]), how._replace(PRECISION="halves")
+        return weight, {**strides, **how._asdict()}
+
     def rows(self, size: int, BM: int) -> int:
         """Return the number of cells of a tile of backward, in blocks of BM, whose numbers have `size` bytes; a power
         of two where the batch has fewer cells, since kernels are compiled for it."""
         call = self.call
         fit = TILE_BYTES // self._bytes_of_cell(size) // BM * BM
-        tile = call.tile_cells or max(256, min(WAVES * BM * self.multiprocessors, fit))
+        tile = call.tile_cells or max(256, min(max(WAVES * BM * self.multiprocessors, FEWEST_CELLS), fit))
         return min(tile, 1 << (self.cells - 1).bit_length())
 
     def forward_rows(self, BM: int) -> int:
         """Return the number of cells of a tile of forward, whose activations take the bytes of a tile of backward."""
         size = self.call.weight.element_size()
         rows = self.rows(size, BM)
-        return self.call.tile_cells or rows * self._bytes_of_cell(size) // (size * self.call.H)
+        return self.call.tile_cells or rows * self._bytes_of_cell(size) // (size * self.HP)
 
     def _bytes_of_cell(self, size: int) -> int:
         """Return the bytes of a cell's activations, gradients of logits and gradients of inputs."""
-        return size * (self.call.H + self.call.V) + 4 * self.call.H
+        return size * (2 * self.HP + self.VP)
 
     def activate(self, activations: Tensor, tile: int, blocks: int, listed: Sequence[Tensor], BM: int) -> None:
         from fused_transducer import kernels
 
         numbers, positions = listed or (self.T_lengths, self.T_lengths)
-        kernels.activate[(_ceil(len(activations), BM), _ceil(self.call.H, COLUMNS))](
+        kernels.activate[(_ceil(len(activations), BM), _ceil(self.HP, COLUMNS))](
             self.encoder, self.decoder, self.T_lengths, self.U_lengths, numbers, positions, activations, self.cells,
             tile, len(activations), blocks, self.call.T, self.call.U1, *self.strides, self.seed,
-            H=self.call.H, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
+            HP=self.HP, **self.activation, LISTED=bool(listed), BM=BM, BH=COLUMNS,
         )  # fmt: skip
 
 
@@ -211,24 +258,24 @@ def _forward(call: Call, gradient: bool, losses: Tensor, dropped: Tensor, arcs: 
         raise ValueError(f"decoder_out has {call.U1} states; the Triton kernels take {LONGEST}: use backend='torch'")
     launch = _Launch(call)
     arcs = arcs.zero_() if arcs.numel() else arcs.new_zeros(4, launch.cells)  # in the padding, arcs of no path
-    blocks = _blocks(call.weight.dtype)
+    blocks = _blocks("logits", call.weight.dtype, launch)
     each = _ceil(call.T * call.U1, blocks.BM)  # blocks of an utterance
     at_once = min(call.N * each, _ceil(launch.forward_rows(blocks.BM), blocks.BM))
-    activations = call.weight.new_empty(at_once * blocks.BM, call.H)
+    activations = call.weight.new_empty(at_once * blocks.BM, launch.HP)
+    weight, of_weight = launch.weights(call.weight.dtype, "H")
     for block in range(0, call.N * each, at_once):
         count = min(at_once, call.N * each - block)
         launch.activate(activations[: count * blocks.BM], block, each, (), blocks.BM)
         kernels.log_probabilities[(count,)](
-            activations, launch.weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
+            activations, weight, launch.bias, launch.targets, launch.T_lengths, launch.U_lengths, arcs,
             launch.cells, block, each, call.T, call.U1, call.blank, float(call.delay_penalty),
-            **launch.smoothing, **launch.flags, **blocks._asdict(),
+            **launch.smoothing, **launch.flags, **of_weight, **blocks._asdict(),
         )  # fmt: skip
     width = max(16, 1 << (call.U1 - 1).bit_length())
-    scratch = arcs.new_empty(call.N, 2, width, dtype=torch.float64)
     dropped.zero_()
     kernels.lattice[(call.N,)](
-        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, scratch, call.T, call.U1,
-        call.negligible, 1 + call.fastemit_lambda,
+        arcs, launch.cells, launch.T_lengths, launch.U_lengths, losses, dropped, call.T, call.U1, call.negligible,
+        1 + call.fastemit_lambda,
         GRADIENT=gradient, BLOCK=width, num_warps=min(16, max(1, width // 64)),
     )  # fmt: skip
 
@@ -257,48 +304,50 @@ def _backward(call: Call, grad_losses: Tensor, arcs: Tensor, gradients: Sequence
     positions = _positions(call, arcs)
     capturing = call.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     count = cells if capturing else int(positions[-1])  # a graph that is captured launches all; what is over returns
-    numbers = torch.empty(max(count, 1), dtype=torch.int64, device=call.device)
+    numbers = torch.empty(max(count, 1), dtype=positions.dtype, device=call.device)
     kernels.list_cells[(_ceil(cells, 1024),)](numbers, positions, cells, BLOCK=1024)
 
     dtype = torch.bfloat16 if call.weight.dtype == torch.bfloat16 else torch.float32
-    blocks = _blocks(dtype)
-    how_multiplied = {**blocks._asdict(), **launch.products(dtype)._asdict()}
-    of_forward = _blocks(call.weight.dtype)  # the logits are made again as forward made them
+    blocks = _blocks("inputs", dtype, launch)
+    weight, of_weight = launch.weights(call.weight.dtype, "H")
+    back, of_back = launch.weights(dtype, "V")
+    of_forward = _blocks("logits", call.weight.dtype, launch)  # the logits are made again as forward made them
     rows = launch.rows(torch.finfo(dtype).bits // 8, blocks.BM)
     of_inputs = d_encoder is not None or d_decoder is not None
-    activations = torch.empty(rows, call.H, dtype=dtype, device=call.device)
-    of_logits = torch.empty(rows, call.V, dtype=dtype, device=call.device)
-    sums = torch.empty(rows if of_inputs else 0, call.H, dtype=torch.float32, device=call.device)
-    of_weight = None
+    activations = torch.empty(rows, launch.HP, dtype=dtype, device=call.device)
+    of_logits = torch.empty(rows, launch.VP, dtype=dtype, device=call.device)
+    sums = torch.empty(rows if of_inputs else 0, launch.HP, dtype=dtype, device=call.device)
+    layer = None
     if d_weight is not None or d_bias is not None:
-        of_weight = _WeightGradients(call, launch, dtype, rows, d_weight is not None, d_bias is not None)
+        layer = _WeightGradients(call, launch, dtype, rows, d_weight is not None, d_bias is not None)
     across = _ceil(call.H, COLUMNS)
     for tile in range(0, count, rows):
         launch.activate(activations, tile, 1, (numbers, positions), ADDED)
         kernels.logit_gradients[(_ceil(rows, of_forward.BM),)](
-            activations, launch.weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
+            activations, weight, launch.bias, launch.targets, launch.U_lengths, arcs, grad_losses, numbers,
             positions, of_logits, cells, tile, rows, call.T, call.U1, call.blank, **launch.smoothing, **launch.flags,
-            **of_forward._asdict(),
+            **of_weight, **of_forward._asdict(),
         )  # fmt: skip
-        if of_weight is not None:
-            of_weight.add(activations, of_logits, positions, tile)
+        if layer is not None:
+            layer.add(activations, of_logits, positions, tile)
         if not of_inputs:
             continue
         kernels.input_gradients[(_ceil(rows, blocks.BM), _ceil(call.H, blocks.BH))](
-            launch.encoder, launch.decoder, launch.weight, numbers, positions, of_logits, sums, cells, tile, rows,
-            call.T, call.U1, *launch.strides, launch.seed, **launch.sizes, **launch.activation, **how_multiplied,
+            launch.encoder, launch.decoder, back, numbers, positions, of_logits, sums, cells, tile, rows,
+            call.T, call.U1, *launch.strides, launch.seed, **launch.padded, **launch.activation, **of_back,
+            **blocks._asdict(),
         )  # fmt: skip
         how = {"BM": ADDED, "BH": COLUMNS}
         if d_encoder is not None:
             kernels.add_to_encoder[(min(ADDERS, call.N * call.T), across)](
-                sums, numbers, positions, d_encoder, cells, tile, rows, call.U1, call.H, **how
+                sums, numbers, positions, d_encoder, cells, tile, rows, call.U1, call.H, launch.HP, **how
             )
         if d_decoder is not None:
             kernels.add_to_decoder[(min(ADDERS, call.N * call.U1), across)](
-                sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, **how
+                sums, numbers, positions, d_decoder, cells, tile, rows, call.T, call.U1, call.H, launch.HP, **how
             )
-    if of_weight is not None:
-        of_weight.finish(d_weight, d_bias)
+    if layer is not None:
+        layer.finish(d_weight, d_bias)
 
 
 class _WeightGradients:
@@ -307,13 +356,13 @@ class _WeightGradients:
 
     def __init__(self, call: Call, launch: _Launch, dtype: torch.dtype, rows: int, weight: bool, bias: bool):
         self.rows, self.cells = rows, launch.cells
-        blocks = _blocks(dtype)._replace(BM=32, BH=64)
+        blocks = _blocks("weight", dtype, launch)
         self.blocks = {**blocks._asdict(), **launch.products(dtype)._asdict()}
         programs = _ceil(call.V, blocks.BV), _ceil(call.H, blocks.BH) if weight else 1
         splits = min(16, max(1, 2 * launch.multiprocessors // (programs[0] * programs[1])), _ceil(rows, 256))
         self.grid = (*programs, splits)
-        share = _ceil(_ceil(rows, splits), 32) * 32
-        self.flags = {**launch.sizes, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
+        share = _ceil(_ceil(rows, splits), blocks.BM) * blocks.BM
+        self.flags = {"H": call.H, "V": call.V, **launch.padded, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
         self.weight = torch.zeros(splits if weight else 0, call.V, call.H, dtype=torch.float32, device=call.device)
         self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
 

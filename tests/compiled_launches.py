@@ -36,7 +36,7 @@ from fused_transducer.call import Call  # noqa: E402
 
 #: Multiprocessors, and bytes of shared memory that a block may have, of A100, A10, L4, H100 and B200.
 GPUS = {80: (108, 163 * 1024), 86: (72, 99 * 1024), 89: (58, 99 * 1024), 90: (132, 227 * 1024), 100: (148, 227 * 1024)}
-H, UTTERANCES = 512, 30
+UTTERANCES = 30
 #: The share of the cells that have a gradient under random logits.
 WITH_GRADIENT = 0.54
 KERNELS = (
@@ -92,6 +92,11 @@ def pretend(architecture: int) -> List[Dict[str, Any]]:
     return launches
 
 
+def width(V: int) -> int:
+    """Return H of the layer with V symbols: 512, or for 501 symbols an odd number too."""
+    return 511 if V == 501 else 512
+
+
 #: The options of a call that a recipe may have.
 RECIPE = {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_smoothing": 0.1}
 
@@ -99,7 +104,7 @@ RECIPE = {"activation": "gelu", "dropout": 0.2, "seed": torch.tensor(1), "label_
 def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, recipe: bool = False) -> None:
     """Launch the forward and backward of 30 utterances of at most T frames and U tokens.  useful: the share of cells
     that are no padding."""
-    N, U1 = UTTERANCES, U + 1
+    N, U1, H = UTTERANCES, U + 1, width(V)
     call = Call(
         torch.empty(N, T, H, dtype=dtype), torch.empty(N, U1, H, dtype=dtype), torch.empty(V, H, dtype=dtype),
         torch.empty(V, dtype=dtype), torch.empty(N, U, dtype=torch.int64), torch.empty(N, dtype=torch.int64),

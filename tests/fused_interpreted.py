@@ -29,10 +29,14 @@ CASES = {
     "dropout, gelu, bfloat16": problem(
         RAGGED, H=40, dtype=torch.bfloat16, scale=0.5, activation="gelu", dropout=0.6, dropout_seed=-7, **EXACT
     ),
-    "more than a block": problem([(12, 7)], H=70, V=150, dtype=torch.float32, scale=0.4, **EXACT),
+    "more than a block": problem([(20, 7)], H=140, V=150, dtype=torch.float32, scale=0.4, **EXACT),
     "more than a tile": problem([(6, 3), (4, 4)], dtype=torch.float32, tile_cells=20, **EXACT),
     "bfloat16": problem(RAGGED, H=40, V=150, dtype=torch.bfloat16, scale=0.4, **EXACT),
     "float16": problem(RAGGED, H=40, V=150, dtype=torch.float16, scale=0.4, **EXACT),
+    "odd H and V": problem(RAGGED, H=37, V=41, dtype=torch.float32, scale=0.4, activation="sigmoid", **EXACT),
+    "odd H and V, bfloat16": problem(
+        RAGGED, H=37, V=41, dtype=torch.bfloat16, scale=0.4, dropout=0.2, dropout_seed=3, **EXACT
+    ),
 }
 
 
@@ -42,6 +46,41 @@ def report(name: str, **found) -> None:
 
 for name, one in CASES.items():
     report(name, errors=errors(one))
+
+precision = triton_backend._precision
+triton_backend._precision = lambda gpu, dtype: "tf32x3"
+report("the weight's halves", errors=errors(CASES["odd H and V"]))
+triton_backend._precision = precision
+
+long = problem([(120, 50)], H=24, V=200, dtype=torch.float32, scale=0.5, seed=1, **EXACT)
+report("a long path", errors=errors(long, right(long, large=True)))
+
+peaky = problem([(20, 6)], H=40, V=40, dtype=torch.float32, activation="none", **EXACT)
+codes = torch.eye(40)
+peaky.targets = torch.randint(1, 40, (1, 6), generator=torch.Generator().manual_seed(2))
+peaky.tensors[0], peaky.tensors[1] = torch.zeros(1, 20, 40), torch.zeros(1, 7, 40)
+peaky.tensors[0][0, torch.arange(6) * 3] = codes[peaky.targets[0]]
+peaky.tensors[1][0, :6] = codes[peaky.targets[0]]
+peaky.tensors[2], peaky.tensors[3] = 30 * codes, 45 * codes[0]
+peaky.tensors[2][0] = 0
+losses, gradients = found(peaky)
+expected_losses, expected_gradients = right(peaky, large=True)
+report(
+    "a loss of 1e-5",
+    errors={"loss": error(losses, expected_losses)},
+    differences=[(gradients[name] - expected_gradients[name]).abs().max().item() for name in NAMES],
+)
+
+unknown = problem(RAGGED, dtype=torch.float32, **EXACT)
+unknown.tensors[0][1, 2, 0] = float("nan")
+losses, gradients = found(unknown)
+report(
+    "a NaN",
+    errors={},
+    nan=torch.isnan(losses).tolist(),
+    gradient=bool(torch.isnan(gradients["encoder_out"][1]).any()),
+    others=bool(torch.isfinite(gradients["encoder_out"][0]).all()),
+)
 
 one = CASES["float32"]
 expected = right(one)

@@ -22,6 +22,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 UPSTREAM = "reductions and upstream gradients, "
 ALLOWED = {
     **{"bfloat16": 3e-2, "dropout, gelu, bfloat16": 3e-2, "float16": 4e-3, "logits of 10,000": 1e-3},
+    **{"odd H and V, bfloat16": 3e-2, "a loss of 1e-5": 1e-6},
     **{UPSTREAM + "bfloat16": 3e-2, UPSTREAM + "float16": 4e-3},
 }
 CASES = [
@@ -39,6 +40,12 @@ CASES = [
     "more than a tile",
     "bfloat16",
     "float16",
+    "odd H and V",
+    "odd H and V, bfloat16",
+    "the weight's halves",
+    "a long path",
+    "a loss of 1e-5",
+    "a NaN",
     "a target that is the blank",
     "strides",
     "NaN in the padding",
@@ -81,6 +88,10 @@ def test_interpreted(interpreted, name):
     assert all(value < allowed for value in case["errors"].values()), case
     if name == "an impossible target":
         assert case["inf"] == [True, False, False, False] and case["finite"]
+    if name == "a loss of 1e-5":
+        assert max(case["differences"]) < 1e-9
+    if name == "a NaN":
+        assert case["nan"] == [False, True, False, False] and case["gradient"] and case["others"]
     if name == "what is dropped":
         assert 0 < case["L1"] <= case["bound"] * 1.001
     if name == "what is dropped with FastEmit":
@@ -98,6 +109,7 @@ def test_every_case_is_asked(interpreted):
 COMPILED = [
     *((architecture, 500, dtype) for architecture in (80, 86, 89, 90, 100) for dtype in ("float32", "bfloat16")),
     *((architecture, 4096, dtype) for architecture in (80, 90) for dtype in ("float32", "bfloat16")),
+    *((90, 501, dtype) for dtype in ("float32", "bfloat16")),  # with an odd H too
     (90, 500, "float16"),
 ]
 #: What of PTX multiplies matrices on the tensor cores of each architecture.
