@@ -134,7 +134,7 @@ lint: dev
 	@$(DEV)/ruff format --check
 	@$(DEV)/mypy --python-executable $(MAIN)
 	@$(DEV)/lint-imports --no-cache --no-logo
-	@$(DEV)/shellcheck .ci/run
+	@$(DEV)/shellcheck .ci/run benchmarks/gpu_node.sh
 
 coverage: setup
 	@$(MAIN) -m coverage erase

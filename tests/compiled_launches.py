@@ -74,7 +74,8 @@ class Recorded:
             compiled = self.kernel.warmup(*arguments, grid=grid, **options)
             named = dict(zip(self.kernel.arg_names, arguments))
             numbers = {name: value for name, value in named.items() if isinstance(value, int)}
-            launched = {"kernel": self.kernel.fn.__name__, "grid": list(grid), "BM": options.get("BM"), **numbers}
+            blocks = {name: options.get(name) for name in ("BM", "BV", "BH")}
+            launched = {"kernel": self.kernel.fn.__name__, "grid": list(grid), **blocks, **numbers}
             self.launches.append({**launched, "compiled": compiled})
 
         return launch
@@ -120,17 +121,25 @@ def step(T: int, U: int, V: int, dtype: torch.dtype, useful: float = 1.0, recipe
 
 def resources(compiled: Any) -> Dict[str, Any]:
     """Return what a compiled kernel takes: registers and bytes of stack of a thread, bytes of shared memory of a block,
-    and the matrix unit that its PTX uses ("" for none)."""
+    its warps and instructions, and the matrix unit that its PTX uses ("" for none)."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
         usage = subprocess.run(
             [str(TOOLS / "cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
+        code = subprocess.run([str(TOOLS / "nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     units = [unit for unit in ("wgmma", "tcgen05.mma", "mma.sync", "fma.rn.f32") if unit in compiled.asm["ptx"]]
     unit = units[0] if units else ""
-    return {"registers": int(registers), "stack": int(stack), "shared": compiled.metadata.shared, "unit": unit}
+    return {
+        "registers": int(registers),
+        "stack": int(stack),
+        "shared": compiled.metadata.shared,
+        "warps": compiled.metadata.num_warps,
+        "instructions": len(re.findall(r"^\s*/\*[0-9a-f]+\*/", code.stdout, re.MULTILINE)),
+        "unit": unit,
+    }
 
 
 def drawn_batches(count: int) -> List[Any]:
@@ -174,24 +183,24 @@ def specialisations(architecture: int, V: int, dtype: torch.dtype) -> Dict[str, 
 
 
 def table() -> str:
-    """Return the table of the launches: a line for each GPU, V and dtype; registers, kB of shared memory and bytes of
-    stack of the four kernels that multiply."""
-    products = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
+    """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
+    multiply, registers, kB of shared memory, bytes of stack, and instructions."""
+    shown = ("log_probabilities", "lattice", "logit_gradients", "input_gradients", "weight_gradients")
     lines = [
-        "| target | V | dtype | launches a step | most shared kB | " + " | ".join(products) + " | tensor cores |",
-        "| --- | ---: | --- | ---: | ---: |" + " --- |" * len(products) + " --- |",
+        "| target | V | dtype | launches a step | " + " | ".join(shown) + " | tensor cores |",
+        "| --- | ---: | --- | ---: |" + " --- |" * len(shown) + " --- |",
     ]
     for architecture in GPUS:
         for V in (500, 4096):
             for dtype in ("float32", "bfloat16"):
                 command = [sys.executable, __file__, str(architecture), str(V), dtype]
                 made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-                taken = [made["kernels"][name] for name in products]
+                taken = [made["kernels"][name] for name in shown]
                 cells = [
-                    f"{resources['registers']} / {resources['shared'] // 1024} / {resources['stack']}"
-                    for resources in taken
+                    f"{kernel['registers']} / {kernel['shared'] // 1024} / {kernel['stack']} / {kernel['instructions']}"
+                    for kernel in taken
                 ]
-                first = [f"sm_{architecture}", V, dtype, len(made["launches"]), made["most_shared"] // 1024]
+                first = [f"sm_{architecture}", V, dtype, len(made["launches"])]
                 lines.append("| " + " | ".join(map(str, [*first, *cells, taken[0]["unit"]])) + " |")
     return "\n".join(lines)
 
