@@ -25,7 +25,7 @@ WAVES = 3
 #: ... and so many cells on a small GPU, so that launches stay few, ...
 FEWEST_CELLS = 2**15
 #: ... and its activations, gradients of logits and gradients of inputs take no more bytes than this.
-TILE_BYTES = 2**29
+TILE_BYTES = 3 * 2**28
 #: Programs that share the frames, or the decoder's states, of a tile.
 ADDERS = 1024
 #: Rows and columns of blocks that are activated or added, not multiplied.

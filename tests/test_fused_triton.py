@@ -161,6 +161,22 @@ def test_fifty_batches_compile_few_kernels_and_launch_them_seldom(dtype):
     assert max(made["launches"]) <= 100
 
 
+@pytest.mark.parametrize(
+    "name, value, wrong",
+    [("T_lengths", 4, False), ("T_lengths", 0, True), ("T_lengths", 5, True), ("U_lengths", 0, False)]
+    + [("U_lengths", -1, True), ("U_lengths", 3, True), ("targets", 10, False), ("targets", 11, True)]
+    + [("targets", -1, True)],
+)
+def test_one_number_says_whether_a_length_or_target_is_outside(name, value, wrong):
+    from fused_transducer.call import Call, any_outside
+
+    one = problem([(4, 2), (3, 1)], dtype=torch.float32)
+    one.targets[1, 1] = -100  # of no target
+    getattr(one, name).view(-1)[0] = value
+    call = Call(*one.tensors, one.targets, one.T_lengths, one.U_lengths, 0, "tanh", 0.0, 0.0, 0)
+    assert any_outside(call).item() == wrong
+
+
 def test_half_precision_needs_tensor_cores(monkeypatch):
     from fused_transducer import triton_backend
 
