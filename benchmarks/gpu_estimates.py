@@ -59,7 +59,7 @@ GAP = 2.5e-6
 
 
 class Estimate(NamedTuple):
-    """What a kernel does in a step, and how long its parts would take alone, in seconds."""
+    """Holds what a kernel does in a step, and how long its parts would take alone, in seconds."""
 
     kernel: str
     launches: int
@@ -88,10 +88,10 @@ def estimates(gpu: Gpu, dtype: str, made: Dict[str, Any]) -> List[Estimate]:
     size, terms = (2, 1) if dtype == "bfloat16" else (4, 3)
     rate = gpu.bfloat16 if dtype == "bfloat16" else gpu.tf32 / 3  # three products of TF32 for one of float32
     issue = gpu.multiprocessors * 4 * gpu.hertz
-    launches = {name: [one for one in made["launches"] if one["kernel"] == name] for name in made["kernels"]}
+    launches = {name: [launch for launch in made["launches"] if launch["kernel"] == name] for name in made["kernels"]}
 
     def estimate(name: str, flops: float, memory: float, l2: float, instructions: float) -> Estimate:
-        blocks = max(math.prod(one["grid"]) for one in launches[name])
+        blocks = max(math.prod(launch["grid"]) for launch in launches[name])
         products = flops / (rate * SUSTAINED[gpu.architecture])
         return Estimate(
             name, len(launches[name]), flops, memory, l2, blocks / gpu.multiprocessors,
@@ -155,15 +155,15 @@ def main() -> int:
         sums = []
         for dtype in ("float32", "bfloat16"):
             made = estimates(gpu, dtype, compiled(gpu, dtype))
-            sums.append(sum(one.seconds for one in made))
+            sums.append(sum(row.seconds for row in made))
             details += ["", f"{gpu.name}, {dtype}; ms of each part alone:", ""]
             details += ["| kernel | launches | waves | GFLOP | MB of memory | GB of L2 | products | instructions | L2 |"
                         " memory | ms |", "| --- |" + " ---: |" * 10]  # fmt: skip
-            for one in made:
-                parts = " | ".join(f"{1e3 * x:.2f}" for x in one[6:])
+            for row in made:
+                parts = " | ".join(f"{1e3 * x:.2f}" for x in row[6:])
                 details.append(
-                    f"| {one.kernel} | {one.launches} | {one.waves:.1f} | {one.flops / 1e9:.0f} | "
-                    f"{one.memory_bytes / 1e6:.0f} | {one.l2_bytes / 1e9:.1f} | {parts} | {1e3 * one.seconds:.2f} |"
+                    f"| {row.kernel} | {row.launches} | {row.waves:.1f} | {row.flops / 1e9:.0f} | "
+                    f"{row.memory_bytes / 1e6:.0f} | {row.l2_bytes / 1e9:.1f} | {parts} | {1e3 * row.seconds:.2f} |"
                 )
         other = optimized_transducer(gpu)
         shown = [f"{1e3 * x:.1f} ({x / other:.2f}x)" for x in sums]

@@ -362,9 +362,9 @@ def lattice(
             divisor = tl.where(total == 0, 1.0, total).to(tl.float32)
             tl.store(at_blank, x.to(tl.float32) / divisor, mask=has_blank)
             tl.store(at_label, y.to(tl.float32) / divisor, mask=has_label)
-        more = (total.to(tl.int64, bitcast=True) >> 52) - 1023
-        mantissa = total * _two_to(-more)
-        exponent = tl.where(total == 0, IMPOSSIBLE, high + more)
+        shift = (total.to(tl.int64, bitcast=True) >> 52) - 1023
+        mantissa = total * _two_to(-shift)
+        exponent = tl.where(total == 0, IMPOSSIBLE, high + shift)
         at_blank, at_label, has_blank, has_label, by_blank, by_label = ahead
         d += 1
     ends = u == last
