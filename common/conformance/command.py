@@ -24,7 +24,6 @@ from common.conformance.records import ERROR, Judged
 from common.core import flag_types, settings
 from common.core.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 from common.core.files import another, make_folder, write_whole
-from common.core.guard import require
 from common.core.implementations import find, with_variants
 from common.core.paths import LOG, ROOT
 from common.core.text import LONGEST_MESSAGE, count
@@ -38,10 +37,6 @@ from common.records import documents
 from common.records.schema import Machine, Record
 from common.setup import interpreters
 from common.system import machine
-
-require("msgspec")
-
-from msgspec import convert  # noqa: E402
 
 JSON_NAME, MARKDOWN_NAME = "conformance.json", "conformance.md"
 
