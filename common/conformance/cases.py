@@ -108,7 +108,13 @@ CASES: Tuple[Case, ...] = (
         "no token lasts one frame, so some cells have no path",
         shapes=[(8, 4), (6, 5), (4, 1)],
     ),
-    _durations("duration-2-3", "durations 2, 3", (2, 3), "no token lasts less than two frames"),
+    _durations(
+        "duration-2-3",
+        "durations 2, 3",
+        (2, 3),
+        "no token lasts less than two frames",
+        shapes=[(13, 4), (9, 2), (8, 1)],
+    ),
     _durations("one-duration", "duration 1 alone", (1,), "every token lasts one frame"),
     _durations(
         "no-duration-fits",
