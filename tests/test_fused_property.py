@@ -18,6 +18,8 @@ from hypothesis.internal.constants_ast import Constants  # noqa: E402
 from sanitize import LATTICES  # noqa: E402
 
 ALLOWED = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+#: Of the losses; bfloat16 activations may be rounded before the product.
+ALLOWED_LOSS = {torch.float64: 1e-11, torch.float32: 1e-5, torch.bfloat16: 3e-3, torch.float16: 1e-5}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -120,7 +122,7 @@ def test_it_is_the_oracles(one):
     # where every path is the same, gradients are sums that cancel: what is left is rounding
     scale = max(gradient.abs().max().item() for gradient in expected.values())
     loss = made.pop("loss")
-    assert loss < (1e-11 if one.tensors[0].dtype == torch.float64 else 1e-5) or expected_losses.abs().max() < 1e-5
+    assert loss < ALLOWED_LOSS[one.tensors[0].dtype] or expected_losses.abs().max() < 1e-5
     for name, value in made.items():
         assert value < allowed or value * expected[name].abs().max().item() < allowed * max(scale, 1e-2), (name, value)
 
@@ -141,8 +143,8 @@ def test_it_is_the_oracles_on_every_lattice(drawn, options, delay_penalty):
     assert torch.equal(losses.isinf(), expected_losses.isinf())
     finite, dtype = losses.isfinite(), case.tensors[0].dtype
     scale = max([1e-2, *(gradient.abs().max().item() for gradient in expected.values())])
-    allowed = {torch.float64: 1e-11, torch.bfloat16: 3e-3}.get(dtype, 1e-5)
-    assert error(losses[finite], expected_losses[finite]) < allowed or expected_losses[finite].abs().max() < 1e-5
+    losses, expected_losses = losses[finite], expected_losses[finite]
+    assert error(losses, expected_losses) < ALLOWED_LOSS[dtype] or expected_losses.abs().max() < 1e-5
     for name, gradient in expected.items():
         assert (gradients[name].double() - gradient).abs().max().item() < ALLOWED[dtype] * scale, name
 
