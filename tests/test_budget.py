@@ -103,6 +103,8 @@ def test_rows_that_join_after_the_first_verdict_measure_the_rounds_that_are_left
 
 def test_rows_by_default_have_no_loop_in_python_on_a_cpu():
     names = ["fused", "warprnnt_numba", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
-    assert benchmark._default_rows(names, "cpu", False) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
-    assert "warprnnt_numba" in benchmark._default_rows(names, "cuda:0", False)
-    assert benchmark._default_rows(names, "cpu", True) == ["fused", "fast_rnnt-pruned"]
+    assert benchmark._default_rows(names, "cpu", False, None) == ["fused", "k2", "fast_rnnt-pruned", "fast_rnnt-simple"]
+    assert "warprnnt_numba" in benchmark._default_rows(names, "cuda:0", False, None)
+    assert benchmark._default_rows(names, "cpu", True, None) == ["fused", "fast_rnnt-pruned"]
+    assert benchmark._default_rows(["fused", "nemo-tdt"], "cpu", False, None) == ["fused"]
+    assert benchmark._default_rows(["fused:tdt", "nemo-tdt"], "cpu", False, "tdt") == ["fused:tdt", "nemo-tdt"]

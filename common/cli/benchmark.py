@@ -15,7 +15,7 @@ from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import presets, scripts, settings
 from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
-from common.core.implementations import find
+from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
 from common.core.text import count
 from common.jobs import costs
@@ -64,18 +64,19 @@ def _is_default(arguments: argparse.Namespace) -> bool:
     return tuple(getattr(arguments, "only", ())) == standard()
 
 
-def _default_rows(names: Sequence[str], device: str, is_short: bool) -> List[str]:
+def _default_rows(names: Sequence[str], device: str, is_short: bool, topology: Optional[str]) -> List[str]:
     """Return what of these is measured where no row was named.
 
-    On a CPU no loop in Python, which would take most of the time; for a first answer the main environment's rows alone,
-    and no additive ones, which are of another model.
+    Losses on another lattice only with --topology.  On a CPU no loop in Python, which would take most of the time; for
+    a first answer the main environment's rows alone, and no additive ones, which are of another model.
     """
     kept = []
     for name in names:
         implementation = find(name)
         is_loop = device.partition(":")[0] in scripts.described(scripts.file_of(implementation)).python_loops
         is_extra = implementation.environment != "main" or implementation.kind == "additive"
-        if not (is_loop or (is_short and is_extra)):
+        is_other_lattice = implementation.kind in LATTICES and not topology
+        if not (is_loop or is_other_lattice or (is_short and is_extra)):
             kept.append(name)
     return kept
 
@@ -91,11 +92,11 @@ def measured(
     python_of = executor.choose(names, arguments.in_place, names_of_script)
     device = executor.resolve_device(arguments.device, python_of)
     if _is_default(arguments):
-        rows = _default_rows(names, device, _is_short(arguments))
+        rows = _default_rows(names, device, _is_short(arguments), arguments.topology)
         left_out = [name for name in names if name not in rows]
         names, python_of = rows, {name: python_of[name] for name in rows}
         if left_out and not arguments.quiet:
-            print(f"left out unless --only names them: {', '.join(left_out)}", file=sys.stderr)
+            print(f"left out unless --only or --topology names them: {', '.join(left_out)}", file=sys.stderr)
     if arguments.budget:
         given["passes"] = given["passes"] or BUDGET_PASSES
     if _with_controls(arguments):
