@@ -499,12 +499,12 @@ def input_gradients(
 @_kernel
 def weight_gradients(
     activations, gradients, positions, d_weight, d_bias, cells, tile, rows,
-    H: tl.constexpr, V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
+    V: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
     SHARE: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     PRECISION: tl.constexpr, OPERAND: tl.constexpr,
     BM: tl.constexpr, BV: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile to d_weight (splits, V, H) and d_bias (splits, V), float32: each split has SHARE of the rows."""
+    """Adds a tile to d_weight (splits, V, HP) and d_bias (splits, V), float32: each split has SHARE of the rows."""
     begin = tl.program_id(2).to(tl.int64) * SHARE
     end = tl.minimum(tl.minimum(begin + SHARE, rows), tl.load(positions + cells - 1) - tile)
     if begin >= end:
@@ -525,8 +525,8 @@ def weight_gradients(
             of_bias += tl.sum(g.to(tl.float32), 1)
     split = tl.program_id(2).to(tl.int64) * V
     if WEIGHT:
-        inside = (v < V)[:, None] & (h < H)[None, :]
-        to = d_weight + (split + v)[:, None] * H + h[None, :]
+        inside = (v < V)[:, None] & (h < HP)[None, :]
+        to = d_weight + (split + v)[:, None] * HP + h[None, :]
         tl.store(to, tl.load(to, mask=inside, other=0.0) + of_weight, mask=inside)
     if BIAS:
         if tl.program_id(1) == 0:

@@ -362,8 +362,8 @@ class _WeightGradients:
         splits = min(16, max(1, 2 * launch.multiprocessors // (programs[0] * programs[1])), _ceil(rows, 256))
         self.grid = (*programs, splits)
         share = _ceil(_ceil(rows, splits), blocks.BM) * blocks.BM
-        self.flags = {"H": call.H, "V": call.V, **launch.padded, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
-        self.weight = torch.zeros(splits if weight else 0, call.V, call.H, dtype=torch.float32, device=call.device)
+        self.flags = {"V": call.V, **launch.padded, "SHARE": share, "WEIGHT": weight, "BIAS": bias}
+        self.weight = torch.zeros(splits if weight else 0, call.V, launch.HP, dtype=torch.float32, device=call.device)
         self.bias = torch.zeros(splits if bias else 0, call.V, dtype=torch.float32, device=call.device)
 
     def add(self, activations: Tensor, of_logits: Tensor, positions: Tensor, tile: int) -> None:
@@ -384,6 +384,6 @@ class _WeightGradients:
 
     def finish(self, d_weight: Optional[Tensor], d_bias: Optional[Tensor]) -> None:
         if d_weight is not None:
-            torch.sum(self.weight, 0, out=d_weight)
+            torch.sum(self.weight[..., : d_weight.shape[1]], 0, out=d_weight)
         if d_bias is not None:
             torch.sum(self.bias, 0, out=d_bias)
