@@ -16,6 +16,8 @@ import torch
 from commands import ROOT
 from fused_helpers import NAMES, error, found, problem, right
 
+from common.system import locks
+
 triton = pytest.importorskip("triton", reason="Triton is not installed: it comes with torch for CUDA")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -69,14 +71,35 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def interpreted():
-    """{case: what tests/fused_interpreted.py found}; one process, since Triton reads TRITON_INTERPRET once."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    script = str(ROOT / "tests" / "fused_interpreted.py")
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=3600)
+def lines_of(script, *arguments, variables=()):
+    """Return the lines of JSON that a script of tests/ prints."""
+    command = [sys.executable, str(ROOT / "tests" / script), *map(str, arguments)]
+    environment = {**os.environ, **dict(variables)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {case["name"]: case for case in map(json.loads, done.stdout.splitlines())}
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory):
+    """Return a function that returns what `lines_of` does; of all processes of the tests the first runs the script."""
+
+    def made_once(name, *arguments, **options):
+        folder = tmp_path_factory.getbasetemp()
+        kept = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / f"{name}.json"
+        with locks.locked(kept.with_suffix(".lock"), lambda: None):
+            if not kept.exists():
+                kept.write_text(json.dumps(lines_of(*arguments, **options)))
+            return json.loads(kept.read_text())
+
+    return made_once
+
+
+@pytest.fixture(scope="module")
+def interpreted(once):
+    """{case: what tests/fused_interpreted.py found}; one process, since Triton reads TRITON_INTERPRET once."""
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    return {case["name"]: case for case in once("interpreted", "fused_interpreted.py", variables=variables)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -117,24 +140,16 @@ TENSOR_CORES = {80: "mma.sync", 86: "mma.sync", 89: "mma.sync", 90: "wgmma", 100
 PRODUCTS = ("log_probabilities", "logit_gradients", "input_gradients", "weight_gradients")
 
 
-def as_launched(*arguments):
-    """Return the lines that tests/compiled_launches.py prints; a process, since it takes the place of Triton's
-    driver."""
-    command = [sys.executable, str(ROOT / "tests" / "compiled_launches.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.fixture(scope="module")
-def launched():
-    """Return {(architecture, V, dtype): its launches}, all of one process."""
-    return dict(zip(COMPILED, as_launched(*(word for case in COMPILED for word in case))))
+def launched(once):
+    """Return {(architecture, V, dtype): its launches}, all of one process, which takes the place of Triton's driver."""
+    words = [word for case in COMPILED for word in case]
+    return dict(zip(COMPILED, once("launched", "compiled_launches.py", *words)))
 
 
 def test_the_kernels_of_a_recipe_fit_a_gpu():
     """With another activation, dropout and label smoothing."""
-    for made in as_launched("recipe", 80, 500, "bfloat16", 90, 500, "float32"):
+    for made in lines_of("compiled_launches.py", "recipe", 80, 500, "bfloat16", 90, 500, "float32"):
         for name, kernel in made["kernels"].items():
             assert kernel["shared"] <= made["most_shared"] and kernel["stack"] <= 200, (name, kernel)
 
@@ -156,7 +171,7 @@ def test_kernels_as_they_are_launched_fit_a_gpu(architecture, V, dtype, launched
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fifty_batches_compile_few_kernels_and_launch_them_seldom(dtype):
-    (made,) = as_launched("specialisations", 90, 500, dtype)
+    (made,) = lines_of("compiled_launches.py", "specialisations", 90, 500, dtype)
     assert made["specialisations"] <= 12, made["by_kernel"]
     assert max(made["launches"]) <= 100
 

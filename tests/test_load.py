@@ -445,8 +445,7 @@ def test_a_comparison_of_rounds_beside_load_has_no_verdict(tmp_path):
 
 @pytest.mark.parametrize("busy", [0, 2])
 def test_inference_beside_load_says_that_its_times_are_too_long(busy):
-    values = {grid.SECONDS: 2, grid.BATCH: 4}
-    cell = GridCell(values, rtf=0.01, streams=7, n=200, busy=busy)
+    cell = GridCell(grid.Position(grid.Variant(), 2, 4), rtf=0.01, streams=7, n=200, busy=busy)
     run = Inference(Path("log/x/records.jsonl"), cells=[cell])
     below, first = lines(run), " ".join(total(run))
     assert has_words(" ".join(below), "1 cell", "load") == bool(busy)

@@ -86,8 +86,7 @@ def test_a_number_of_other_kinds_is_one_entry_too(monkeypatch, tmp_path):
     for kind in (inference, pipeline, profile, flops):
         assert len({number.key for number in kind.NUMBERS}) == len(kind.NUMBERS)
         monkeypatch.setattr(kind, "NUMBERS", (*kind.NUMBERS, MADE))
-    values = {**grid.VARIANTS, grid.SECONDS: 1, grid.BATCH: 2}
-    cell = inference.GridCell(values, "ok")
+    cell = inference.GridCell(grid.Position(grid.Variant(), 1, 2), "ok")
     stages = pipeline.Pipeline(tmp_path, stages=[pipeline.Costs("a")])
     part = flops.Part("encoder")
     counted = flops.Breakdown(part, [part], "exact")

@@ -587,7 +587,7 @@ def test_the_script_ends_in_one_line(tmp_path):
 def test_an_example_and_its_operations():
     call = pipeline.StageCall(torch.nn.Linear(4, 3, bias=False), (torch.ones(2, 4),), "layer")
     operations = pipeline.operations(call)
-    assert (operations["macs"], operations["flops"], operations["stage"]) == (24, 48, "layer")
+    assert (operations.macs, operations.flops, operations.stage) == (24, 48, "layer")
 
 
 def test_a_model_of_fairseq_is_called_as_its_benchmark_does(tmp_path, monkeypatch):

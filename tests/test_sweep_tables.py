@@ -193,7 +193,8 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
     ]
     assert curve.data[0]["error_y"]["array"][0] == pytest.approx(0.3)  # p80 of 4.5, 5, 5.5
     assert curve.layout["xaxis"]["type"] == curve.layout["yaxis"]["type"] == "log"
-    assert len({(trace["marker"]["symbol"], trace["line"]["dash"]) for trace in curve.data}) == 2
+    looks = {(trace["marker"]["color"], trace["marker"]["symbol"], trace["line"]["dash"]) for trace in curve.data}
+    assert len(looks) == 2
     assert "At dtype float32." in curve.caption and "Not drawn: square at 4000 (oom)." in curve.caption
     assert "linear 1.00" in curve.caption
     assert "linear 5.000 ms at 500, 10.00 ms at 1000" in curve.summary
@@ -203,7 +204,7 @@ def test_curves_over_numbers_and_bars_over_words(sweep):
         ("bar", ["float32", "bfloat16"], [5, 2.5]),
         ("bar", ["float32"], [25]),
     ]
-    assert bars.data[0]["marker"]["pattern"]["shape"] != bars.data[1]["marker"]["pattern"]["shape"]
+    assert len({(bar["marker"]["color"], bar["marker"]["pattern"]["shape"]) for bar in bars.data}) == 2
     assert bars.layout["barmode"] == "group" and "type" not in bars.layout["yaxis"]
 
 

@@ -65,7 +65,8 @@ def test_packed_traces_of_a_real_run_are_recorded_and_read(tmp_path, flags):
     (kept,) = [record for record in records_of(folder) if record["record"] == "trace"]
     assert kept["files"] == sorted(path.name for path in folder.glob("*.pt.trace.json*")) and len(kept["files"]) == 2
     assert all(name.endswith(".pt.trace.json.gz") for name in kept["files"]) and kept["memory_snapshot"] is None
-    assert 0 <= kept["foreign_cpu"] <= 1 and kept["flags"] == load.busy_flags(kept["foreign_cpu"])
+    others = kept["foreign_cpu"]  # None where the steps are too short to tell
+    assert (others is None or 0 <= others <= 1) and kept["flags"] == load.busy_flags(others)
     row = rows_of(tmp_path)["torchaudio"]
     assert row["status"] == "ok" and row["average_step_time_us"] > 0 and row["profiler_inflation"] > 0
     assert "without the profiler: torchaudio" in (tmp_path / "details.txt").read_text()

@@ -48,7 +48,7 @@ def run(work: Work, write: Callable[[Line], None]) -> None:
     name, cuda = machine.describe().cpu, None
     if device.type == "cuda":
         name, cuda = torch.cuda.get_device_name(device), torch.version.cuda
-    loaded = Loaded(adapter.version(), torch.__version__, platform.python_version(), name, cuda)
+    loaded = Loaded(adapter.version(), str(torch.__version__), platform.python_version(), name, cuda)
     write(Line("loaded", loaded=loaded))
     for name in work.cases:
         case = BY_NAME[name].allowing(large=work.large)

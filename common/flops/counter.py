@@ -101,7 +101,7 @@ class FlopCounter:
         return {
             "format": FORMAT,
             "convention": self.convention,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "modules": self._module_rows(),
             "counts": [
                 {**key._asdict(), "calls": calls, "macs": macs, "flops": flops, "ns": spent if self.timed else None}

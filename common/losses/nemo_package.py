@@ -24,7 +24,7 @@ MODULES = ("rnnt", "utils.cuda_utils.gpu_rnnt", "utils.cuda_utils.gpu_rnnt_kerne
 PYTORCH = {
     "by_loops": True,
     "imports": "nemo.collections.asr.losses.rnnt_pytorch",
-    "dtypes": ("float32",),  # its sums are float32
+    "dtypes": ("float32", "float16", "bfloat16"),  # its sums are float32
     "python_loops": ("cpu", "cuda"),
 }
 

@@ -99,7 +99,7 @@ def facts(device: Any) -> Facts:
     cuda = device.type == "cuda"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None) if cuda else None  # from torch 2.5 on
     return Facts(
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         device=device.type,
         device_name=torch.cuda.get_device_name(device) if cuda else machine.describe().cpu,
         threads=torch.get_num_threads(),

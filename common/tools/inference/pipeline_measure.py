@@ -170,7 +170,7 @@ def operations(call: StageCall) -> StageOperations:
     total = counter.total()
     return StageOperations(
         stage=call.stage,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         macs=total.macs,
         flops=total.flops,
         not_counted=counter.not_counted(),
