@@ -153,10 +153,10 @@ def describe(architecture: int, V: int, dtype: torch.dtype, recipe: bool = False
     """Return the launches of the first drawn batch's step, and the resources of each kernel."""
     launches = pretend(architecture)
     step(*drawn_batches(1)[0][:2], V, dtype, drawn_batches(1)[0][2], recipe)
-    of_kernels = {launch["kernel"]: resources(launch["compiled"]) for launch in launches}
+    compiled_of = {launch["kernel"]: launch["compiled"] for launch in launches}
     return {
         "launches": [{key: value for key, value in launch.items() if key != "compiled"} for launch in launches],
-        "kernels": of_kernels,
+        "kernels": {name: resources(compiled) for name, compiled in compiled_of.items()},
         "multiprocessors": GPUS[architecture][0],
         "most_shared": GPUS[architecture][1],
     }
