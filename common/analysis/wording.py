@@ -176,7 +176,8 @@ def accuracy(row: Row) -> str:
 
 
 def _percent(gap: float) -> str:
-    return f"{100 * abs(gap):.2g}%"
+    """Return a share in two digits: "3%", "0.15%"; below a thousandth of a percent that it is less."""
+    return f"{100 * abs(gap):.2g}%" if gap == 0 or abs(gap) >= 1e-5 else "less than 0.001%"
 
 
 def memory(row: Row, smallest: Optional[Pick]) -> Words:
