@@ -25,7 +25,7 @@ from common.tools import submit  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
 RUNS: Dict[str, str] = {
-    "bench": "",  # 18 minutes
+    "bench": "",  # 13 minutes
     "system": "--allocator system --passes timing,memory --skip warprnnt_numba",  # 15 minutes
     "threads": "--only fused,optimized_transducer,fast_rnnt,reference,torchaudio,fast_rnnt-pruned --sweep threads=1,2 "
     "--frames 200 --tokens 40 --num-batches 1 --max-seconds 1 --rounds 5 --passes correctness,timing "
