@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from datetime import date
 from pathlib import Path
 from typing import Dict, List
 
@@ -20,7 +19,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import _figures  # noqa: E402
 
-from common.system import machine  # noqa: E402
 from common.tools import submit  # noqa: E402
 
 #: NAME -> flags of benchmark_all.py, or of the script that _figures.MADE_BY names; how long that takes on two cores.
@@ -46,13 +44,6 @@ RUNS: Dict[str, str] = {
 }
 
 
-def folder_name(name: str, day: str) -> str:
-    """Return the name of the folder in results/."""
-    computer = machine.describe()
-    cpu = re.sub(r"[^a-z0-9]+", "-", computer.cpu.lower()).strip("-")
-    return "-".join([day, cpu, str(computer.cores), "cores", *([name] if name != "bench" else [])])
-
-
 def shown(page: str, folder: str) -> str:
     """Return the page with this folder in place of one of another day."""
     return re.sub(rf"results/\d{{4}}-\d\d-\d\d{re.escape(folder[10:])}(?![\w-])", f"results/{folder}", page)
@@ -71,7 +62,7 @@ def main(names: List[str]) -> int:
         code = subprocess.run(command, cwd=ROOT).returncode
         if code not in (0, 1):  # 1: a row failed, and says why
             return code
-        folder = folder_name(name, date.today().isoformat())
+        folder = "-".join([submit.folder_name(submit.rows_of(log)), *([name] if name != "bench" else [])])
         submit.keep(log, ROOT / "results" / folder)
         code = submit.check([ROOT / "results" / folder])
         if code:

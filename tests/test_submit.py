@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 
 import pytest
@@ -56,6 +57,17 @@ def test_a_log_becomes_a_folder_without_paths_of_the_machine(tmp_path):
     assert json.loads(trace)["a"] == "common/x.py"
     again = run("rnnt-bench", "submit", log, "--into", tmp_path / "results")
     assert_user_error(again, "is there already", "--name")
+
+
+def test_files_that_cannot_be_read_are_named_in_one_line(tmp_path):
+    write_run(tmp_path / "log" / "fused-30")
+    trace = tmp_path / "log" / "fused-30" / "a.pt.trace.json.gz"
+    trace.write_bytes(gzip.compress(b"{}" * 1000)[:-12])
+    assert any(f"cannot read {trace}" in line for line in submit.problems(tmp_path / "log"))
+    assert_user_error(run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path), f"cannot read {trace}")
+    trace.unlink()
+    os.mkfifo(trace.with_suffix(""))
+    assert_user_error(run("rnnt-bench", "submit", tmp_path / "log", "--into", tmp_path), "cannot read", "a pipe")
 
 
 def more_rounds(line):

@@ -8,9 +8,11 @@ machine), not of one machine, measured beside other load, or where two exact los
 from __future__ import annotations
 
 import gzip
+import io
 import re
 import shutil
 import sys
+import zlib
 from pathlib import Path
 from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -18,15 +20,15 @@ from common.analysis import logs
 from common.analysis.row import Row
 from common.cli.parser import Parser
 from common.core.errors import EXIT_FAILED, EXIT_OK, UserError
-from common.core.files import another, cannot_write, make_folder
+from common.core.files import LARGEST, another, cannot_write, make_folder, read_bytes
 from common.core.guard import guarded
 from common.core.paths import ROOT, not_a_folder
 from common.core.text import number, plain
 from common.records import schema, store
 from common.setup import interpreters
+from common.traces.files import is_trace
 
 NAME = "rnnt-bench submit"
-TRACE = re.compile(r"\.trace\.json(\.gz)?$")
 #: Folders below which are a user's own files.
 PRIVATE = re.compile(
     r"(?<![\w.~-])/(?:home|Users|root|media|mnt|scratch|data|tmp|private|var/folders)/[^\s\"'\\,;:()<>]+"
@@ -42,25 +44,36 @@ MOST_MB = 64
 def keep(log: Path, folder: Path, root: Path = ROOT) -> None:
     """Replace `folder` by the records and packed traces of a log folder, without paths of this machine.
 
-    root: paths below it become relative.  Raises OSError.
+    root: paths below it become relative.  Raises UserError for a file that cannot be read, and OSError.
     """
     new = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     for path in sorted(log.rglob("*")):
-        packed = TRACE.search(path.name)
-        if path.suffix != ".jsonl" and not packed:
+        if path.suffix != ".jsonl" and not is_trace(path.name):
             continue
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "surrogateescape")
-        data = without_private_paths(text, root).encode("utf-8", "surrogateescape")
+        data = without_private_paths(_text_of(path), root).encode("utf-8", "surrogateescape")
         to = new / path.relative_to(log)
         to.parent.mkdir(parents=True, exist_ok=True)
-        if packed:
-            to.with_name(TRACE.sub(".trace.json.gz", path.name)).write_bytes(gzip.compress(data, 9, mtime=0))
+        if is_trace(path.name):
+            to.with_name(f"{path.name.removesuffix('.gz')}.gz").write_bytes(gzip.compress(data, 9, mtime=0))
         else:
             to.write_bytes(data)
     shutil.rmtree(folder, ignore_errors=True)
     new.rename(folder)
+
+
+def _text_of(path: Path) -> str:
+    """Return the text of records, or of a trace, packed or not.  Raises UserError where it cannot be read, and for more
+    than LARGEST bytes."""
+    try:
+        data = read_bytes(path)
+        if path.suffix == ".gz":
+            data = gzip.GzipFile(fileobj=io.BytesIO(data)).read(LARGEST + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    if len(data) > LARGEST:
+        raise UserError(f"cannot read {path}: it unpacks to more than {LARGEST:,} bytes")
+    return data.decode("utf-8", "surrogateescape")
 
 
 def without_private_paths(text: str, root: Path) -> str:
@@ -72,9 +85,9 @@ def without_private_paths(text: str, root: Path) -> str:
 def folder_name(rows: Sequence[Row]) -> str:
     """Return the name of a folder: the day and the device of its rows. "2026-11-23-amd-epyc-2-cores"."""
     row = next((row for row in rows if row.device_name), rows[0])
-    device = re.sub(r"[^a-z0-9]+", "-", (row.device_name or row.device or "unknown").lower()).strip("-")
-    cores = ["" if row.device != "cpu" else f"{row.header.machine.cores}-cores"]
-    return "-".join(filter(None, [(row.started or "")[:10], device, *cores]))
+    cores = f"{row.header.machine.cores} cores" if row.device == "cpu" else ""
+    words = f"{(row.started or '')[:10]} {row.device_name or row.device or 'unknown'} {cores}"
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def rows_of(folder: Path) -> List[Row]:
@@ -106,10 +119,12 @@ def _of_files(folder: Path) -> Iterator[str]:
     for path in sorted(each for each in folder.rglob("*") if each.is_file()):
         name = path.relative_to(folder)
         size += path.stat().st_size
-        if path.suffix == ".jsonl" or TRACE.search(path.name):
-            data = path.read_bytes()
-            text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace")
-            private = PRIVATE.search(text)
+        if path.suffix == ".jsonl" or is_trace(path.name):
+            try:
+                private = PRIVATE.search(_text_of(path))
+            except UserError as error:
+                yield plain(str(error))
+                continue
             if private:
                 yield f"{name}: holds a path of the machine: {plain(private[0])}"
         elif path.name not in BESIDE:
