@@ -23,9 +23,13 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Dict, List, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from common.present.table import Column  # noqa: E402
+from common.present.text import markdown_of  # noqa: E402
 
 
 class Gpu(NamedTuple):
@@ -34,7 +38,6 @@ class Gpu(NamedTuple):
 
     name: str
     architecture: int
-    multiprocessors: int
     hertz: float
     tf32: float
     bfloat16: float
@@ -44,8 +47,8 @@ class Gpu(NamedTuple):
 
 
 GPUS = (
-    Gpu("H100", 90, 132, 1.755e9, 495e12, 989e12, 52e12, 3.35e12, 5.5e12),
-    Gpu("A100", 80, 108, 1.410e9, 156e12, 312e12, 18e12, 2.0e12, 4.0e12),
+    Gpu("H100", 90, 1.755e9, 495e12, 989e12, 52e12, 3.35e12, 5.5e12),
+    Gpu("A100", 80, 1.410e9, 156e12, 312e12, 18e12, 2.0e12, 4.0e12),
 )
 #: Share of the peak that a well fed product keeps: what Triton's own examples reach.
 SUSTAINED = {90: 0.6, 80: 0.7}
@@ -78,63 +81,84 @@ class Estimate(NamedTuple):
         return max((self.products + self.instructions) * full, self.l2, self.memory) + self.launches * GAP
 
 
-def compiled(gpu: Gpu, dtype: str) -> Dict[str, Any]:
-    """Return the launches of a step and the resources of each kernel, as tests/compiled_launches.py says."""
+class Kernel(NamedTuple):
+    """Holds the launches of a kernel in a step, and what its compiled code takes."""
+
+    blocks: int  # of the largest launch
+    launches: int
+    sizes: Dict[str, int]  # BM, BV and BH, the rows and columns of a block
+    instructions: int
+    warps: int
+
+    @property
+    def issued(self) -> int:
+        """Return the instructions of a block, each as long as the compiled code: loops over H are longer, but their
+        passes wait for the products, which are counted."""
+        return self.instructions * self.warps
+
+
+class Compiled(NamedTuple):
+    """Holds the kernels of a step, by name, and the multiprocessors of the GPU that they are launched for."""
+
+    kernels: Dict[str, Kernel]
+    multiprocessors: int
+
+
+def compiled(gpu: Gpu, dtype: str) -> Compiled:
+    """Compile the kernels of a step with tests/compiled_launches.py.  Raises subprocess.CalledProcessError."""
     command = [sys.executable, str(ROOT / "tests" / "compiled_launches.py"), str(gpu.architecture), str(V), dtype]
-    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    kernels = {}
+    for name, taken in made["kernels"].items():
+        launches = [launch for launch in made["launches"] if launch["kernel"] == name]
+        blocks = max(math.prod(launch["grid"]) for launch in launches)
+        kernels[name] = Kernel(blocks, len(launches), launches[0], taken["instructions"], taken["warps"])
+    return Compiled(kernels, made["multiprocessors"])
 
 
-def estimates(gpu: Gpu, dtype: str, made: Dict[str, Any]) -> List[Estimate]:
+def estimates(gpu: Gpu, dtype: str) -> List[Estimate]:
+    """Return the estimate of each kernel of a step in "float32" or "bfloat16", in the order of their launches."""
+    kernels, multiprocessors = compiled(gpu, dtype)
     size, terms = (2, 1) if dtype == "bfloat16" else (4, 3)
     rate = gpu.bfloat16 if dtype == "bfloat16" else gpu.tf32 / 3  # three products of TF32 for one of float32
-    issue = gpu.multiprocessors * 4 * gpu.hertz
-    launches = {name: [launch for launch in made["launches"] if launch["kernel"] == name] for name in made["kernels"]}
+    issue = multiprocessors * 4 * gpu.hertz
 
-    def estimate(name: str, flops: float, memory: float, l2: float, instructions: float) -> Estimate:
-        blocks = max(math.prod(launch["grid"]) for launch in launches[name])
+    def estimate(name: str, flops: float, memory: float, l2: float, blocks: float = 0) -> Estimate:
+        """Return the estimate of a kernel.  blocks: those whose instructions count; 0 where they hide behind others."""
+        kernel = kernels[name]
         products = flops / (rate * SUSTAINED[gpu.architecture])
         return Estimate(
-            name, len(launches[name]), flops, memory, l2, blocks / gpu.multiprocessors,
-            products, instructions / issue, l2 / gpu.l2_bytes, memory / gpu.memory_bytes,
+            name, kernel.launches, flops, memory, l2, kernel.blocks / multiprocessors,
+            products, blocks * kernel.issued / issue, l2 / gpu.l2_bytes, memory / gpu.memory_bytes,
         )  # fmt: skip
 
-    def issued(name: str, blocks: float) -> float:
-        """Return the instructions of so many blocks, each as long as the compiled code: loops over H are short of
-        that, since a pass of theirs waits for the products, which are counted."""
-        kernel = made["kernels"][name]
-        return blocks * kernel["instructions"] * kernel["warps"]
-
-    def block(name: str) -> Dict[str, int]:
-        return launches[name][0]
-
     of_weight = terms - 1 if size == 4 else 1  # copies of the weight that a block reads: both halves
-    rows = block("logit_gradients")["BM"]
-    blocks_of_V = math.ceil(V / block("log_probabilities")["BV"])
-    inputs, weight = block("input_gradients"), block("weight_gradients")
+    rows, columns_of_V = kernels["logit_gradients"].sizes["BM"], kernels["log_probabilities"].sizes["BV"]
+    blocks_of_V = math.ceil(V / columns_of_V)
+    inputs, weight = kernels["input_gradients"].sizes, kernels["weight_gradients"].sizes
 
     def logits_l2(cells: float) -> float:
-        return cells / rows * blocks_of_V * (rows + block("log_probabilities")["BV"] * of_weight) * H * size
+        """Return the bytes that the blocks of a product with the weight read, for so many cells."""
+        return cells / rows * blocks_of_V * (rows + columns_of_V * of_weight) * H * size
 
     elements = 16 * 64  # a block of `activate`
     chain = (FRAMES + TARGETS) * DIAGONAL / gpu.hertz
     columns = math.ceil(H / inputs["BH"])
     of_layer = math.ceil(V / weight["BV"]) * math.ceil(H / weight["BH"])
     return [
-        estimate("activate", 0, (USEFUL + WITH_GRADIENT) * H * size, 0,
-                 issued("activate", (USEFUL + WITH_GRADIENT) * H / elements)),
-        estimate("log_probabilities", 2 * USEFUL * H * V, USEFUL * 16, logits_l2(USEFUL),
-                 issued("log_probabilities", USEFUL / rows * blocks_of_V)),
-        Estimate("lattice", 1, 0, PADDED * 24, 0, 30 / gpu.multiprocessors, 0, chain, 0, 0),
-        estimate("list_cells", 0, PADDED * (8 + 16 + 4 + 8), 0, 0),
+        estimate("activate", 0, (USEFUL + WITH_GRADIENT) * H * size, 0, (USEFUL + WITH_GRADIENT) * H / elements),
+        estimate("log_probabilities", 2 * USEFUL * H * V, USEFUL * 16, logits_l2(USEFUL), USEFUL / rows * blocks_of_V),
+        Estimate("lattice", 1, 0, PADDED * 24, 0, 30 / multiprocessors, 0, chain, 0, 0),
+        estimate("list_cells", 0, PADDED * (8 + 16 + 4 + 8), 0),
         estimate("logit_gradients", 2 * WITH_GRADIENT * H * V, WITH_GRADIENT * V * size, logits_l2(WITH_GRADIENT),
-                 issued("logit_gradients", WITH_GRADIENT / rows * blocks_of_V)),
+                 WITH_GRADIENT / rows * blocks_of_V),
         estimate("input_gradients", 2 * WITH_GRADIENT * H * V, WITH_GRADIENT * H * size,
                  WITH_GRADIENT / inputs["BM"] * columns * (inputs["BM"] + inputs["BH"] * of_weight) * V * size,
-                 issued("input_gradients", WITH_GRADIENT / inputs["BM"] * columns)),
+                 WITH_GRADIENT / inputs["BM"] * columns),
         estimate("weight_gradients", 2 * WITH_GRADIENT * H * V, WITH_GRADIENT * (H + V) * size,
-                 WITH_GRADIENT * of_layer * (weight["BV"] + weight["BH"]) * size, 0),
-        estimate("add_to_encoder", 0, WITH_GRADIENT * H * size, 0, 0),
-        estimate("add_to_decoder", 0, WITH_GRADIENT * H * size, 0, 0),
+                 WITH_GRADIENT * of_layer * (weight["BV"] + weight["BH"]) * size),
+        estimate("add_to_encoder", 0, WITH_GRADIENT * H * size, 0),
+        estimate("add_to_decoder", 0, WITH_GRADIENT * H * size, 0),
     ]  # fmt: skip
 
 
@@ -144,31 +168,35 @@ def optimized_transducer(gpu: Gpu) -> float:
     return 6 * USEFUL * H * V / gpu.sgemm + 20e9 / gpu.memory_bytes
 
 
+def _kernels(rows: List[Estimate]) -> str:
+    """Return a Markdown table with a line for each kernel."""
+    heads = ["launches", "waves", "GFLOP", "MB of memory", "GB of L2", "products", "instructions", "L2", "memory", "ms"]
+    lines = []
+    for row in rows:
+        sizes = [f"{row.flops / 1e9:.0f}", f"{row.memory_bytes / 1e6:.0f}", f"{row.l2_bytes / 1e9:.1f}"]
+        times = [row.products, row.instructions, row.l2, row.memory, row.seconds]
+        words = [row.kernel, str(row.launches), f"{row.waves:.1f}", *sizes, *(f"{1e3 * time:.2f}" for time in times)]
+        lines.append(words)
+    return markdown_of(["kernel", *map(Column, heads)], lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--kernels", action="store_true", help="a table of each kernel too")
     arguments = parser.parse_args()
-    lines = ["| ms a step, estimated | fused float32 | fused bfloat16 | optimized_transducer float32 |"]
-    lines.append("| --- | ---: | ---: | ---: |")
-    details = []
+    lines, details = [], []
     for gpu in GPUS:
-        sums = []
-        for dtype in ("float32", "bfloat16"):
-            made = estimates(gpu, dtype, compiled(gpu, dtype))
-            sums.append(sum(row.seconds for row in made))
-            details += ["", f"{gpu.name}, {dtype}; ms of each part alone:", ""]
-            details += ["| kernel | launches | waves | GFLOP | MB of memory | GB of L2 | products | instructions | L2 |"
-                        " memory | ms |", "| --- |" + " ---: |" * 10]  # fmt: skip
-            for row in made:
-                parts = " | ".join(f"{1e3 * x:.2f}" for x in row[6:])
-                details.append(
-                    f"| {row.kernel} | {row.launches} | {row.waves:.1f} | {row.flops / 1e9:.0f} | "
-                    f"{row.memory_bytes / 1e6:.0f} | {row.l2_bytes / 1e9:.1f} | {parts} | {1e3 * row.seconds:.2f} |"
-                )
         other = optimized_transducer(gpu)
-        shown = [f"{1e3 * x:.1f} ({x / other:.2f}x)" for x in sums]
-        lines.append(f"| {gpu.name} | {' | '.join(shown)} | {1e3 * other:.0f} |")
-    print("\n".join(lines + (details if arguments.kernels else [])))
+        cells = [gpu.name]
+        for dtype in ("float32", "bfloat16"):
+            made = estimates(gpu, dtype)
+            seconds = sum(row.seconds for row in made)
+            cells.append(f"{1e3 * seconds:.1f} ({seconds / other:.2f}x)")
+            details.append(f"{gpu.name}, {dtype}; ms of each part alone:\n\n{_kernels(made)}")
+        lines.append([*cells, f"{1e3 * other:.0f}"])
+    heads = ["fused float32", "fused bfloat16", "optimized_transducer float32"]
+    tables = [markdown_of(["ms a step, estimated", *map(Column, heads)], lines)]
+    print("\n\n".join(tables + (details if arguments.kernels else [])))
     return 0
 
 
