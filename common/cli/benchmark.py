@@ -14,7 +14,7 @@ from common.cli import devices, ending, listing, parser, screen, sweep
 from common.cli.ending import Shown
 from common.cli.parser import standard
 from common.core import presets, scripts, settings
-from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.errors import EXIT_OK, UserError
 from common.core.implementations import LATTICES, find
 from common.core.settings import Settings
 from common.core.text import count
@@ -186,7 +186,7 @@ def dry_run(
     states = listing.states(python_of, resolved.device)
     for name, state in states.items():
         print(f"{name:24s} {state}")
-    names = [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
+    names = listing.runnable(states)
     print(f"passes {', '.join(resolved.passes)}; scopes {', '.join(resolved.scopes)}; on {resolved.device}")
     if resolved.find_largest:
         print(f"would search the largest {resolved.find_largest}: its time depends on the memory")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, FrozenSet, Mapping, Sequence
+from typing import Dict, FrozenSet, List, Mapping, Sequence
 
 from common.core import implementations, scripts
-from common.core.errors import EXIT_OK
+from common.core.errors import EXIT_OK, NOT_RUNNABLE
 from common.core.paths import BUILD, ROOT
 from common.setup import environments, interpreters
 from common.system.processes import output
@@ -45,6 +45,11 @@ def states(python_of: Mapping[str, interpreters.Choice], device: str) -> Dict[st
         row.name: state(row, choice, kind, installed[choice.python]) if choice.python else f"missing: {choice.reason}"
         for row, choice in zip(rows, python_of.values())
     }
+
+
+def runnable(states: Mapping[str, str]) -> List[str]:
+    """Return the rows that would run.  states: of each row, as `states` returns them."""
+    return [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
 
 
 def packages(python: Path, names: Sequence[str]) -> FrozenSet[str]:

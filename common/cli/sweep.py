@@ -16,7 +16,7 @@ from common.analysis.logs import Log
 from common.cli import ending, listing, parser, screen
 from common.cli.ending import Shown
 from common.core import grid, settings
-from common.core.errors import EXIT_OK, NOT_RUNNABLE, UserError
+from common.core.errors import EXIT_OK, UserError
 from common.core.setting import worded
 from common.core.settings import Settings
 from common.core.statistics import mean
@@ -111,7 +111,7 @@ def dry_run(
         arguments: the flags.
     """
     states = listing.states(python_of, settings_of[0].device)
-    names = [name for name, state in states.items() if not state.startswith(NOT_RUNNABLE)]
+    names = listing.runnable(states)
     announce(names, axes, settings_of)
     jobs = [plan(names, resolved) for resolved in settings_of]
     limits = parser.with_limits(arguments, settings_of[0])
