@@ -25,6 +25,8 @@ from benchmarks.interval_coverage import WORLDS, Run, World, in_words, noise_of,
 from common.analysis import change_verdicts, ratios
 from common.core import settings, statistics
 from common.core.text import count
+from common.present.table import Column
+from common.present.text import markdown_of
 
 SLOWER = (0.0, 0.05, 0.10, 0.15, 0.20)
 WORLD = WORLDS["as measured"]
@@ -90,11 +92,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     world = noise_of(arguments.noise_of) if arguments.noise_of else WORLD
     print(in_words(world), file=sys.stderr)
     x = padding(2, Path(__file__).resolve().parents[1] / "shape_info.pt")
-    print("| comparison | " + " | ".join(f"{slower:.0%} slower" for slower in SLOWER) + " |")
-    print("| --- |" + " ---: |" * len(SLOWER))
+    lines = []
     for design in designs():
         cells = (power(design, slower, x, arguments.runs, arguments.seed, world) for slower in SLOWER)
-        print(f"| {design.title} | " + " | ".join(f"{100 * cell:.1f}%" for cell in cells) + " |", flush=True)
+        lines.append([design.title, *(f"{100 * cell:.1f}%" for cell in cells)])
+        print(f"{design.title}: done", file=sys.stderr)
+    print(markdown_of(["comparison", *(Column(f"{slower:.0%} slower") for slower in SLOWER)], lines))
     return 0
 
 

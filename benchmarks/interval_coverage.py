@@ -16,7 +16,7 @@ import itertools
 import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -28,6 +28,8 @@ from common.analysis.row import Row
 from common.core import statistics
 from common.data import batching, shapes
 from common.jobs import budget
+from common.present.table import Column
+from common.present.text import markdown_of
 
 Interval = Optional[Tuple[float, float]]
 
@@ -275,16 +277,17 @@ def padding(batch_size: int, shape_file: Path) -> np.ndarray:
 def table(
     runs: int, seed: int, x: np.ndarray, designs: Sequence[Design] = DESIGNS, worlds: Mapping[str, World] = WORLDS
 ) -> str:
-    """Markdown: a row for each world, a column for each design."""
-    lines = ["| world | " + " | ".join(design.title for design in designs) + " |"]
-    lines.append("| --- |" + " ---: |" * len(designs))
+    """Return a Markdown table with a row for each world and a column for each design."""
+    lines = []
     for name, world in worlds.items():
-        cells = [coverage(world, design, x, runs, seed) for design in designs]
-        lines.append(
-            f"| {name} | " + " | ".join(f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in cells) + " |"
-        )
+        lines.append([name, *percents(coverage(world, design, x, runs, seed) for design in designs)])
         print(f"{name}: done", file=sys.stderr)
-    return "\n".join(lines)
+    return markdown_of(["world", *(Column(design.title) for design in designs)], lines)
+
+
+def percents(cells: Iterable[Tuple[float, float]]) -> List[str]:
+    """Return each (share of intervals that hold the truth, relative half-width) in words."""
+    return [f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in cells]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -300,17 +303,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         world = noise_of(arguments.noise_of)
         worlds[f"{arguments.noise_of.name}: {in_words(world)}"] = world
     print(table(arguments.runs, arguments.seed, x, worlds=worlds))
-    print("\n| world | if the other torch slows all of it alike | if the surplus stays in ms |\n| --- | ---: | ---: |")
+    heads = ["if the other torch slows all of it alike", "if the surplus stays in ms"]
+    lines = []
     for name, world in worlds.items():
-        coverage = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
-        cells = (f"{100 * held:.1f}%, ±{100 * width:.1f}%" for held, width in coverage.values())
-        print(f"| {name} | {' | '.join(cells)} |")
+        covered = same_torch_coverage(world, 10, 2, x, max(arguments.runs // 2, 1), arguments.seed)
+        lines.append([name, *percents(covered.values())])
+    print(f"\n{markdown_of(['world', *map(Column, heads)], lines)}")
     levels = [1.2, budget.FAR_BEHIND, 10.0]
-    heads = " | ".join(f"--budget, {level:g} times the fastest's time" for level in levels)
-    print(f"\n| world | {heads} |\n| --- | ---: | ---: | ---: |")
+    lines = []
     for name, world in worlds.items():
-        found_of = [stopped_coverage(world, level, x, arguments.runs, arguments.seed) for level in levels]
-        print(f"| {name} | {' | '.join(f'{100 * held:.1f}%, ±{100 * width:.1f}%' for held, width in found_of)} |")
+        stopped = [stopped_coverage(world, level, x, arguments.runs, arguments.seed) for level in levels]
+        lines.append([name, *percents(stopped)])
+    columns = [Column(f"--budget, {level:g} times the fastest's time") for level in levels]
+    print(f"\n{markdown_of(['world', *columns], lines)}")
     return 0
 
 

@@ -149,11 +149,12 @@ def measure(name: str, path: Path) -> Dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def line(title: str, file: str, runs: List[Dict[str, Any]], reference: Optional[float]) -> str:
+def line(title: str, file: str, runs: List[Dict[str, Any]], reference: Optional[float]) -> List[str]:
+    """Return the cells of a reader and file.  runs: its measurements; reference: seconds of our reader."""
     seconds = [run["seconds"] for run in runs]
     times = f"{median(seconds) / reference:.1f}" if reference else "-"
     step, peak = runs[0]["step_us"], runs[0]["peak_bytes"]
-    cells = [
+    return [
         title,
         file,
         f"{median(seconds):.2f} [{min(seconds):.2f}-{max(seconds):.2f}]",
@@ -162,7 +163,6 @@ def line(title: str, file: str, runs: List[Dict[str, Any]], reference: Optional[
         "-" if step is None else f"{step:.0f}",
         "-" if peak is None else f"{peak:.0f}",
     ]
-    return "| " + " | ".join(cells) + " |"
 
 
 def disagreements(runs_of: Dict[str, List[Dict[str, Any]]]) -> List[str]:
@@ -187,6 +187,9 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
     """Measure every reader on the plain and the gzipped file and print the table."""
     from made_trace import MB
 
+    from common.present.table import Column
+    from common.present.text import markdown_of
+
     packed = path.parent / "gz" / (path.name + ".gz")
     packed.parent.mkdir()
     with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as stream:
@@ -209,9 +212,8 @@ def compare(names: List[str], repeats: int, path: Path) -> None:
         reference = median(run["seconds"] for run in runs_of["ours"]) if runs_of.get("ours") else None
         lines += [line(READERS[name].title, kind, runs, reference) for name, runs in runs_of.items()]
         notes += disagreements(runs_of)
-    print("| reader | file | seconds, median [min-max] | peak MB | times ours | step us | peak bytes |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
-    print("\n".join(lines))
+    heads = ["seconds, median [min-max]", "peak MB", "times ours", "step us", "peak bytes"]
+    print(markdown_of(["reader", "file", *map(Column, heads)], lines))
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     processes = "1 fresh process each" if repeats == 1 else f"{repeats} fresh processes each"
     print(f"\n{cpu_model()}; {shown}; {datetime.now(timezone.utc):%Y-%m-%d}; {processes}.")

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from common.core.text import plain  # noqa: E402
+from common.present.text import markdown_of  # noqa: E402
 from common.setup.environments import last_error  # noqa: E402
 from common.setup.uv import Uv  # noqa: E402
 from common.system import machine  # noqa: E402
@@ -75,7 +76,7 @@ def tried(version: str, names: Sequence[str], log: Path) -> Dict[str, Any]:
                     install(f"torch=={version}", *words)
             except subprocess.CalledProcessError:
                 stream.flush()
-                reason = _last_error_since(log, before)
+                reason = plain(last_error(log, begin=before))
                 if "there is no version of" in reason:
                     reason = f"{name} has no release for this torch"
                 losses[name] = {"outcome": NO_INSTALL, "reason": reason}
@@ -83,14 +84,6 @@ def tried(version: str, names: Sequence[str], log: Path) -> Dict[str, Any]:
         losses.update(_measured(python, left, Path(folder)))
         torch = _printed(python, "import torch; print(torch.__version__)")
         return {"torch": torch, "python": platform.python_version(), "losses": {name: losses[name] for name in names}}
-
-
-def _last_error_since(log: Path, begin: int) -> str:
-    """Return the last error that uv has written into a log after its first `begin` bytes."""
-    with tempfile.NamedTemporaryFile("wb", suffix=".log") as part:
-        part.write(log.read_bytes()[begin:])
-        part.flush()
-        return plain(last_error(Path(part.name)))
 
 
 def _measured(python: Path, names: Sequence[str], folder: Path) -> Dict[str, Dict[str, str]]:
@@ -130,12 +123,9 @@ def table(results: Mapping[str, Any]) -> str:
     heads = ["loss", *(f"torch {each['torch'].partition('+')[0]}" for each in versions)]
     names = [name for name in PACKAGES if any(name in each["losses"] for each in versions)]
     notes: List[str] = []
-    lines = [heads, ["---"] * len(heads)]
-    for name in names:
-        lines.append([name, *(_cell(each["losses"].get(name), notes) for each in versions)])
-    text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[name, *(_cell(each["losses"].get(name), notes) for each in versions)] for name in names]
     explained = [f"{number}. {note}" for number, note in enumerate(notes, 1)]
-    return "\n".join([text, "", *explained]) if notes else text
+    return "\n".join([markdown_of(heads, lines), *([""] if notes else []), *explained])
 
 
 def _cell(loss: Optional[Mapping[str, str]], notes: List[str]) -> str:

@@ -35,6 +35,8 @@ from common.analysis.row import Row  # noqa: E402
 from common.core import snippets  # noqa: E402
 from common.core.statistics import median  # noqa: E402
 from common.core.text import escaped, number  # noqa: E402
+from common.present.table import Column  # noqa: E402
+from common.present.text import markdown_of  # noqa: E402
 from common.records import store  # noqa: E402
 from common.records.schema import Header, Status  # noqa: E402
 from common.tables import answer, sweep  # noqa: E402
@@ -61,12 +63,10 @@ CHOICES = ("fused", "optimized_transducer", "fast_rnnt", "k2", "torchaudio", "fa
 def table(folder: str) -> str:
     """Return a Markdown table of the losses that one can choose from, three digits of each figure."""
     rows = [row for name, row in _by_name(folder).items() if name in CHOICES]
-    heads = ["loss", "step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
+    heads = ["step ms", "over the fastest", "95% interval", "loss alone ms", "peak MB", "gradient error"]
     shown = [METRICS[key] for key in COLUMNS["readme"]]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
-    for row in rows:
-        lines.append([number(metric.value(row), 3) if metric.unit else metric.shown(row) for metric in shown])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[number(metric.value(row), 3) if metric.unit else metric.shown(row) for metric in shown] for row in rows]
+    return markdown_of(["loss", *map(Column, heads)], lines)
 
 
 def screen(folder: str) -> str:
@@ -109,8 +109,9 @@ def allocators(folders: str) -> str:
     first, second = (_by_name(folder) for folder in folders.split())
     names = [next(iter(rows.values())).configuration["allocator"] for rows in (first, second)]
     over = METRICS["over_fastest"]
-    heads = ["implementation", *(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
-    lines = [[*heads, *(f"{over.title}, {name}" for name in names)], ["---", *["---:"] * 5]]
+    heads = [*(f"step ms, {name}" for name in names), f"{names[1]} over {names[0]}"]
+    heads += [f"{over.title}, {name}" for name in names]
+    lines = []
     for name, row in first.items():
         ratio = ranking.over(row, second[name], "step") if name in second and name in CHOICES else None
         if ratio:
@@ -118,7 +119,7 @@ def allocators(folders: str) -> str:
             sides = row, second[name]
             cells = [METRICS["implementation"].shown(row), *map(METRICS["step_median"].shown, sides)]
             lines.append([*cells, f"{ratio.ratio:.2f}{interval}", *map(over.shown, sides)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("*", "\\*")
+    return markdown_of(["implementation", *map(Column, heads)], lines).replace("*", "\\*")
 
 
 def _by_name(folder: str) -> Dict[str, Row]:
@@ -136,7 +137,7 @@ def comparison(arguments: str) -> str:
 
 def runs() -> str:
     """Return a Markdown table with a row for each folder of results/."""
-    lines = ["| folder | hardware | command | revision |", "| --- | --- | --- | --- |"]
+    lines = []
     for folder in sorted((ROOT / "results").iterdir(), reverse=True):
         if folder.is_dir():
             log = logs.read([folder], all_runs=True)
@@ -147,9 +148,8 @@ def runs() -> str:
             made_by = [f"`{script}`" for name, script in MADE_BY.items() if folder.name.endswith(f"-{name}")]
             commands = made_by or dict.fromkeys(f"`{command(header)}`" for header in headers)
             revisions = dict.fromkeys((header.git_revision or "?")[:7] for header in headers)
-            cells = [f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+            lines.append([f"`{folder.name}`", escaped(hardware), "; ".join(commands), ", ".join(revisions)])
+    return markdown_of(["folder", "hardware", "command", "revision"], lines)
 
 
 def machines() -> str:
@@ -180,8 +180,7 @@ def machines() -> str:
                 entry["torch"],
             ]
         )
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_of(heads, rows)
 
 
 def _names(pick: Optional[which.Entry]) -> str:
@@ -223,8 +222,8 @@ def logits(folder: str) -> str:
         if run.row.status == "ok":
             by_kind.setdefault(str(run.values["logits"]), {})[run.row.name] = run.row
     names = [name for name in CHOICES if any(name in rows for rows in by_kind.values())]
-    heads = ["logits", "cells needed", *(f"{name} ms" for name in names), "pruned gap"]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]
+    heads = ["cells needed", *(f"{name} ms" for name in names), "pruned gap"]
+    lines = []
     for kind, rows in by_kind.items():
         judged = [row.at_size for row in rows.values() if row.kind == "exact" and row.at_size]
         shares = [size.needed_cells / size.useful_cells for size in judged if size.needed_cells is not None]
@@ -232,7 +231,7 @@ def logits(folder: str) -> str:
         needed, gap = (f"{100 * values[0]:.2f}%" if values else "-" for values in (shares, gaps))
         steps = [number(rows[name].median_ms("step"), 3) if name in rows else "-" for name in names]
         lines.append([kind, needed, *steps, gap])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown_of(["logits", *map(Column, heads)], lines)
 
 
 def training(path: str) -> str:

@@ -31,6 +31,8 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 
 from common.data import batching, shapes  # noqa: E402
+from common.present.table import Column  # noqa: E402
+from common.present.text import markdown_of  # noqa: E402
 from fused_transducer import kernels, triton_backend  # noqa: E402
 from fused_transducer.call import Call  # noqa: E402
 
@@ -186,10 +188,7 @@ def table() -> str:
     """Return the table of the launches: a line for each GPU, V and dtype; of the lattice and the four kernels that
     multiply, registers, kB of shared memory, bytes of stack, and instructions."""
     shown = ("log_probabilities", "lattice", "logit_gradients", "input_gradients", "weight_gradients")
-    lines = [
-        "| target | V | dtype | launches a step | " + " | ".join(shown) + " | tensor cores |",
-        "| --- | ---: | --- | ---: |" + " --- |" * len(shown) + " --- |",
-    ]
+    lines = []
     for architecture in GPUS:
         for V in (500, 4096):
             for dtype in ("float32", "bfloat16"):
@@ -200,9 +199,9 @@ def table() -> str:
                     f"{kernel['registers']} / {kernel['shared'] // 1024} / {kernel['stack']} / {kernel['instructions']}"
                     for kernel in taken
                 ]
-                first = [f"sm_{architecture}", V, dtype, len(made["launches"])]
-                lines.append("| " + " | ".join(map(str, [*first, *cells, taken[0]["unit"]])) + " |")
-    return "\n".join(lines)
+                first = [f"sm_{architecture}", str(V), dtype, str(len(made["launches"]))]
+                lines.append([*first, *cells, taken[0]["unit"]])
+    return markdown_of(["target", Column("V"), "dtype", Column("launches a step"), *shown, "tensor cores"], lines)
 
 
 if __name__ == "__main__":

@@ -118,8 +118,8 @@ def arrows(end: Optional[float], heights: Sequence[float], size: int = 22) -> Tr
 
 def _bars(name: str, rows: Sequence[Row], lengths: Sequence[Tuple[int, float]], number: int, unit: str) -> List[Trace]:
     """Return bars with their entry in the legend.  lengths: (lane, value); number: of the pattern."""
-    x, y, looks = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
-    return parts(name, x, y, looks, number, f"%{{x:.4g}} {unit}", WIDTH)
+    x, y, markers = [value for _, value in lengths], [-at for at, _ in lengths], [rows[at].look for at, _ in lengths]
+    return parts(name, x, y, markers, number, f"%{{x:.4g}} {unit}", WIDTH)
 
 
 def _time_table(rows: Sequence[Row], stages: Sequence[str], name: str) -> Table:

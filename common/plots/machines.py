@@ -67,5 +67,5 @@ def _bars(
     known = [(lane, ratio) for lane, of_row in enumerate(values) for ratio in of_row[at : at + 1] if ratio]
     x, y = [ratio for _, ratio in known], [-lane - below for lane, _ in known]
     hover = f"%{{x:.3g}} times the fastest exact<extra>{shown(machine.name)}</extra>"
-    looks = [rows[lane].look for lane, _ in known]
-    return parts(f"{machine.letter}: {machine.name}", x, y, looks, at, hover, (BAR - 4) / height)
+    markers = [rows[lane].look for lane, _ in known]
+    return parts(f"{machine.letter}: {machine.name}", x, y, markers, at, hover, (BAR - 4) / height)

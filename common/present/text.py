@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from textwrap import wrap
-from typing import Iterable, Mapping, Optional, Sequence
+from typing import Iterable, Mapping, Optional, Sequence, Union
 
 from common.core.text import LONGEST_CELL, escaped, plain, short
 from common.present.table import Cell, Column, Table
@@ -59,10 +59,17 @@ def painted(words: str, mark: str, colors: Mapping[str, str]) -> str:
 
 
 def markdown(table: Table) -> str:
-    titles = [escaped(column.title) for column in table.columns]
-    rules = [":-:" if column.centered else "---:" if column.numeric else "---" for column in table.columns]
+    """Return the table as Markdown, without its title."""
     cells = [
         [f"**{escaped(cell.shown)}**" if cell.mark in BOLD else escaped(cell.shown) for cell in row]
         for row in table.rows
     ]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *cells))
+    return markdown_of([column._replace(title=escaped(column.title)) for column in table.columns], cells)
+
+
+def markdown_of(columns: Sequence[Union[Column, str]], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table.  columns: a title alone is a column of text; rows: their cells, in Markdown."""
+    known = [Column(column, numeric=False) if isinstance(column, str) else column for column in columns]
+    titles = [column.title for column in known]
+    rules = [":-:" if column.centered else "---:" if column.numeric else "---" for column in known]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (titles, rules, *rows))

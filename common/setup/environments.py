@@ -207,9 +207,12 @@ def _is_as_asked(environment: Environment) -> bool:
     return environment.current() and (version == RUNNING or RUNNING not in environment.allowed)
 
 
-def last_error(log: Path) -> str:
-    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line."""
-    text = log.read_text(encoding="utf-8", errors="replace").strip()
+def last_error(log: Path, begin: int = 0) -> str:
+    """Return the last error of uv (or of pip, which installs uv) in `log`, and its innermost cause, in one line.
+
+    begin: bytes of the log that are older, which are not looked at.
+    """
+    text = log.read_bytes()[begin:].decode("utf-8", "replace").strip()
     errors = re.findall(
         r"^(?:error:|ERROR:|  cause:) (.*)$", text[max(text.rfind("\nerror:"), 0) :], flags=re.MULTILINE
     )
