@@ -57,6 +57,7 @@ class Fused(Adapter):
         return {
             "blank": self.blank,
             "reduction": self.reduction,
+            "fastemit_lambda": self.fastemit,
             "negligible": self.negligible,
             "backend": self.backend,
             **self.lattice_options(),

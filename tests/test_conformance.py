@@ -4,6 +4,7 @@ it; the reference row passes; processes that die or hang cost one cell; findings
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -861,6 +862,13 @@ def test_with_fastemit_the_message_says_which_value_is_returned():
     """NeMo's numba loss returns the loss times (1 + lambda); the gradient is right either way."""
     pytest.importorskip("warprnnt_numba")
     outcome = outcome_of(scripts.load("benchmark_warprnnt_numba"), "fastemit")
+    assert outcome.result == PASS and "returns the loss" in outcome.message
+
+
+@pytest.mark.parametrize("variant", ["torch", "constrained", "tdt"])
+def test_the_fused_row_is_asked_for_fastemit(variant):
+    fused = functools.partial(scripts.load("benchmark_fused"), variant=variant)
+    outcome = outcome_of(fused, "fastemit")
     assert outcome.result == PASS and "returns the loss" in outcome.message
 
 
